@@ -1,0 +1,1 @@
+"""The simulator: how long a schedule takes on a machine. Never imports torch."""

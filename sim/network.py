@@ -1,0 +1,172 @@
+"""Flows in a network that shares its capacity max-min fairly, on SimPy.
+
+A transfer is a *flow*: it streams through all links of its route at once (cut-through) at a rate that changes
+whenever flows that it shares a constraint with, directly or through others, begin or end. Its last byte arrives
+one route latency after it was sent.
+
+All flows that begin or end at one instant are settled together, after everything else that happens at it. A flow
+that meets no other has the rate of its narrowest constraint; the others are solved one connected component at a
+time, so a change costs only what it touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import simpy
+
+from sim.fairness import max_min_rates
+from tasp_lab.quantities import Number
+from tasp_lab.topology import Route, Topology
+
+_AFTER_EVERYTHING = 2
+"""A SimPy priority behind URGENT (0) and NORMAL (1)."""
+
+
+class Flow:
+    """One transfer under way: `bytes_left` at time `since_s`, moving at `rate` (bytes/s), done at `finish_s`."""
+
+    __slots__ = ("bottleneck", "bound_s", "bytes_left", "finish_s", "rate", "route", "sent", "since_s", "tag")
+
+    def __init__(self, route: Route, size_bytes: int, tag: object, sent: simpy.Event) -> None:
+        self.route = route
+        self.bytes_left: Number = size_bytes
+        self.tag = tag
+        self.sent = sent
+        self.rate: Number = 0
+        self.since_s: Number = 0
+        self.finish_s: Number | None = None
+        self.bottleneck = -1
+        self.bound_s: dict[int, Number] = {}
+
+    def advance(self, now_s: Number) -> None:
+        """Account for what moved since the rate was set."""
+        if self.bottleneck >= 0:
+            elapsed = now_s - self.since_s
+            self.bytes_left -= self.rate * elapsed
+            self.bound_s[self.bottleneck] = self.bound_s.get(self.bottleneck, 0) + elapsed
+        self.since_s = now_s
+
+    def bottlenecks(self) -> dict[int, Number]:
+        """For each constraint that was the bottleneck, for how many seconds, up to the finish."""
+        if self.finish_s is None:
+            return self.bound_s
+        last = self.finish_s - self.since_s
+        if not self.bound_s:
+            return {self.bottleneck: last}
+        return self.bound_s | {self.bottleneck: self.bound_s.get(self.bottleneck, 0) + last}
+
+
+class Network:
+    """The links of a topology under traffic. `delivered` is called with each flow when its last byte arrives."""
+
+    def __init__(self, env: simpy.Environment, topology: Topology, delivered: Callable[[Flow], None]) -> None:
+        self._env = env
+        self._capacity = [constraint.bandwidth_bytes_per_s for constraint in topology.constraints]
+        self._users: list[dict[Flow, None]] = [{} for _ in self._capacity]
+        self._delivered = delivered
+        self._begun: list[Flow] = []
+        self._freed: dict[int, None] = {}
+        self._settle_is_due = False
+        self._due: dict[Number, dict[Flow, None]] = {}
+
+    def send(self, route: Route, size_bytes: int, tag: object) -> simpy.Event:
+        """Begin a transfer; the event it returns fires when the last byte has left the sender."""
+        flow = Flow(route, size_bytes, tag, simpy.Event(self._env))
+        for constraint in route.constraints:
+            self._users[constraint][flow] = None
+        self._begun.append(flow)
+        self._settle_soon()
+        return flow.sent
+
+    def _settle_soon(self) -> None:
+        if not self._settle_is_due:
+            self._settle_is_due = True
+            event = simpy.Event(self._env)
+            event._ok, event._value = True, None
+            event.callbacks = [self._settle]
+            self._env.schedule(event, priority=_AFTER_EVERYTHING)  # type: ignore[arg-type]
+
+    def _settle(self, _: simpy.Event) -> None:
+        """Give every flow that is touched by what began or ended at this instant its new rate."""
+        self._settle_is_due = False
+        begun, freed = self._begun, self._freed
+        self._begun, self._freed = [], {}
+        crowded: list[Flow] = []
+        for flow in begun:
+            if all(len(self._users[constraint]) == 1 for constraint in flow.route.constraints):
+                self._run_alone(flow)
+            else:
+                crowded.append(flow)
+        for constraint in freed:
+            crowded.extend(self._users[constraint])
+        for component in self._components(crowded):
+            self._share(component)
+
+    def _run_alone(self, flow: Flow) -> None:
+        narrowest = min(flow.route.constraints, key=self._capacity.__getitem__)
+        self._set_rate(flow, self._capacity[narrowest], narrowest)
+
+    def _components(self, seeds: Iterable[Flow]) -> Iterable[list[Flow]]:
+        """The sets of flows that are tied together by shared constraints and contain a seed."""
+        seen: set[Flow] = set()
+        for seed in seeds:
+            if seed in seen:
+                continue
+            seen.add(seed)
+            component = [seed]
+            constraints: set[int] = set()
+            for flow in component:
+                for constraint in flow.route.constraints:
+                    if constraint not in constraints:
+                        constraints.add(constraint)
+                        others = [user for user in self._users[constraint] if user not in seen]
+                        seen.update(others)
+                        component.extend(others)
+            yield component
+
+    def _share(self, component: list[Flow]) -> None:
+        rates, bottlenecks = max_min_rates([flow.route.constraints for flow in component], self._capacity)
+        for flow, rate, bottleneck in zip(component, rates, bottlenecks, strict=True):
+            if rate != flow.rate or bottleneck != flow.bottleneck:
+                self._set_rate(flow, rate, bottleneck)
+
+    def _set_rate(self, flow: Flow, rate: Number, bottleneck: int) -> None:
+        now_s = self._env.now
+        flow.advance(now_s)
+        flow.rate, flow.bottleneck = rate, bottleneck
+        flow.finish_s = now_s + flow.bytes_left / rate
+        if flow.finish_s in self._due:
+            self._due[flow.finish_s][flow] = None
+        else:
+            self._due[flow.finish_s] = {flow: None}
+            wake = self._env.timeout(flow.finish_s - now_s, flow.finish_s)
+            wake.callbacks.append(self._finish_due)
+
+    def _finish_due(self, wake: simpy.Event) -> None:
+        """End the flows that were to finish now; those whose rate changed since are due at another time."""
+        due_s: Number = cast(Number, wake.value)
+        arrivals: dict[Number, list[Flow]] = {}
+        for flow in self._due.pop(due_s):
+            if flow.finish_s == due_s:
+                self._leave(flow)
+                flow.sent.succeed()
+                arrivals.setdefault(flow.route.latency_s, []).append(flow)
+        for latency_s, flows in arrivals.items():
+            arrival = self._env.timeout(latency_s, flows)  # type: ignore[arg-type]
+            arrival.callbacks.append(self._arrive)
+
+    def _leave(self, flow: Flow) -> None:
+        shared = False
+        for constraint in flow.route.constraints:
+            del self._users[constraint][flow]
+            if self._users[constraint]:
+                shared = True
+                self._freed[constraint] = None
+        if shared:
+            self._settle_soon()
+
+    def _arrive(self, arrival: simpy.Event) -> None:
+        for flow in cast(list[Flow], arrival.value):
+            self._delivered(flow)

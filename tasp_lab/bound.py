@@ -1,0 +1,62 @@
+"""The physical lower bound of AllGather by ports.
+
+Every rank has to receive the shards of all others through the links that lead to it, and to send its own at
+least once through those that leave it; the first byte takes one route latency. No schedule can be faster. On a
+full mesh and on a switch the bound is reached by `direct_all_gather`; on other topologies a cut through the middle
+may be tighter than any port.
+"""
+
+from __future__ import annotations
+
+from tasp_lab.quantities import Number
+from tasp_lab.topology import Topology
+
+
+def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
+    """Seconds that AllGather of `shard_bytes` per rank takes at least; exact for exact bandwidths.
+
+    >>> from fractions import Fraction
+    >>> from tasp_lab.builders import full_mesh, switch
+    >>> all_gather_bound_s(full_mesh(8, Fraction(10), Fraction(1)), 100)     # L + S/B
+    Fraction(11, 1)
+    >>> all_gather_bound_s(switch(8, Fraction(10), Fraction(1)), 100)        # L + (n-1)S/P
+    Fraction(71, 1)
+    """
+    n = topology.world_size
+    if n == 1:
+        return 0
+    into, out_of = _port_bandwidths(topology)
+    latency = _least_latency_into(topology)
+    received = ((n - 1) * shard_bytes / into[rank] + latency[rank] for rank in range(n))
+    sent = (shard_bytes / out_of[rank] for rank in range(n))
+    return max(*received, *sent)
+
+
+def _port_bandwidths(topology: Topology) -> tuple[list[Number], list[Number]]:
+    """Bytes/s into and out of each rank over all its links."""
+    into: list[Number] = [0] * topology.world_size
+    out_of: list[Number] = [0] * topology.world_size
+    for link in topology.links:
+        if isinstance(link.destination, int):
+            into[link.destination] += link.bandwidth_bytes_per_s
+        if isinstance(link.source, int):
+            out_of[link.source] += link.bandwidth_bytes_per_s
+    return into, out_of
+
+
+def _least_latency_into(topology: Topology) -> list[Number]:
+    """The least latency of a route into each rank."""
+    least: dict[int, Number] = {}
+    for source, destination in topology.rank_pairs():
+        latency = topology.route(source, destination).latency_s
+        least[destination] = min(least.get(destination, latency), latency)
+    return [least[rank] for rank in range(topology.world_size)]
+
+
+def busbw_bytes_per_s(world_size: int, shard_bytes: int, time_s: Number) -> float:
+    """AllGather's bus bandwidth as nccl-tests defines it: bytes each rank receives over the time; 0 for no time.
+
+    >>> busbw_bytes_per_s(8, 100, 2.0)
+    350.0
+    """
+    return float((world_size - 1) * shard_bytes / time_s) if time_s else 0.0

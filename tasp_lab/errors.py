@@ -1,0 +1,43 @@
+"""The errors a user can meet, one small hierarchy.
+
+The command line prints the message of a `TaspLabError` as one line and exits with status 2; any other exception
+is a bug. Every message names what is wrong, where, and what was expected.
+"""
+
+from __future__ import annotations
+
+
+class TaspLabError(Exception):
+    """Root of every error that tasp-lab raises on purpose."""
+
+
+class QuantityError(TaspLabError):
+    """A size, bandwidth, time or scale that cannot be read or makes no sense."""
+
+
+class TopologyError(TaspLabError):
+    """A topology that cannot exist, or a name, file or expression that describes none."""
+
+
+class NoRouteError(TopologyError):
+    """Two ranks have no way to each other that passes through switches only."""
+
+
+class NoDecompositionError(TaspLabError):
+    """The rings asked for do not exist, or rings that were given are not a decomposition."""
+
+
+class ScheduleError(TaspLabError):
+    """A schedule that breaks a rule. The message names step, rank and block."""
+
+
+class RunError(TaspLabError):
+    """A run on real processes that did not end well. The message names the rank."""
+
+
+class FabricError(TaspLabError):
+    """This machine cannot build the emulated fabric. The message says what is missing."""
+
+
+class OutputError(TaspLabError):
+    """A file could not be written. Nothing of it is left behind."""

@@ -1,0 +1,48 @@
+"""A machine: a topology and what the communication library adds to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tasp_lab.errors import TopologyError
+from tasp_lab.quantities import Number
+from tasp_lab.topology import Topology
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What the communication library adds: `launch_s`, the time a rank needs to post one message.
+
+    A rank posts its messages one after the other, so launches of one rank never overlap.
+    """
+
+    name: str
+    launch_s: Number = 0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.launch_s) or self.launch_s < 0:
+            raise TopologyError(f"transport {self.name!r}: launch_s is {self.launch_s}, expected 0 or more")
+
+
+IDEAL = Transport("ideal")
+"""Messages cost nothing to post."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of a machine and where it comes from. `value` as people write it, like ``450GB/s``."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A topology, its transport, and the constants that describe it with their sources."""
+
+    topology: Topology
+    transport: Transport = IDEAL
+    summary: str = ""
+    constants: tuple[Constant, ...] = ()

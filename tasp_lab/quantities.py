@@ -1,0 +1,120 @@
+"""Quantities at the edge: what people type, as SI numbers, and back.
+
+Inside tasp-lab every number is in bytes, seconds or bytes per second. Text is converted here and nowhere else:
+``64MiB`` is 64 * 2**20 bytes, ``64MB`` is 64 * 10**6 bytes, ``50GB/s`` and ``400Gbit/s`` are the same bandwidth,
+``1us`` is a microsecond.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from tasp_lab.errors import QuantityError
+
+Number = float | Fraction
+"""Any number type that is closed under + - * / and ordered; engines never mix in a type of their own."""
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_BYTES = {f"{prefix}B": Fraction(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+_BITS = {f"{prefix}bit": Fraction(factor, 8) for prefix, factor in (_DECIMAL | _BINARY).items()}
+_SIZE_UNITS = _BYTES | {"": Fraction(1)}
+_BANDWIDTH_UNITS = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
+_TIME_UNITS = {
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\D*?)\s*")
+
+
+def parse_size_bytes(text: str) -> int:
+    """Read a positive whole number of bytes.
+
+    >>> parse_size_bytes("64MiB")
+    67108864
+    >>> parse_size_bytes("1.5kB"), parse_size_bytes("1000")
+    (1500, 1000)
+
+    Raises `QuantityError` for anything else, zero and fractions of a byte included.
+    """
+    value = _parse(text, _SIZE_UNITS, "size", "64MiB")
+    if value <= 0:
+        raise QuantityError(f"size {text!r}: expected more than 0 bytes")
+    if value.denominator != 1:
+        raise QuantityError(f"size {text!r}: expected a whole number of bytes")
+    return int(value)
+
+
+def parse_bandwidth_bytes_per_s(text: str) -> float:
+    """Read a positive bandwidth, one way.
+
+    >>> parse_bandwidth_bytes_per_s("50GB/s") == parse_bandwidth_bytes_per_s("400Gbit/s")
+    True
+    """
+    value = _parse(text, _BANDWIDTH_UNITS, "bandwidth", "50GB/s or 400Gbit/s")
+    if value <= 0:
+        raise QuantityError(f"bandwidth {text!r}: expected more than 0 bytes/s")
+    return float(value)
+
+
+def parse_time_s(text: str) -> float:
+    """Read a time that is not negative.
+
+    >>> parse_time_s("1us")
+    1e-06
+    """
+    value = _parse(text, _TIME_UNITS, "time", "1us")
+    if value < 0:
+        raise QuantityError(f"time {text!r}: expected 0 s or more")
+    return float(value)
+
+
+def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise QuantityError(f"{what} {text!r}: expected a number and a unit, like {example}")
+    if len(match[1]) > 40 or abs(int(re.sub(r".*[eE]|^[^eE]*$", "", match[1]) or 0)) > 40:
+        raise QuantityError(f"{what} {text!r}: the number is out of range")
+    return Fraction(match[1]) * units[match[2]]
+
+
+def format_size(size_bytes: int) -> str:
+    """A size for people.
+
+    >>> format_size(4 * 2**20), format_size(1500)
+    ('4 MiB', '1500 B')
+    """
+    for unit, factor in reversed(_BINARY.items()):
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}B"
+    return f"{size_bytes} B"
+
+
+def format_time(time_s: Number) -> str:
+    """A time for people, to four digits.
+
+    >>> format_time(0.00134217728), format_time(0)
+    ('1.342 ms', '0 s')
+    """
+    value = float(time_s)
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return f"{value / 1e-9:.4g} ns" if value else "0 s"
+
+
+def format_bandwidth(bandwidth_bytes_per_s: Number) -> str:
+    """A bandwidth for people, to four digits.
+
+    >>> format_bandwidth(50e9)
+    '50 GB/s'
+    """
+    value = float(bandwidth_bytes_per_s)
+    for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return f"{value:.4g} B/s"
