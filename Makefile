@@ -1,0 +1,37 @@
+# Two commands for a fresh machine with Python 3.11: `make lab` and `make test`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+WORKERS ?= 2
+
+.PHONY: lab test check experiments clean
+
+# The main job: a mesh and a switch, predicted, run and compared.
+lab: $(INSTALLED)
+	$(BIN)/python -m experiments.lab
+
+# Lint, types, layers, then every test but those that need a GPU.
+test: $(INSTALLED) check
+	$(BIN)/pytest -n $(WORKERS) -m "not gpu and not fabric and not distributed"
+	$(BIN)/pytest -m "not gpu and (fabric or distributed)" tests
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The long tables, written to experiments/results and benchmarks/results.
+experiments: $(INSTALLED)
+	$(BIN)/python -m experiments.all_gather_table
+	$(BIN)/python -m benchmarks.simulator_speed
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[runtime,notebooks,search,dev]"
+	touch $@
+
+clean:
+	rm -rf .venv lab

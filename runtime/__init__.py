@@ -1,0 +1,1 @@
+"""The runtime: executes schedules on torch.distributed. Never imports simpy."""

@@ -1,0 +1,170 @@
+"""Calibration: what a fabric's links do, from messages between pairs of ranks only.
+
+Routes of equal nominal bandwidth, latency and number of links form a *class*. Of each class one pair is measured,
+in both directions: messages of several sizes give the bandwidth (the slope of time over bytes, by Theil and Sen's
+estimator, which a few disturbed messages cannot pull away), one-byte messages the sum of launch cost and latency,
+one-byte messages posted back to back the launch cost. The collectives that are to be predicted are never used.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.stats import theilslopes
+
+from runtime.jobs import MeasurePair, PairTimes, Ranks
+from tasp_lab.machine import Machine, Transport
+from tasp_lab.quantities import Number
+from tasp_lab.topology import Link, SharedCapacity, Topology
+
+MESSAGE_S = (0.05, 0.1, 0.2, 0.4)
+"""How long the messages that give the bandwidth take on an idle link, nominally."""
+
+REPEATS = 3
+LONGEST_SILENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A fitted value with the range of its estimates: 95 % confidence for slopes, quartiles for times."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RouteClass:
+    """Routes alike: `pair` stands for all of them."""
+
+    pair: tuple[int, int]
+    links: int
+    nominal_bandwidth_bytes_per_s: float
+    nominal_latency_s: float
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """What was measured on a class of routes."""
+
+    route_class: RouteClass
+    bandwidth_bytes_per_s: Spread
+    latency_s: Spread
+    launch_s: Spread
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All classes of a topology, and the machine that follows from them."""
+
+    fits: tuple[ClassFit, ...]
+    machine: Machine
+
+
+def route_classes(topology: Topology) -> list[RouteClass]:
+    """The classes of a topology's routes, the shortest first; each is represented by its first pair."""
+    found: dict[tuple[int, float, float], RouteClass] = {}
+    for source, destination in topology.rank_pairs():
+        route = topology.route(source, destination)
+        bandwidth = float(min(topology.links[link].bandwidth_bytes_per_s for link in route.links))
+        key = (len(route.links), bandwidth, float(route.latency_s))
+        if key not in found:
+            found[key] = RouteClass((source, destination), *key)
+    return [found[key] for key in sorted(found)]
+
+
+def calibrate(topology: Topology, ranks: Ranks, progress: Callable[[str], None] = lambda _: None) -> Calibration:
+    """Measure every class of routes of a topology whose bandwidths are those of the fabric's own clock."""
+    fits = [_measure(route_class, ranks, progress) for route_class in route_classes(topology)]
+    return Calibration(tuple(fits), Machine(_apply(topology, fits), _transport(fits)))
+
+
+def calibrate_shared_medium(
+    topology: Topology, ranks: Ranks, progress: Callable[[str], None] = lambda _: None
+) -> Calibration:
+    """Calibrate processes of one machine: whatever the topology, all transfers share the machine's memory and cores.
+
+    The topology's bandwidths say nothing here; message sizes are chosen for a few GB/s.
+    """
+    assumed = RouteClass(next(topology.rank_pairs(), (0, 0)), 1, 1e9, 0.0)
+    fits = [_measure(assumed, ranks, progress, message_s=(0.002, 0.004, 0.008, 0.016))] if ranks.world_size > 1 else []
+    if not fits:
+        return Calibration((), Machine(topology))
+    bandwidth, latency = fits[0].bandwidth_bytes_per_s.value, fits[0].latency_s.value
+    world_size = topology.world_size
+    pairs = list(topology.rank_pairs())
+    links = tuple(Link(source, destination, bandwidth, latency) for source, destination in pairs)
+    memory = SharedCapacity("memory", bandwidth, tuple(link.name for link in links))
+    medium = Topology(topology.name, world_size, links, (memory,))
+    return Calibration(tuple(fits), Machine(medium, _transport(fits)))
+
+
+def _measure(
+    route_class: RouteClass, ranks: Ranks, progress: Callable[[str], None], message_s: Sequence[float] = MESSAGE_S
+) -> ClassFit:
+    bandwidth = route_class.nominal_bandwidth_bytes_per_s
+    sizes = tuple(max(int(bandwidth * seconds), 1) for seconds in message_s)
+    times: list[PairTimes] = []
+    for source, destination in (route_class.pair, route_class.pair[::-1]):
+        progress(f"calibrating {source} to {destination}")
+        results = ranks.perform(MeasurePair(source, destination, sizes, REPEATS), LONGEST_SILENCE_S)
+        times += [result for result in results if isinstance(result, PairTimes)]
+    return fit(route_class, times)
+
+
+def fit(route_class: RouteClass, times: Sequence[PairTimes]) -> ClassFit:
+    """Fit bandwidth, latency and launch cost to what the sources measured, both directions together.
+
+    The one-byte answer takes as long as a one-byte message; it does not touch the slope.
+    """
+    points = [point for direction in times for point in direction.answered_s]
+    estimate = theilslopes([seconds for _, seconds in points], [size for size, _ in points])
+    slope, low, high = (float(estimate[position]) for position in (0, 2, 3))
+    tiny = [seconds / 2 for direction in times for seconds in direction.tiny_answered_s]
+    launch = _quartiles([seconds for direction in times for seconds in direction.tiny_posted_s])
+    one_way = _quartiles(tiny)
+    latency = Spread(*(max(value - launch.value, 0.0) for value in (one_way.value, one_way.low, one_way.high)))
+    return ClassFit(route_class, Spread(1 / slope, 1 / high, 1 / low), latency, launch)
+
+
+def _quartiles(values: Sequence[float]) -> Spread:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return Spread(middle, low, high)
+
+
+def _transport(fits: Sequence[ClassFit]) -> Transport:
+    return Transport("calibrated", statistics.median(fit.launch_s.value for fit in fits) if fits else 0)
+
+
+def _apply(topology: Topology, fits: Sequence[ClassFit]) -> Topology:
+    """Give every link the efficiency and its share of the latency of the first class whose routes pass it."""
+    factors: dict[int, tuple[float, float]] = {}
+    by_key = {
+        (f.route_class.links, f.route_class.nominal_bandwidth_bytes_per_s, f.route_class.nominal_latency_s): f
+        for f in fits
+    }
+    pending: dict[int, tuple[int, tuple[float, float]]] = {}
+    for source, destination in topology.rank_pairs():
+        route = topology.route(source, destination)
+        nominal = float(min(topology.links[link].bandwidth_bytes_per_s for link in route.links))
+        found = by_key[len(route.links), nominal, float(route.latency_s)]
+        value = (found.bandwidth_bytes_per_s.value / nominal, found.latency_s.value / len(route.links))
+        order = fits.index(found)
+        for link in route.links:
+            if link not in pending or pending[link][0] > order:
+                pending[link] = (order, value)
+    factors = {link: value for link, (_, value) in pending.items()}
+
+    def calibrated(index: int, link: Link) -> Link:
+        efficiency, latency_s = factors.get(index, (1.0, 0.0))
+        bandwidth: Number = link.bandwidth_bytes_per_s * efficiency
+        return replace(link, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
+
+    return topology.map_links(calibrated)
+
+
+def expected_duration_s(classes: int) -> float:
+    """About how long `calibrate` takes for that many classes of routes."""
+    return classes * 2 * REPEATS * sum(MESSAGE_S)

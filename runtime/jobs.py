@@ -1,0 +1,63 @@
+"""What ranks can be asked to do, as plain data. Without torch, so that a launcher can build and send it.
+
+All ranks of a group perform the same job at the same time; each returns its own result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from runtime.records import RankRecord
+from tasp_lab.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class RunSchedule:
+    """Execute a schedule `repeats` times after `warm_ups` untimed ones, each checked bit for bit.
+
+    `transport` is ``p2p``, ``batched`` or ``all-to-all``. Every rank returns a list of `RankRecord`.
+    """
+
+    schedule: Schedule
+    transport: str
+    repeats: int
+    warm_ups: int = 0
+
+
+@dataclass(frozen=True)
+class MeasurePair:
+    """Time messages from rank `source` to rank `destination`; the other ranks stay idle.
+
+    For each of `sizes_bytes`, `repeats` messages one after the other, each answered with one byte; then `tiny`
+    one-byte messages answered one by one, and `tiny` posted back to back. `source` returns `PairTimes`.
+    """
+
+    source: int
+    destination: int
+    sizes_bytes: tuple[int, ...]
+    repeats: int
+    tiny: int = 50
+
+
+class PairTimes(NamedTuple):
+    """Seconds until the answer was back, for each (size, repeat); for one-byte messages; and per message posted."""
+
+    answered_s: tuple[tuple[int, float], ...]
+    tiny_answered_s: tuple[float, ...]
+    tiny_posted_s: tuple[float, ...]
+
+
+Job = RunSchedule | MeasurePair
+Result = list[RankRecord] | PairTimes | None
+
+
+class Ranks(Protocol):
+    """A group of ranks that perform jobs together, wherever they run."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
+        """The results of all ranks. Raises `RunError` when a rank dies, or is silent for longer than given."""
+        ...

@@ -1,0 +1,66 @@
+"""What ranks report of a run, and how the reports of all ranks become one timeline. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tasp_lab.schedule import Schedule
+from tasp_lab.timeline import Event, Timeline
+
+
+class Sent(NamedTuple):
+    """A send as its sender saw it: posted at `start_s`."""
+
+    step: int
+    lane: int
+    peer: int
+    block: int
+    start_s: float
+
+
+class Received(NamedTuple):
+    """A receive as its receiver saw it: noticed at `end_s`."""
+
+    step: int
+    lane: int
+    peer: int
+    block: int
+    end_s: float
+
+
+class RankRecord(NamedTuple):
+    """One rank's run: seconds from its own start, which is right after a barrier."""
+
+    rank: int
+    time_s: float
+    sent: tuple[Sent, ...]
+    received: tuple[Received, ...]
+
+
+def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_name: str) -> Timeline:
+    """Join what senders and receivers saw: an event starts when it was posted and ends when its receiver noticed it.
+
+    Each rank's clock starts at its own zero, right after a common barrier; the error is the barrier's skew.
+    """
+    ends = {(r.rank, row.step, row.lane, row.block): row.end_s for r in records for row in r.received}
+    sizes = schedule.block_bytes.tolist()
+    events = [
+        Event(
+            rank=record.rank,
+            lane=sent.lane,
+            step=sent.step,
+            kind="send",
+            peer=sent.peer,
+            block=sent.block,
+            bytes=sizes[sent.block],
+            start_s=sent.start_s,
+            end_s=max(sent.start_s, ends[sent.peer, sent.step, sent.lane, sent.block]),
+            bound_by="",
+            waited_for="",
+        )
+        for record in records
+        for sent in record.sent
+    ]
+    events.sort(key=lambda event: (event.end_s, event.start_s, event.rank, event.lane))
+    return Timeline("measured", schedule.name, topology_name, schedule.world_size, tuple(events))

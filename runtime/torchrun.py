@@ -1,0 +1,63 @@
+"""Ranks started by torchrun: this process is one of them and every rank runs the same program.
+
+The backend is NCCL (RCCL on AMD) when every rank has a GPU of its own, else gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from runtime.jobs import Job, Result
+from runtime.perform import perform
+from tasp_lab.errors import RunError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_START_LIMIT = timedelta(seconds=120)
+
+
+class TorchrunRanks:
+    """This rank's view of the group; see `runtime.jobs.Ranks`. Results are gathered on every rank."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+
+    def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
+        """Perform the job with all ranks. Raises `RunError` when a rank is lost or silent for longer than given."""
+        own = perform(job, longest_silence_s, lambda step, peer: None)
+        results: list[Result] = [None] * self.world_size
+        try:
+            dist.all_gather_object(results, own)
+        except RuntimeError as error:
+            raise RunError(f"rank {self.rank}: lost a rank ({str(error).splitlines()[0]})") from None
+        return results
+
+
+@contextlib.contextmanager
+def join() -> Iterator[TorchrunRanks]:
+    """Join the process group that torchrun describes in the environment. Raises `RunError`."""
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if missing:
+        raise RunError(
+            f"not started by torchrun ({missing[0]} is not set): torchrun --nproc-per-node N -m tasp_lab.cli ..."
+        )
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    has_gpu = torch.cuda.is_available() and local_rank < torch.cuda.device_count()
+    if has_gpu:
+        torch.cuda.set_device(local_rank)
+    try:
+        dist.init_process_group("nccl" if has_gpu else "gloo", timeout=_START_LIMIT)
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).splitlines()[0]
+        raise RunError(f"rank {os.environ['RANK']}: cannot join the process group at {where}: {reason}") from None
+    try:
+        yield TorchrunRanks()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,266 @@
+"""The commands of ``tasp-lab``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from tasp_lab.catalogue import ExpressionDefaults, catalogue_names, load_machine, topology_document
+from tasp_lab.cli import report
+from tasp_lab.cli.doctor import examine, print_examination
+from tasp_lab.errors import OutputError, TaspLabError
+from tasp_lab.machine import Machine
+from tasp_lab.output import check_writable, write_whole
+from tasp_lab.quantities import (
+    format_bandwidth,
+    format_time,
+    parse_bandwidth_bytes_per_s,
+    parse_size_bytes,
+    parse_time_s,
+)
+from tasp_lab.timeline import Timeline
+
+app = App(
+    name="tasp-lab",
+    help="What ring and multi-ring collectives cost on a machine: predicted, executed and compared.",
+    version_flags=["--version"],
+)
+
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else on stdout.")]
+TopologyText = Annotated[
+    str,
+    Parameter(help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, "
+              "nodes:2x8, nodes:2x8:switch, nodes:2x8:rails."),
+]  # fmt: skip
+Schedules = Annotated[
+    list[str], Parameter(name="--schedule", negative=(), help="ring, multi-ring or direct; repeatable.")
+]
+ShardBytes = Annotated[str, Parameter(help="Bytes that each rank contributes, like 64MiB.")]
+Trace = Annotated[Path | None, Parameter(help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")]
+Plot = Annotated[Path | None, Parameter(help="Draw the timelines into this file (.png or .svg).")]
+
+
+@app.command
+def topologies(
+    name: str | None = None,
+    /,
+    *,
+    link_bandwidth: str = "50GB/s",
+    link_latency: str = "1us",
+    nic_bandwidth: str = "50GB/s",
+    nic_latency: str = "5us",
+    json: Json = False,
+) -> None:
+    """List the machines of the catalogue, or show one topology with its links and the source of each constant.
+
+    What `--json` prints for one topology is itself a topology file.
+
+    Example: tasp-lab topologies h100-8
+    """
+    if name is None:
+        machines = [(each, load_machine(each)) for each in catalogue_names()]
+        if json:
+            report.print_json({"topologies": [
+                {"name": each, "world_size": m.topology.world_size, "summary": m.summary} for each, m in machines
+            ]})  # fmt: skip
+            return
+        rows = [(each, str(m.topology.world_size), m.summary) for each, m in machines]
+        report.print_table("machines", ("name", "ranks", "summary"), rows, texts=(0, 2))
+        return
+    machine = _machine(name, link_bandwidth, link_latency, nic_bandwidth, nic_latency)
+    if json:
+        report.print_json(topology_document(machine))
+        return
+    _print_machine(machine)
+
+
+def _print_machine(machine: Machine) -> None:
+    topology = machine.topology
+    if machine.summary:
+        print(machine.summary)
+    kinds: dict[tuple[str, str, str], int] = {}
+    for link in topology.links:
+        ends = (
+            "rank to rank"
+            if isinstance(link.source, int) and isinstance(link.destination, int)
+            else "to or from a switch"
+        )
+        key = (ends, format_bandwidth(link.bandwidth_bytes_per_s), format_time(link.latency_s))
+        kinds[key] = kinds.get(key, 0) + 1
+    rows = [(ends, str(count), bandwidth, latency) for (ends, bandwidth, latency), count in kinds.items()]
+    report.print_table(
+        f"{topology.name}: {topology.world_size} ranks", ("links", "count", "bandwidth", "latency"), rows
+    )
+    for constant in machine.constants:
+        print(f"{constant.name} = {constant.value}\n    {constant.source}")
+
+
+@app.command
+def decompose(topology: TopologyText, /, *, json: Json = False) -> None:
+    """Decompose a topology into rings that share no link.
+
+    Example: tasp-lab decompose full-mesh:8
+    """
+    from tasp_lab.decomposition import decompose as find_rings
+
+    decomposition = find_rings(load_machine(topology).topology)
+    if json:
+        report.print_json(report.decomposition_document(decomposition))
+        return
+    count, used, total = len(decomposition.rings), decomposition.links_used, decomposition.links_total
+    print(f"{decomposition.topology.name}: {count} rings of fold {decomposition.fold}, {used} of {total} links used")
+    print(decomposition.reason)
+    for ring in decomposition.rings.tolist():
+        print(" ".join(str(rank) for rank in ring))
+
+
+@app.command
+def predict(
+    topology: TopologyText,
+    /,
+    *,
+    schedule: Schedules,
+    shard_bytes: ShardBytes,
+    link_bandwidth: str = "50GB/s",
+    link_latency: str = "1us",
+    nic_bandwidth: str = "50GB/s",
+    nic_latency: str = "5us",
+    trace: Trace = None,
+    plot: Plot = None,
+    explain: Annotated[bool, Parameter(negative=(), help="Say what bound the transfers.")] = False,
+    json: Json = False,
+) -> None:
+    """Predict how long an AllGather takes.
+
+    Example: tasp-lab predict full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 64MiB
+    """
+    from tasp_lab.cli.comparison import predict as ask_simulator
+
+    machine = _machine(topology, link_bandwidth, link_latency, nic_bandwidth, nic_latency)
+    size = parse_size_bytes(shard_bytes)
+    _check_outputs(trace, plot)
+    predictions = ask_simulator(machine, schedule, size)
+    _write_timelines([prediction.timeline for prediction in predictions], trace, plot, f"AllGather on {topology}")
+    if json:
+        documents = [report.prediction_document(prediction) for prediction in predictions]
+        if explain:
+            for document, prediction in zip(documents, predictions, strict=True):
+                document["transfers"] = report.explanation_document(prediction.timeline)
+        report.print_json({"predictions": documents})
+        return
+    report.print_predictions(predictions)
+    if explain:
+        for prediction in predictions:
+            report.print_explanation(prediction.timeline)
+
+
+@app.command
+def validate(
+    topology: TopologyText,
+    /,
+    *,
+    schedule: Schedules,
+    shard_bytes: ShardBytes,
+    fabric: Annotated[
+        Literal["emulated", "local", "torchrun"],
+        Parameter(
+            help="emulated: shaped links between network namespaces; local: plain processes; "
+            "torchrun: this process is one of the ranks."
+        ),
+    ] = "emulated",
+    scale: Annotated[
+        float | None, Parameter(help="Bandwidth of the emulated fabric over the machine's; chosen when not given.")
+    ] = None,
+    repeat: Annotated[int, Parameter(help="Timed repetitions of each schedule.")] = 5,
+    transport: Annotated[Literal["p2p", "batched", "all-to-all"], Parameter(help="How blocks are sent.")] = "p2p",
+    link_bandwidth: str = "50GB/s",
+    link_latency: str = "1us",
+    nic_bandwidth: str = "50GB/s",
+    nic_latency: str = "5us",
+    trace: Trace = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Run an AllGather on real processes and compare it with its prediction.
+
+    Example: tasp-lab validate full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 1MiB
+    """
+    from tasp_lab.cli.comparison import validate as run_and_compare
+
+    machine = _machine(topology, link_bandwidth, link_latency, nic_bandwidth, nic_latency)
+    size = parse_size_bytes(shard_bytes)
+    _check_outputs(trace, plot)
+    comparison = run_and_compare(
+        machine, schedule, size, fabric=fabric, scale=scale, repeats=repeat, transport=transport, say=report.say
+    )
+    if not comparison.speaks:
+        return
+    timelines = [line for run in comparison.runs for line in (run.prediction.timeline, run.measured_timeline)]
+    _write_timelines(timelines, trace, plot, f"AllGather on {topology}: predicted and measured")
+    if json:
+        report.print_json(report.comparison_document(comparison))
+    else:
+        report.print_comparison(comparison)
+
+
+@app.command
+def doctor(*, json: Json = False) -> None:
+    """Say what is installed, what this machine can do, and where the packages come from.
+
+    Example: tasp-lab doctor
+    """
+    examination = examine()
+    if json:
+        report.print_json(examination)
+    else:
+        print_examination(examination)
+
+
+def _machine(text: str, link_bandwidth: str, link_latency: str, nic_bandwidth: str, nic_latency: str) -> Machine:
+    defaults = ExpressionDefaults(
+        link_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(link_bandwidth),
+        link_latency_s=parse_time_s(link_latency),
+        nic_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(nic_bandwidth),
+        nic_latency_s=parse_time_s(nic_latency),
+    )
+    return load_machine(text, defaults)
+
+
+def _check_outputs(trace: Path | None, plot: Path | None) -> None:
+    """Refuse what cannot be written before anything takes time."""
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise OutputError(f"cannot write {plot}: expected a name that ends in .png or .svg")
+    for path in (trace, plot):
+        if path is not None:
+            check_writable(path)
+
+
+def _write_timelines(timelines: list[Timeline], trace: Path | None, plot: Path | None, title: str) -> None:
+    if trace is not None:
+        from tasp_lab.trace import chrome_trace
+
+        write_whole(trace, chrome_trace(timelines))
+        report.say(f"trace: {trace}")
+    if plot is not None:
+        from tasp_lab.pictures import draw_timelines, render
+
+        write_whole(plot, render(draw_timelines(timelines, title), plot.suffix.removeprefix(".")))
+        report.say(f"picture: {plot}")
+
+
+def main() -> None:
+    """Run the command line: exit 0 when all is well, 2 with one line when the input is not, 130 after Ctrl-C."""
+    try:
+        app(exit_on_error=False, print_error=False, result_action="return_value")
+    except (TaspLabError, CycloptsError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        print(f"tasp-lab: {' '.join(lines)}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("tasp-lab: interrupted", file=sys.stderr)
+        sys.exit(130)

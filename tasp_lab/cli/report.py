@@ -1,0 +1,179 @@
+"""What commands print: tables for people, plain objects for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from runtime.calibration import ClassFit, Spread
+from tasp_lab.cli.comparison import Comparison, Prediction, Run
+from tasp_lab.decomposition import Decomposition
+from tasp_lab.quantities import format_bandwidth, format_size, format_time
+from tasp_lab.timeline import Timeline
+
+Document = dict[str, object]
+
+
+def say(line: str) -> None:
+    """A line of progress, for people only."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(document: Document) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(document, allow_nan=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,)) -> None:
+    """A table on standard output; the columns at the positions `texts` are text, the others numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position in texts else "right", no_wrap=position == 0)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else 140)
+
+
+def decomposition_document(decomposition: Decomposition) -> Document:
+    return {
+        "topology": decomposition.topology.name,
+        "world_size": decomposition.world_size,
+        "fold": decomposition.fold,
+        "reason": decomposition.reason,
+        "rings": decomposition.rings.tolist(),
+        "links_used": decomposition.links_used,
+        "links_total": decomposition.links_total,
+    }
+
+
+def prediction_document(prediction: Prediction) -> Document:
+    return {
+        "schedule": prediction.schedule,
+        "topology": prediction.topology,
+        "world_size": prediction.world_size,
+        "shard_bytes": prediction.shard_bytes,
+        "time_s": float(prediction.time_s),
+        "bound_s": float(prediction.bound_s),
+        "busbw_bytes_per_s": prediction.busbw_bytes_per_s,
+    }
+
+
+def print_predictions(predictions: Sequence[Prediction]) -> None:
+    first = predictions[0]
+    rows = [
+        (
+            p.schedule,
+            format_time(p.time_s),
+            f"{_ratio(predictions[0].time_s, p.time_s):.2f}x",
+            format_bandwidth(p.busbw_bytes_per_s),
+            format_time(p.bound_s),
+            f"{_ratio(p.bound_s, p.time_s):.1%}",
+        )
+        for p in predictions
+    ]
+    title = f"AllGather of {format_size(first.shard_bytes)} per rank on {first.topology}, {first.world_size} ranks"
+    print_table(title, ("schedule", "time", "speed-up", "busbw", "bound", "share of bound"), rows)
+
+
+def print_explanation(timeline: Timeline) -> None:
+    """What bound the transfers of a schedule, and for how much of their time."""
+    total = sum(float(event.end_s - event.start_s) for event in timeline.events) or 1.0
+    by_bound: dict[str, tuple[int, float]] = {}
+    for event in timeline.events:
+        count, seconds = by_bound.get(event.bound_by, (0, 0.0))
+        by_bound[event.bound_by] = (count + 1, seconds + float(event.end_s - event.start_s))
+    ranked = sorted(by_bound.items(), key=lambda item: -item[1][1])
+    rows = [(name, str(count), format_time(s / count), f"{s / total:.1%}") for name, (count, s) in ranked[:20]]
+    if len(ranked) > 20:
+        rest = [values for _, values in ranked[20:]]
+        count, seconds = sum(c for c, _ in rest), sum(s for _, s in rest)
+        rows.append((f"{len(rest)} others", str(count), format_time(seconds / count), f"{seconds / total:.1%}"))
+    print_table(f"what bound {timeline.schedule}", ("bound by", "transfers", "mean time", "share of time"), rows)
+
+
+def explanation_document(timeline: Timeline) -> list[Document]:
+    return [
+        {
+            "step": e.step,
+            "rank": e.rank,
+            "peer": e.peer,
+            "lane": e.lane,
+            "block": e.block,
+            "bytes": e.bytes,
+            "start_s": float(e.start_s),
+            "end_s": float(e.end_s),
+            "bound_by": e.bound_by,
+            "waited_for": e.waited_for,
+        }
+        for e in timeline.events
+    ]
+
+
+def comparison_document(comparison: Comparison) -> Document:
+    return {
+        "fabric": comparison.fabric,
+        "scale": comparison.scale,
+        "calibration": [_fit_document(fit) for fit in comparison.calibration.fits],
+        "runs": [run_document(run) for run in comparison.runs],
+    }
+
+
+def run_document(run: Run) -> Document:
+    return prediction_document(run.prediction) | {
+        "predicted_s": float(run.prediction.time_s),
+        "nominal_s": float(run.nominal_s),
+        "measured_s": run.measured_s,
+        "measured_spread_s": run.measured_spread_s,
+        "measured_repeats_s": list(run.measured),
+        "relative_error": run.relative_error,
+        "cpu_busy_share": run.cpu_busy_share,
+    }
+
+
+def _fit_document(fit: ClassFit) -> Document:
+    return {
+        "pair": list(fit.route_class.pair),
+        "links_per_route": fit.route_class.links,
+        "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
+        "bandwidth_bytes_per_s": _spread_document(fit.bandwidth_bytes_per_s),
+        "latency_s": _spread_document(fit.latency_s),
+        "launch_s": _spread_document(fit.launch_s),
+    }
+
+
+def _spread_document(spread: Spread) -> Document:
+    return {"value": spread.value, "low": spread.low, "high": spread.high}
+
+
+def print_comparison(comparison: Comparison) -> None:
+    first = comparison.runs[0]
+    rows = [
+        (
+            run.prediction.schedule,
+            format_time(run.prediction.time_s),
+            format_time(run.nominal_s),
+            f"{format_time(run.measured_s)} ± {format_time(run.measured_spread_s / 2)}",
+            f"{run.relative_error:+.1%}",
+            f"{_ratio(first.prediction.time_s, run.prediction.time_s):.2f}x",
+            f"{_ratio(first.measured_s, run.measured_s):.2f}x",
+            f"{_ratio(run.prediction.bound_s, run.measured_s):.1%}",
+            f"{run.cpu_busy_share:.0%}",
+        )
+        for run in comparison.runs
+    ]
+    p = first.prediction
+    scale = f", scale {comparison.scale:.3g}" if comparison.fabric == "emulated" else ""
+    title = f"AllGather of {format_size(p.shard_bytes)} per rank on {p.topology}, {comparison.fabric} fabric{scale}"
+    columns = ("schedule", "predicted", "nominal", "measured", "error", "speed-up predicted", "speed-up measured",
+               "measured share of bound", "cores busy")  # fmt: skip
+    print_table(title, columns, rows)
+
+
+def _ratio(a: object, b: object) -> float:
+    """a / b for times; 1 when both are nothing."""
+    return float(a) / float(b) if float(b) else 1.0  # type: ignore[arg-type]

@@ -1,0 +1,240 @@
+"""Pictures show every timeline and every bar, stay drawable at any size, and set nothing global."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import struct
+import xml.etree.ElementTree as ElementTree
+from fractions import Fraction
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation
+
+from tasp_lab import pictures
+from tasp_lab.errors import OutputError
+from tasp_lab.pictures import ComparisonBar, draw_comparison, draw_timelines, render
+from tasp_lab.timeline import Event, Timeline
+
+
+def regular(ranks: int, lanes: int, steps: int, step_s: Fraction = Fraction(1, 1000)) -> Timeline:
+    """Every rank sends on every lane in every step, with a gap of a tenth of a step in between."""
+    busy_s = step_s * 9 / 10
+    events = [
+        Event(rank, lane, step, "send", (rank + 1) % ranks, rank, 1, step * step_s, step * step_s + busy_s, "", "")
+        for step in range(steps)
+        for rank in range(ranks)
+        for lane in range(lanes)
+    ]
+    return Timeline("predicted", "ring", f"full-mesh:{ranks}", ranks, tuple(events))
+
+
+def panels(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_ylabel() == "rank"]
+
+
+def bars(panel: Axes) -> PolyCollection:
+    """What stands for transfers; the collection before it is the idle background."""
+    _, found = [collection for collection in panel.collections if isinstance(collection, PolyCollection)]
+    return found
+
+
+def spans(panel: Axes) -> list[tuple[float, float]]:
+    corners = [np.asarray(path.vertices)[:, 0] for path in bars(panel).get_paths()]
+    return [(float(x.min()), float(x.max())) for x in corners]
+
+
+def lines_of(axes: Axes) -> list[LineCollection]:
+    return [collection for collection in axes.collections if isinstance(collection, LineCollection)]
+
+
+def writings(panel: Axes) -> list[str]:
+    return [child.get_text() for child in panel.get_children() if isinstance(child, Annotation)]
+
+
+def is_png(content: bytes) -> bool:
+    return content.startswith(b"\x89PNG\r\n\x1a\n") and content.endswith(b"IEND\xaeB`\x82")
+
+
+# ---------------------------------------------------------------------------------------------------- rendering
+
+
+def test_png_and_svg() -> None:
+    figure = draw_timelines([regular(4, 2, 3)], "AllGather")
+    png = render(figure, "png")
+    assert is_png(png)
+    width, height = struct.unpack(">II", png[16:24])
+    assert width == 1500
+    assert height > 300
+    assert ElementTree.fromstring(render(figure, ".SVG")).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@pytest.mark.parametrize("suffix", ["pdf", "", ".jpg", "png "])
+def test_other_formats_are_refused(suffix: str) -> None:
+    with pytest.raises(OutputError, match=f"^cannot draw a picture as '{suffix}': expected png or svg$"):
+        render(draw_timelines([], "nothing"), suffix)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_same_timelines_give_the_same_bytes(suffix: str) -> None:
+    first, second = (render(draw_timelines([regular(4, 2, 3)], "AllGather"), suffix) for _ in range(2))
+    assert first == second
+
+
+def test_nothing_global_is_set() -> None:
+    before = copy.deepcopy(dict(matplotlib.rcParams))
+    render(draw_timelines([regular(2, 1, 2)], "AllGather"), "svg")
+    render(draw_comparison([ComparisonBar("ring", 1.0)], "AllGather"), "png")
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("title", ["", "$x^", "\\frac{", "<&>", "two\nlines", "long " * 60])
+def test_any_title_is_taken_as_it_is(title: str) -> None:
+    timeline = Timeline("measured", title, title, 2, regular(2, 1, 2).events)
+    for figure in (draw_timelines([timeline], title), draw_comparison([ComparisonBar(title, 1.0)], title)):
+        assert is_png(render(figure, "png"))
+        ElementTree.fromstring(render(figure, "svg"))
+
+
+# ---------------------------------------------------------------------------------------------------- timelines
+
+
+def test_one_panel_per_timeline_over_one_time_axis() -> None:
+    timelines = [regular(8, 1, 7), regular(8, 7, 7, Fraction(1, 7000)), regular(4, 1, 3)]
+    found = panels(draw_timelines(timelines, "AllGather"))
+    assert [panel.get_title(loc="left") for panel in found] == [
+        "predicted ring on full-mesh:8",
+        "predicted ring on full-mesh:8, 7 lanes per rank",
+        "predicted ring on full-mesh:4",
+    ]
+    assert len({panel.get_xlim() for panel in found}) == 1
+    assert [writings(panel) for panel in found] == [["6.9 ms"], ["985.7 us"], ["2.9 ms"]]
+    assert found[-1].get_xlabel() == "time (ms)"
+
+
+def test_one_bar_per_transfer_at_its_time_and_in_its_row() -> None:
+    timeline = regular(3, 2, 4)
+    (panel,) = panels(draw_timelines([timeline], "AllGather"))
+    assert spans(panel) == [(float(event.start_s), float(event.end_s)) for event in timeline.events]
+    for event, path in zip(timeline.events, bars(panel).get_paths(), strict=True):
+        rows = np.asarray(path.vertices)[:, 1]
+        middle_of_lane = event.rank + (-0.21, 0.21)[event.lane]
+        assert (rows.min() + rows.max()) / 2 == pytest.approx(middle_of_lane)
+    shades = bars(panel).get_array()
+    assert shades is not None
+    assert shades.tolist() == [event.step for event in timeline.events]
+
+
+def test_timelines_without_events() -> None:
+    empty = Timeline("predicted", "ring", "ring:1", 1, ())
+    for timelines in ([], [empty], [empty, empty], [empty, regular(2, 1, 1)]):
+        figure = draw_timelines(timelines, "AllGather")
+        assert len(panels(figure)) == len(timelines)
+        assert is_png(render(figure, "png"))
+    assert writings(panels(draw_timelines([empty], "AllGather"))[0]) == ["0 s"]
+
+
+def test_the_step_scale_is_shown_once_and_only_if_there_are_steps() -> None:
+    for timelines, scales in (([regular(2, 1, 1)], 0), ([regular(2, 1, 2)], 1), ([regular(2, 1, 300)] * 2, 1)):
+        figure = draw_timelines(timelines, "AllGather")
+        assert [axes.get_ylabel() for axes in figure.axes].count("step") == scales
+
+
+@pytest.mark.parametrize(("ranks", "lanes", "steps"), [(1, 1, 1), (2, 1, 1), (8, 7, 7), (64, 1, 63), (300, 1, 2)])
+def test_sizes_stay_bounded(ranks: int, lanes: int, steps: int) -> None:
+    figure = draw_timelines([regular(ranks, lanes, steps)], "AllGather")
+    assert figure.get_figheight() < 9
+    assert is_png(render(figure, "png"))
+
+
+def test_many_bars_become_an_image_inside_the_svg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "_MOST_VECTORS", 100)
+    few, many = (render(draw_timelines([regular(4, 5, steps)], ""), "svg") for steps in (5, 6))
+    assert b"<image" not in few[: few.index(b"axes_2")]
+    assert b"<image" in many[: many.index(b"axes_2")]
+
+
+def test_too_many_transfers_are_merged_into_busy_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MOST_BARS", 100)
+    timeline = regular(4, 7, 5)
+    (panel,) = panels(figure := draw_timelines([timeline], "AllGather"))
+    assert panel.get_title(loc="left") == "predicted ring on full-mesh:4, 140 transfers merged"
+    one_lane = [event for event in timeline.events if (event.rank, event.lane) == (0, 0)]
+    assert spans(panel) == [(float(event.start_s), float(event.end_s)) for event in one_lane] * 4
+    assert is_png(render(figure, "png"))
+
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 5)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12
+)
+
+
+@given(INTERVALS, st.integers(0, 2))
+@settings(deadline=None)
+def test_the_union_covers_what_is_busy_and_closes_narrow_gaps(intervals: list[tuple[int, int]], gap: int) -> None:
+    union = pictures._union(np.array(intervals, dtype=np.float64).reshape(-1, 2), gap)
+    assert all(after[0] - before[1] > gap for before, after in itertools.pairwise(union))
+    for start, end in intervals:
+        assert any(low <= start and end <= high for low, high in union)
+    inside = [sorted(pair for pair in intervals if low <= pair[0] <= high) for low, high in union]
+    for (low, high), covered in zip(union, inside, strict=True):
+        assert (low, high) == (covered[0][0], max(end for _, end in covered))
+        reached = itertools.accumulate((end for _, end in covered), max)
+        assert all(start - end <= gap for (start, _), end in zip(covered[1:], reached, strict=False))
+
+
+# --------------------------------------------------------------------------------------------------- comparison
+
+
+def test_bars_whiskers_and_bounds() -> None:
+    rows = [
+        ComparisonBar("full-mesh:8, ring", Fraction(168, 100), 1.75, 0.05, 0.24),
+        ComparisonBar("full-mesh:8, multi-ring", 0.24, 0.257, 0.02, 0.24),
+    ]
+    (axes,) = draw_comparison(rows, "AllGather").axes
+    widths = [patch.get_width() for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert widths == [1.68, 0.24, 1.75, 0.257]
+    whiskers, bounds = [
+        [np.asarray(path.vertices)[:, 0].tolist() for lines in group for path in lines.get_paths()]
+        for group in (lines_of(axes)[:2], lines_of(axes)[2:])
+    ]
+    assert whiskers == [pytest.approx([1.70, 1.80]), pytest.approx([0.237, 0.277])]
+    assert bounds == [[0.24, 0.24], [0.24, 0.24]]
+    assert sorted(writings(axes)) == ["1.68 s", "1.75 s", "240 ms", "257 ms"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row.label for row in rows]
+    assert axes.get_xscale() == "linear"
+    assert axes.get_xlabel() == "time (s)"
+
+
+@pytest.mark.parametrize(("longest_s", "scale"), [(20.0, "linear"), (20.1, "log"), (1e6, "log")])
+def test_a_wide_range_gets_a_logarithmic_axis(longest_s: float, scale: str) -> None:
+    (axes,) = draw_comparison([ComparisonBar("a", 1.0), ComparisonBar("b", longest_s)], "").axes
+    assert axes.get_xscale() == scale
+    assert axes.get_xlim()[0] < 1.0
+    assert axes.get_xlim()[1] > longest_s
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [ComparisonBar("nothing", None)],
+        [ComparisonBar("zero", 0, 0, 0, 0)],
+        [ComparisonBar("zero and more", 0, 1e-6, 1e-3, 1.0)],
+        [ComparisonBar("only measured", None, 2.0, 5.0)],
+        [ComparisonBar("only a bound", None, None, None, 1e-9), ComparisonBar("long " * 30, 5)],
+        [ComparisonBar(f"row {index}", 10.0**index) for index in range(-9, 4)],
+    ],
+)
+def test_whatever_is_unknown_or_zero_can_be_drawn(rows: list[ComparisonBar]) -> None:
+    figure = draw_comparison(rows, "AllGather")
+    assert is_png(render(figure, "png"))
+    ElementTree.fromstring(render(figure, "svg"))
