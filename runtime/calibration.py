@@ -19,11 +19,14 @@ from tasp_lab.machine import Machine, Transport
 from tasp_lab.quantities import Number
 from tasp_lab.topology import Link, SharedCapacity, Topology
 
-MESSAGE_S = (0.05, 0.1, 0.2, 0.4)
-"""How long the messages that give the bandwidth take on an idle link, nominally."""
+LONGEST_MESSAGE_S = 0.4
+"""How long the longest of the messages that give the bandwidth takes; `LARGEST_MESSAGE_BYTES` may cut it short."""
 
+LARGEST_MESSAGE_BYTES = 64 * 2**20
 REPEATS = 3
 LONGEST_SILENCE_S = 10.0
+_FRACTIONS = (8, 4, 2, 1)
+_PROBE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -86,32 +89,41 @@ def calibrate_shared_medium(
 ) -> Calibration:
     """Calibrate processes of one machine: whatever the topology, all transfers share the machine's memory and cores.
 
-    The topology's bandwidths say nothing here; message sizes are chosen for a few GB/s.
+    The topology's bandwidths say nothing here.
     """
-    assumed = RouteClass(next(topology.rank_pairs(), (0, 0)), 1, 1e9, 0.0)
-    fits = [_measure(assumed, ranks, progress, message_s=(0.002, 0.004, 0.008, 0.016))] if ranks.world_size > 1 else []
+    classes = route_classes(topology)[:1]
+    fits = [_measure(each, ranks, progress) for each in classes]
     if not fits:
         return Calibration((), Machine(topology))
     bandwidth, latency = fits[0].bandwidth_bytes_per_s.value, fits[0].latency_s.value
-    world_size = topology.world_size
-    pairs = list(topology.rank_pairs())
-    links = tuple(Link(source, destination, bandwidth, latency) for source, destination in pairs)
+    links = tuple(Link(source, destination, bandwidth, latency) for source, destination in topology.rank_pairs())
     memory = SharedCapacity("memory", bandwidth, tuple(link.name for link in links))
-    medium = Topology(topology.name, world_size, links, (memory,))
+    medium = Topology(topology.name, topology.world_size, links, (memory,))
     return Calibration(tuple(fits), Machine(medium, _transport(fits)))
 
 
-def _measure(
-    route_class: RouteClass, ranks: Ranks, progress: Callable[[str], None], message_s: Sequence[float] = MESSAGE_S
-) -> ClassFit:
-    bandwidth = route_class.nominal_bandwidth_bytes_per_s
-    sizes = tuple(max(int(bandwidth * seconds), 1) for seconds in message_s)
+def _measure(route_class: RouteClass, ranks: Ranks, progress: Callable[[str], None]) -> ClassFit:
     times: list[PairTimes] = []
     for source, destination in (route_class.pair, route_class.pair[::-1]):
         progress(f"calibrating {source} to {destination}")
-        results = ranks.perform(MeasurePair(source, destination, sizes, REPEATS), LONGEST_SILENCE_S)
-        times += [result for result in results if isinstance(result, PairTimes)]
+        sizes = _message_sizes(route_class, source, destination, ranks)
+        times += _perform(MeasurePair(source, destination, sizes, REPEATS), ranks)
     return fit(route_class, times)
+
+
+def _message_sizes(route_class: RouteClass, source: int, destination: int, ranks: Ranks) -> tuple[int, ...]:
+    """Four sizes, each twice the one before, chosen by how long a probe takes: links may be far from nominal."""
+    nominal = route_class.nominal_bandwidth_bytes_per_s
+    probe_bytes = max(int(min(nominal * _PROBE_S, LARGEST_MESSAGE_BYTES / 64)), 1)
+    probed = _perform(MeasurePair(source, destination, (probe_bytes,), REPEATS, tiny=2), ranks)
+    fastest_s = min(seconds for times in probed for _, seconds in times.answered_s)
+    bandwidth = min(nominal, probe_bytes / fastest_s)
+    largest_bytes = max(int(min(bandwidth * LONGEST_MESSAGE_S, LARGEST_MESSAGE_BYTES)), max(_FRACTIONS))
+    return tuple(largest_bytes // fraction for fraction in _FRACTIONS)
+
+
+def _perform(job: MeasurePair, ranks: Ranks) -> list[PairTimes]:
+    return [result for result in ranks.perform(job, LONGEST_SILENCE_S) if isinstance(result, PairTimes)]
 
 
 def fit(route_class: RouteClass, times: Sequence[PairTimes]) -> ClassFit:
@@ -167,4 +179,5 @@ def _apply(topology: Topology, fits: Sequence[ClassFit]) -> Topology:
 
 def expected_duration_s(classes: int) -> float:
     """About how long `calibrate` takes for that many classes of routes."""
-    return classes * 2 * REPEATS * sum(MESSAGE_S)
+    messages_s = sum(LONGEST_MESSAGE_S / fraction for fraction in _FRACTIONS) + _PROBE_S
+    return classes * 2 * REPEATS * messages_s

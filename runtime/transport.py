@@ -7,7 +7,6 @@ their step, and `whole_steps` says that the sends of a step must be posted toget
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -166,38 +165,3 @@ TRANSPORTS: dict[str, Callable[[float], Transport]] = {
     "all-to-all": AllToAll,
 }
 """Ways of sending over a process group by name; each is built with a timeout in seconds."""
-
-
-class Mailboxes:
-    """Queues between ranks that are threads of one process: (source, destination, tag) -> queue of tensors."""
-
-    def __init__(self) -> None:
-        self._boxes: dict[tuple[int, int, int], queue.SimpleQueue[torch.Tensor]] = {}
-
-    def box(self, source: int, destination: int, tag: int) -> queue.SimpleQueue[torch.Tensor]:
-        return self._boxes.setdefault((source, destination, tag), queue.SimpleQueue())
-
-
-class InProcess:
-    """The transport of one rank among threads: what is sent is copied into the receiver's mailbox."""
-
-    receives_ahead = 0
-    whole_steps = False
-
-    def __init__(self, rank: int, mailboxes: Mailboxes, timeout_s: float) -> None:
-        self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
-
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        return [lambda m=m: self._take(m) for m in messages]  # type: ignore[misc]
-
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        for message in messages:
-            self._mailboxes.box(self._rank, message.peer, message.tag).put(message.data.clone())
-        return [lambda: None for _ in messages]
-
-    def _take(self, message: Message) -> None:
-        try:
-            arrived = self._mailboxes.box(message.peer, self._rank, message.tag).get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise RuntimeError(f"nothing arrived within {self._timeout_s} s") from None
-        message.data.copy_(arrived)

@@ -105,7 +105,7 @@ class Network:
             self._share(component)
 
     def _run_alone(self, flow: Flow) -> None:
-        narrowest = min(flow.route.constraints, key=self._capacity.__getitem__)
+        narrowest = min(flow.route.constraints, key=lambda constraint: (self._capacity[constraint], constraint))
         self._set_rate(flow, self._capacity[narrowest], narrowest)
 
     def _components(self, seeds: Iterable[Flow]) -> Iterable[list[Flow]]:

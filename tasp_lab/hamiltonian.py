@@ -13,9 +13,9 @@ Which ``n`` uses what
 ``n`` even, at least 8
     The zigzag cycles on ``n - 1`` vertices, and a Hamiltonian path that takes one arc from each of them. The
     last vertex is inserted into each of those arcs; the path, closed through the last vertex, is the missing
-    cycle. The path comes from a table of formulas. Four rows serve the multiples of 4 from 12 on, the others
-    ``n = 2 mod 4``: no gap below @GAP@, 1 in 43 of those to 20000 missing and refused. The rows are not proved
-    but were checked for every even ``n`` to 20000.
+    cycle. The path comes from a table of formulas. Four rows serve the multiples of 4 from 12 on. The others
+    serve ``n = 2 mod 4``, all but 1262 of those below 2082; beyond, about 1 in 40 such ``n`` is missing and
+    refused. The rows were checked for every even ``n`` to 20000, not proved.
 
 Nothing is searched for. Time and memory are proportional to the ``n (n - 1)`` entries of the answer, with a
 logarithmic factor for sorting. Every answer passes `verify_cycles` before it is returned.
@@ -208,7 +208,7 @@ def verify_cycles(cycles: IntArray, n: int, fold: int) -> None:
     >>> verify_cycles(np.array([[0, 1, 2], [0, 2, 1]], dtype=np.int32), n=3, fold=1)
     >>> verify_cycles(np.array([[0, 1, 2], [1, 2, 0]], dtype=np.int32), n=3, fold=1)
     Traceback (most recent call last):
-    tasp_lab.errors.NoDecompositionError: arc 0 -> 1 is used 2 times, at most 1 allowed; first in rings [0, 1]
+    tasp_lab.errors.NoDecompositionError: arc 0 -> 1 is used 2 times, more than 1; first in rings [0, 1]
     """
     if cycles.ndim != 2 or cycles.shape[1] != n:
         raise NoDecompositionError(f"expected rows of {n} vertices, got an array of shape {cycles.shape}")
@@ -222,7 +222,7 @@ def verify_cycles(cycles: IntArray, n: int, fold: int) -> None:
         arc = int(np.argmax(uses > fold))
         rings = np.flatnonzero((arcs == arc).any(axis=1))[: fold + 1].tolist()
         raise NoDecompositionError(
-            f"arc {arc // n} -> {arc % n} is used {uses[arc]} times, at most {fold} allowed; first in rings {rings}"
+            f"arc {arc // n} -> {arc % n} is used {uses[arc]} times, more than {fold}; first in rings {rings}"
         )
 
 
@@ -239,7 +239,7 @@ def _is_prime(n: int) -> bool:
 
 
 def _zigzag_cycles(n: int) -> npt.NDArray[np.int64]:
-    """All ``n - 1`` cycles for odd ``n``: the extra vertex ``n - 1``, then the zigzag rotated by the row number.
+    """All ``n - 1`` cycles for odd ``n``: extra vertex ``n - 1``, then the zigzag rotated by the row number.
 
     The rotation by half a turn is the reversed cycle, so this is also Walecki's undirected decomposition.
     """
@@ -251,13 +251,13 @@ def _zigzag_cycles(n: int) -> npt.NDArray[np.int64]:
 
 
 def _rainbow_path(n: int) -> npt.NDArray[np.int64]:
-    """A Hamiltonian path on ``n - 1`` vertices with exactly one arc from each zigzag cycle, for even ``n``."""
+    """A Hamiltonian path on ``n - 1`` vertices with one arc from each zigzag cycle, for even ``n``."""
     for family in _FAMILIES:
         turns, rest = divmod(n - family.first, family.period or n)
         if turns >= 0 and rest == 0:
             break
     else:
-        raise NoDecompositionError(f"K*_{n} has {n - 1} arc-disjoint Hamiltonian cycles, but no formula is known here")
+        raise NoDecompositionError(f"no formula is known here for K*_{n}, although a decomposition exists")
     around = n - 2
     step = family.halves * (around // 2) + family.offset
     cuts = [start + turns * growth for start, growth in zip(family.starts, family.growth, strict=True)]
@@ -269,8 +269,8 @@ def _owner(tail: npt.NDArray[np.int64], head: npt.NDArray[np.int64], around: int
     """The row of `_zigzag_cycles` that holds each arc; the extra vertex is ``around``.
 
     An arc of the zigzag is known by its difference alone: the odd ones go from ``-j`` to ``j + 1``, the even
-    ones from ``j`` to ``-j``, and solving for the rotation gives the row. Within a run of a path the difference
-    is constant, so its rows are distinct and only the joins between runs could clash.
+    ones from ``j`` to ``-j``; solving for the rotation gives the row. In a run of a path the difference is
+    constant, so its rows are distinct and only the joins between runs could clash.
     """
     difference = (head - tail) % around
     row = np.where(difference % 2 == 1, tail + (difference - 1) // 2, tail + difference // 2 - around // 2)

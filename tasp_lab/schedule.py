@@ -116,8 +116,9 @@ class Schedule:
             )
         known: set[tuple[int, int]] = set()
         for index, step in enumerate(self.steps):
-            for source, destination in set(zip(step.source.tolist(), step.destination.tolist(), strict=True)) - known:
-                known.add((source, destination))
+            new = set(zip(step.source.tolist(), step.destination.tolist(), strict=True)) - known
+            known |= new
+            for source, destination in sorted(new):
                 if not topology.has_route(source, destination):
                     raise ScheduleError(
                         f"step {index}: rank {source} sends to rank {destination}, but {topology.name} has no such link"

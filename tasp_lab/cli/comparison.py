@@ -32,6 +32,16 @@ from tasp_lab.topology import Topology
 FabricKind = Literal["emulated", "local", "torchrun"]
 Say = Callable[[str], None]
 
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def _speaks(ranks: Ranks) -> bool:
+    """Whether this process is to report: the launcher, or rank 0 of a torchrun group."""
+    return getattr(ranks, "rank", 0) == 0
+
+
 LINKS_BYTES_PER_S_PER_CORE = 40e6
 """What one core can forward over all links of an emulated fabric together and stay mostly idle.
 
@@ -134,7 +144,7 @@ def validate(
     scale: float | None = None,
     repeats: int = 5,
     transport: str = "p2p",
-    say: Say = lambda _: None,
+    say: Say = _say_nothing,
 ) -> Comparison:
     """Run the schedules on real processes and compare with their prediction.
 
@@ -158,7 +168,10 @@ def validate(
     built = [all_gather(name, topology, shard_bytes) for name in schedules]
     nominal = [float(simulate(schedule, _nominal(topology, fabric)).time_s) for schedule in built]
     _announce(say, topology, fabric, scale, nominal, repeats)
-    with _ranks(fabric, topology, say) as ranks:
+    with _ranks(fabric, topology) as ranks:
+        if not _speaks(ranks):
+            say = _say_nothing
+        say(f"{ranks.world_size} ranks are up")
         if ranks.world_size != topology.world_size:
             raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
         calibration = (calibrate_shared_medium if fabric == "local" else calibrate)(topology, ranks, say)
@@ -171,7 +184,7 @@ def validate(
             say(f"running {schedule.name}: {repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
             runs.append(_run(ranks, schedule, prediction, nominal_s, repeats, transport))
             say(f"{schedule.name}: predicted {float(prediction.time_s):.4g} s, measured {runs[-1].measured_s:.4g} s")
-        return Comparison(fabric, scale, calibration, tuple(runs), getattr(ranks, "rank", 0) == 0)
+        return Comparison(fabric, scale, calibration, tuple(runs), _speaks(ranks))
 
 
 def _check(repeats: int, scale: float | None, fabric: FabricKind) -> None:
@@ -197,7 +210,6 @@ def _announce(
     say: Say, topology: Topology, fabric: FabricKind, scale: float, nominal: Sequence[float], repeats: int
 ) -> None:
     if fabric != "emulated":
-        say(f"running on {fabric} processes")
         return
     slowest = min(float(link.bandwidth_bytes_per_s) for link in topology.links) if topology.links else 0.0
     seconds = _START_S + expected_duration_s(len(route_classes(topology))) + (repeats + 1) * sum(nominal)
@@ -208,7 +220,7 @@ def _announce(
 
 
 @contextlib.contextmanager
-def _ranks(fabric: FabricKind, topology: Topology, say: Say) -> Iterator[Ranks]:
+def _ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
     """The ranks of a fabric, gone when the block is left."""
     if fabric == "torchrun":
         from runtime.torchrun import join
@@ -222,7 +234,6 @@ def _ranks(fabric: FabricKind, topology: Topology, say: Say) -> Iterator[Ranks]:
         from runtime.fabric import emulate
 
         with emulate(topology) as built, launch(built.placements) as launched:
-            say(f"{topology.world_size} ranks are up")
             yield launched
 
 

@@ -1,0 +1,68 @@
+"""The same executor with ranks that are threads of one process: no sockets, so a test can run thousands of cases."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from runtime.executor import Executor
+from runtime.records import RankRecord, merge_records
+from runtime.transport import Message, Wait
+from tasp_lab.schedule import Schedule
+from tasp_lab.timeline import Timeline
+
+_TIMEOUT_S = 30.0
+
+
+def run_in_process(schedule: Schedule) -> Timeline:
+    """Execute a schedule once, every rank a thread, and check the result bit for bit. Raises `RunError`."""
+    mailboxes = Mailboxes()
+
+    def run(rank: int) -> RankRecord:
+        executor = Executor(schedule, rank, InProcess(rank, mailboxes, _TIMEOUT_S))
+        executor.fill()
+        record = executor.run()
+        executor.verify()
+        return record
+
+    with ThreadPoolExecutor(schedule.world_size) as threads:
+        records = list(threads.map(run, range(schedule.world_size)))
+    return merge_records(records, schedule, "in-process")
+
+
+class Mailboxes:
+    """Queues between ranks that are threads of one process: (source, destination, tag) -> queue of tensors."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[tuple[int, int, int], queue.SimpleQueue[torch.Tensor]] = {}
+
+    def box(self, source: int, destination: int, tag: int) -> queue.SimpleQueue[torch.Tensor]:
+        return self._boxes.setdefault((source, destination, tag), queue.SimpleQueue())
+
+
+class InProcess:
+    """The transport of one rank among threads: what is sent is copied into the receiver's mailbox."""
+
+    receives_ahead = 0
+    whole_steps = False
+
+    def __init__(self, rank: int, mailboxes: Mailboxes, timeout_s: float) -> None:
+        self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        return [lambda m=m: self._take(m) for m in messages]  # type: ignore[misc]
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        for message in messages:
+            self._mailboxes.box(self._rank, message.peer, message.tag).put(message.data.clone())
+        return [lambda: None for _ in messages]
+
+    def _take(self, message: Message) -> None:
+        try:
+            arrived = self._mailboxes.box(message.peer, self._rank, message.tag).get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise RuntimeError(f"nothing arrived within {self._timeout_s} s") from None
+        message.data.copy_(arrived)

@@ -1,0 +1,349 @@
+"""Commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasp_lab.catalogue import catalogue_names
+from tests.conftest import ROOT, Command
+
+AGAINST = ("--schedule", "ring", "--schedule", "multi-ring")
+
+
+def test_predict(command: Command) -> None:
+    done = command("predict", "full-mesh:8", *AGAINST, "--shard-bytes", "64MiB", "--json")
+    assert done.returncode == 0, done.stderr
+    ring, multi_ring = json.loads(done.stdout)["predictions"]
+    shard, bandwidth, latency = 64 * 2**20, 50e9, 1e-6
+    assert ring["time_s"] == pytest.approx(7 * (latency + shard / bandwidth))
+    assert multi_ring["time_s"] == pytest.approx(7 * (latency + shard / (7 * bandwidth)))
+    assert ring["bound_s"] == multi_ring["bound_s"] == pytest.approx(latency + shard / bandwidth)
+    assert ring["busbw_bytes_per_s"] == pytest.approx(7 * shard / ring["time_s"])
+    assert {key: ring[key] for key in ("schedule", "topology", "world_size", "shard_bytes")} == {
+        "schedule": "ring", "topology": "full-mesh:8", "world_size": 8, "shard_bytes": shard,
+    }  # fmt: skip
+
+
+def test_options_set_the_numbers_of_an_expression(command: Command) -> None:
+    options = ("--link-bandwidth", "1GB/s", "--link-latency", "1ms", "--json")
+    done = command("predict", "switch:4", "--schedule", "direct", "--shard-bytes", "1MB", *options)
+    assert json.loads(done.stdout)["predictions"][0]["time_s"] == pytest.approx(1e-3 + 3e-3)
+
+
+@pytest.mark.parametrize("topology", ["nodes:2x8", "nodes:2x8:switch", "nodes:2x8:rails", "ring:8", "full-mesh:4"])
+def test_predict_on_everything_that_can_be_written(command: Command, topology: str) -> None:
+    done = command("predict", topology, *AGAINST, "--shard-bytes", "1000003", "--json")
+    assert done.returncode == 0, done.stderr
+    ring, multi_ring = json.loads(done.stdout)["predictions"]
+    assert 0 < multi_ring["bound_s"] <= multi_ring["time_s"]
+    assert ring["time_s"] > 0
+
+
+@pytest.mark.parametrize("name", catalogue_names())
+def test_predict_on_every_machine(command: Command, name: str) -> None:
+    done = command("predict", name, *AGAINST, "--schedule", "direct", "--shard-bytes", "1MiB", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["topology"] for row in json.loads(done.stdout)["predictions"]] == [name] * 3
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_small_worlds(command: Command, world_size: int) -> None:
+    done = command(
+        "predict", f"full-mesh:{world_size}", *AGAINST, "--schedule", "direct", "--shard-bytes", "7", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    times = {row["time_s"] for row in json.loads(done.stdout)["predictions"]}
+    assert times == ({0.0} if world_size == 1 else {1e-6 + 7 / 50e9})
+
+
+def test_explain_says_what_bound_each_transfer(command: Command) -> None:
+    done = command("predict", "switch:4", "--schedule", "ring", "--shard-bytes", "1MiB", "--explain", "--json")
+    transfers = json.loads(done.stdout)["predictions"][0]["transfers"]
+    assert len(transfers) == 12
+    assert {row["bound_by"] for row in transfers} <= {f"{r}->switch" for r in range(4)} | {
+        f"switch->{r}" for r in range(4)
+    }
+    spoken = command("predict", "switch:4", "--schedule", "ring", "--shard-bytes", "1MiB", "--explain")
+    assert "what bound ring" in spoken.stdout
+
+
+def test_trace_and_picture(command: Command) -> None:
+    done = command(
+        "predict", "full-mesh:4", *AGAINST, "--shard-bytes", "1MiB", "--trace", "trace.json", "--plot", "lanes.png"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "full-mesh:4" in done.stdout
+    assert (command.folder / "lanes.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((command.folder / "trace.json").read_text())["traceEvents"]
+    assert len([event for event in events if event["ph"] == "X"]) == 3 * 4 + 3 * 4 * 6
+
+
+@pytest.mark.parametrize(
+    ("topology", "rings", "fold", "links"),
+    [("full-mesh:8", 7, 1, 56), ("full-mesh:4", 6, 2, 12), ("full-mesh:6", 10, 2, 30)],
+)
+def test_decompose(command: Command, topology: str, rings: int, fold: int, links: int) -> None:
+    document = json.loads(command("decompose", topology, "--json").stdout)
+    assert (len(document["rings"]), document["fold"]) == (rings, fold)
+    assert document["links_used"] == document["links_total"] == links
+    assert document["topology"] == topology
+    assert document["reason"]
+    assert f"{rings} rings of fold {fold}" in command("decompose", topology).stdout
+
+
+def test_what_topologies_prints_is_a_topology_file(command: Command) -> None:
+    for name in catalogue_names():
+        (command.folder / "machine.json").write_text(command("topologies", name, "--json").stdout)
+        again = command("predict", "machine.json", "--schedule", "ring", "--shard-bytes", "1MiB", "--json")
+        first = command("predict", name, "--schedule", "ring", "--shard-bytes", "1MiB", "--json")
+        assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
+def test_topologies_lists_the_catalogue_and_its_sources(command: Command) -> None:
+    listed = json.loads(command("topologies", "--json").stdout)["topologies"]
+    assert {"h100-8", "mi300x-8", "h100-2x8", "a10-4-pcie"} <= {entry["name"] for entry in listed}
+    assert "nccl" in command("topologies", "h100-8").stdout.lower()
+
+
+def test_doctor(command: Command) -> None:
+    document = json.loads(command("doctor", "--json").stdout)
+    assert document["simulator"] == "works"
+    assert {Path(folder).parent for folder in document["packages"].values()} == {ROOT}
+    assert "emulated_fabric" in command("doctor").stdout
+
+
+@pytest.mark.parametrize("name", ["topologies", "decompose", "predict", "validate", "doctor"])
+def test_every_command_shows_an_example(command: Command, name: str) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0
+    assert f"Example: tasp-lab {name}" in " ".join(done.stdout.split())
+
+
+PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1MiB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        (("predict", "full-mush:4", *AGAINST, "--shard-bytes", "1"), "full-mush:4"),
+        (("predict", "full-mesh:0", *AGAINST, "--shard-bytes", "1"), "full-mesh:0"),
+        (("predict", "full-mesh:4", "--schedule", "tree", "--shard-bytes", "1"), "unknown schedule 'tree'"),
+        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes", "5parsecs"), "5parsecs"),
+        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes", "0"), "more than 0"),
+        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes=-1"), "more than 0"),
+        (("predict", "full-mesh:4", *AGAINST), "shard-bytes"),
+        (("predict", "full-mesh:4", "--shard-bytes", "1"), "schedule"),
+        ((*PREDICT, "--link-bandwidth", "nanGB/s"), "nanGB/s"),
+        ((*PREDICT, "--link-latency=-1us"), "-1us"),
+        ((*PREDICT, "--plot", "lanes.gif"), "expected a name that ends in .png or .svg"),
+        ((*PREDICT, "--trace", "no/such/folder/trace.json"), "no/such/folder"),
+        ((*PREDICT, "--trace", "/dev/full"), "/dev/full"),
+        ((*PREDICT, "--frobnicate"), "frobnicate"),
+        (("predict", "ring:4", "--schedule", "direct", "--shard-bytes", "1"), "step 0: rank 0 sends to rank 2"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--fabric", "carrier-pigeon"), "carrier-pigeon"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "0"), "expected 1 or more"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--scale", "2"), "at most 1"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--scale", "nan"), "scale: nan"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--fabric", "torchrun"), "not started by torch"),
+        (("frobnicate",), "frobnicate"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_wrong_input_is_answered_in_one_line(command: Command, arguments: tuple[str, ...], telling: str) -> None:
+    assert telling in command.refused(*arguments)
+    assert list(command.folder.iterdir()) == []
+
+
+def topology_file(command: Command, text: str, name: str = "machine.json") -> str:
+    (command.folder / name).write_text(text)
+    return name
+
+
+PAIR = {
+    "name": "pair",
+    "world_size": 2,
+    "links": [
+        {"source": 0, "destination": 1, "bandwidth_bytes_per_s": 1e9, "latency_s": 0},
+        {"source": 1, "destination": 0, "bandwidth_bytes_per_s": 1e9, "latency_s": 0},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "telling"),
+    [
+        (lambda pair: pair["links"][0].pop("bandwidth_bytes_per_s"), "bandwidth_bytes_per_s"),
+        (lambda pair: pair["links"][0].update(bandwidth_bytes_per_s=float("nan")), "machine.json"),
+        (lambda pair: pair["links"][0].update(bandwidth_bytes_per_s=-5), "machine.json"),
+        (lambda pair: pair["links"][0].update(destination=7), "7"),
+        (lambda pair: pair["links"].pop(), "not connected"),
+        (lambda pair: pair.update(colour="red"), "colour"),
+    ],
+    ids=["missing field", "NaN", "negative", "dangling", "disconnected", "unknown field"],
+)
+def test_a_broken_topology_file_is_answered_in_one_line(command: Command, change: object, telling: str) -> None:
+    document = json.loads(json.dumps(PAIR))
+    assert callable(change)
+    change(document)
+    file = topology_file(command, json.dumps(document))
+    assert telling in command.refused("predict", file, "--schedule", "ring", "--shard-bytes", "1")
+
+
+def test_a_sound_topology_file_works(command: Command) -> None:
+    done = command("predict", topology_file(command, json.dumps(PAIR)), "--schedule", "ring", "--shard-bytes", "1000")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_core_and_the_simulator_need_no_torch() -> None:
+    """With torch and pyroute2 hidden, everything but running works, and running says what is missing."""
+    program = (
+        "import sys\n"
+        "class Without:\n"
+        "    def __init__(self, finder):\n"
+        "        self.finder = finder\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(self.finder, name)\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        hidden = name.split('.')[0] in ('torch', 'pyroute2')\n"
+        "        return None if hidden else self.finder.find_spec(name, path, target)\n"
+        "sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]\n"
+        "from tasp_lab.cli import main\n"
+        "main()\n"
+    )
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    for arguments in (("doctor",), ("topologies",), ("decompose", "switch:8"), (*PREDICT, "--json")):
+        assert run(*arguments).returncode == 0
+    told = run("validate", "full-mesh:2", "--schedule", "ring", "--shard-bytes", "1")
+    assert told.returncode == 2
+    assert "torch, which is not installed: pip install 'tasp-lab[runtime]'" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+
+
+@pytest.mark.distributed
+def test_validate_on_local_processes(command: Command) -> None:
+    done = command(
+        "validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1MiB", "--fabric", "local", "--repeat", "3", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["scale"] == 1.0
+    assert [run["schedule"] for run in document["runs"]] == ["ring", "multi-ring"]
+    for run in document["runs"]:
+        assert run["predicted_s"] == run["time_s"] > 0
+        assert run["measured_s"] > 0
+        assert run["relative_error"] == pytest.approx(run["predicted_s"] / run["measured_s"] - 1)
+        assert len(run["measured_repeats_s"]) == 3
+
+
+@pytest.mark.fabric
+def test_validate_on_the_emulated_fabric(command: Command) -> None:
+    done = command(
+        "validate", "full-mesh:3", *AGAINST, "--shard-bytes", "200kB", "--repeat", "3", "--json",
+        "--trace", "both.json", "--plot", "both.svg",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert 0 < document["scale"] < 1
+    assert document["calibration"][0]["bandwidth_bytes_per_s"]["value"] > 0
+    ring, multi_ring = document["runs"]
+    # On a mesh of three, two rings halve the time. Wide limits: the table in experiments/ has the accuracy.
+    assert 1.5 < ring["measured_s"] / multi_ring["measured_s"] < 2.5
+    for run in document["runs"]:
+        assert abs(run["relative_error"]) < 0.3
+        assert run["bound_s"] <= run["nominal_s"]
+    assert "this takes about" in done.stderr
+    assert "latencies are not emulated" in done.stderr
+    names = {
+        e["args"]["name"]
+        for e in json.loads((command.folder / "both.json").read_text())["traceEvents"]
+        if e["name"] == "process_name"
+    }
+    assert {name.split()[0] for name in names} == {"predicted", "measured"}
+    assert (command.folder / "both.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.fabric
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_ctrl_c_and_kill_leave_nothing_behind(command: Command, signal_number: int) -> None:
+    process = command.start("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "4MiB")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "calibrating" in line:
+            break
+    group = descendants(process.pid)
+    assert len(group) >= 5
+    os.killpg(process.pid, signal_number)
+    process.communicate(timeout=10)
+    assert process.returncode == (130 if signal_number == signal.SIGINT else -signal.SIGKILL)
+    deadline_s = time.monotonic() + 5
+    while any(map(is_alive, group)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not any(map(is_alive, group))
+
+
+def descendants(process: int) -> list[int]:
+    """All processes below one."""
+    children = [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def torchrun(*arguments: str, port: int | None = None) -> subprocess.CompletedProcess[str]:
+    where = ["--standalone"] if port is None else ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    line = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", "2", "-m", "tasp_lab.cli"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        [*line, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
+
+
+@pytest.mark.distributed
+def test_validate_under_torchrun() -> None:
+    done = torchrun(
+        "validate", "full-mesh:2", *AGAINST, "--shard-bytes", "100kB", "--fabric", "torchrun", "--repeat", "2", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [run["world_size"] for run in json.loads(done.stdout)["runs"]] == [2, 2]
+
+
+@pytest.mark.distributed
+def test_the_wrong_number_of_ranks_is_told_once_per_rank() -> None:
+    done = torchrun("validate", "full-mesh:3", *AGAINST, "--shard-bytes", "1", "--fabric", "torchrun")
+    assert done.returncode != 0
+    assert "full-mesh:3 has 3 ranks, but 2 were started" in done.stderr
+
+
+@pytest.mark.distributed
+def test_a_port_in_use_is_one_line(command: Command) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command.environment |= {
+            "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "TORCH_CPP_LOG_LEVEL": "FATAL",
+        }  # fmt: skip
+        told = command("validate", "full-mesh:2", *AGAINST, "--shard-bytes", "1", "--fabric", "torchrun")
+    assert told.returncode == 2
+    assert f"rank 0: cannot join the process group at 127.0.0.1:{port}" in told.stderr
+    assert "already in use" in told.stderr.lower() or "EADDRINUSE" in told.stderr

@@ -1,0 +1,140 @@
+"""Real processes, real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.jobs import MeasurePair, PairTimes, RunSchedule
+from runtime.launcher import LaunchedRanks, launch
+from runtime.records import RankRecord, merge_records
+from runtime.setup import Placement
+from tasp_lab.all_gather import all_gather
+from tasp_lab.builders import full_mesh
+from tasp_lab.errors import RunError
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LaunchedRanks]:
+    """Four ranks that live for all tests which do not harm them."""
+    with launch([Placement()] * 4) as launched:
+        yield launched
+
+
+@pytest.mark.parametrize("transport", ["p2p", "batched", "all-to-all"])
+@pytest.mark.parametrize("name", ["ring", "multi-ring", "direct"])
+def test_one_set_of_ranks_runs_every_schedule_in_every_way(ranks: LaunchedRanks, name: str, transport: str) -> None:
+    """The ranks check the gathered data bit for bit; 100,003 bytes divide by nothing."""
+    schedule = all_gather(name, full_mesh(4), 100_003)
+    results = ranks.perform(RunSchedule(schedule, transport, repeats=2, warm_ups=1), longest_silence_s=20)
+    for repeat in range(2):
+        records = [of_rank[repeat] for of_rank in results if isinstance(of_rank, list)]
+        assert all(isinstance(record, RankRecord) for record in records)
+        timeline = merge_records(records, schedule, "local")
+        assert len(timeline.events) == schedule.transfers
+        assert sum(event.bytes for event in timeline.events) == 3 * 4 * 100_003
+
+
+def test_pairs_are_measured_one_way_at_a_time(ranks: LaunchedRanks) -> None:
+    results = ranks.perform(MeasurePair(2, 1, (1000, 100_000), repeats=3, tiny=10), longest_silence_s=20)
+    assert [isinstance(result, PairTimes) for result in results] == [False, False, True, False]
+    times = results[2]
+    assert isinstance(times, PairTimes)
+    assert [size for size, _ in times.answered_s] == [1000] * 3 + [100_000] * 3
+    assert len(times.tiny_answered_s) == len(times.tiny_posted_s) == 10
+    assert all(seconds > 0 for _, seconds in times.answered_s)
+
+
+def long_job() -> RunSchedule:
+    """Enough work to be interrupted: ranks verify and repeat for many seconds."""
+    return RunSchedule(all_gather("multi-ring", full_mesh(4), 4 * 2**20), "p2p", repeats=500)
+
+
+def rank_processes(launched: LaunchedRanks) -> list[int]:
+    """The process of every rank, in order: children of the nursery are forked in the order of ranks."""
+    nursery = launched._nursery.pid
+    return [int(pid) for pid in Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "told"),
+    [(signal.SIGKILL, "rank 2 was killed by SIGKILL"), (signal.SIGSTOP, "rank 2 hangs .* no sign of life")],
+)
+def test_a_rank_that_dies_or_hangs_ends_the_run_and_is_named(signal_number: int, told: str) -> None:
+    with launch([Placement()] * 4) as launched:
+        processes = rank_processes(launched)
+        assert len(processes) == 4
+        threading.Timer(1.0, os.kill, (processes[2], signal_number)).start()
+        began = time.monotonic()
+        with pytest.raises(RunError, match=told):
+            launched.perform(long_job(), longest_silence_s=20)
+        assert time.monotonic() - began < 15
+    assert_gone(processes)
+
+
+def test_a_rank_that_dies_between_jobs_is_named() -> None:
+    with launch([Placement()] * 2) as launched:
+        os.kill(rank_processes(launched)[1], signal.SIGKILL)
+        time.sleep(0.5)
+        with pytest.raises(RunError, match="rank 1 was killed by SIGKILL"):
+            launched.perform(long_job(), longest_silence_s=20)
+
+
+def test_an_error_inside_a_rank_is_one_line() -> None:
+    with (
+        launch([Placement()] * 2) as launched,
+        pytest.raises(RunError, match=r"rank . failed during the run: KeyError"),
+    ):
+        launched.perform(RunSchedule(all_gather("ring", full_mesh(2), 10), "pigeon", 1), longest_silence_s=20)
+
+
+def test_an_interface_that_does_not_exist_is_told() -> None:
+    with pytest.raises(RunError, match=r"rank . ended with exit code 1"), launch([Placement("nonesuch")] * 2):
+        pass
+
+
+def test_nothing_is_left_when_the_launcher_is_killed() -> None:
+    program = (
+        "import time\n"
+        "from runtime.launcher import launch\n"
+        "from runtime.setup import Placement\n"
+        "with launch([Placement()] * 2) as ranks:\n"
+        "    print(ranks._nursery.pid, flush=True)\n"
+        "    time.sleep(100)\n"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    nursery = int(launcher.stdout.readline())
+    children = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()
+    assert len(children) == 2
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    assert_gone([nursery, *map(int, children)])
+
+
+def assert_gone(processes: list[int]) -> None:
+    """All these processes end within seconds."""
+    deadline_s = time.monotonic() + 5
+    while any(map(is_running, processes)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not any(map(is_running, processes))
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and is no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasp_lab.errors import QuantityError
+from tasp_lab.quantities import (
+    format_bandwidth,
+    format_size,
+    format_time,
+    parse_bandwidth_bytes_per_s,
+    parse_size_bytes,
+    parse_time_s,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("1", 1), ("64MiB", 64 * 2**20), ("64MB", 64 * 10**6), ("1.5KiB", 1536), (" 2 kB ", 2000), ("1e3B", 1000)],
+)
+def test_sizes(text: str, size_bytes: int) -> None:
+    assert parse_size_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5parsecs", "0", "-1", "-1MiB", "0.5B", "nan", "inf", "1e999MiB", "1 2", "MiB", "64mib", "0x10", "1/2"]
+)
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(QuantityError, match="size"):
+        parse_size_bytes(text)
+
+
+def test_bandwidths_are_in_bytes_whatever_the_unit() -> None:
+    assert parse_bandwidth_bytes_per_s("400Gbit/s") == parse_bandwidth_bytes_per_s("50GB/s") == 50e9
+    assert parse_bandwidth_bytes_per_s("1GiB/s") == 2**30
+
+
+@pytest.mark.parametrize("text", ["50GB", "0GB/s", "-5GB/s", "nanGB/s", "50", "fast"])
+def test_what_is_no_bandwidth(text: str) -> None:
+    with pytest.raises(QuantityError, match="bandwidth"):
+        parse_bandwidth_bytes_per_s(text)
+
+
+def test_times() -> None:
+    assert parse_time_s("0s") == 0
+    assert parse_time_s("2.5ms") == 0.0025
+    assert parse_time_s("1us") == parse_time_s("1µs") == parse_time_s("1000ns") == 1e-6
+    for text in ("1", "-1s", "1min", "nan s"):
+        with pytest.raises(QuantityError, match="time"):
+            parse_time_s(text)
+
+
+@given(st.integers(1, 2**50))
+def test_a_size_survives_being_written_and_read(size_bytes: int) -> None:
+    assert parse_size_bytes(format_size(size_bytes)) == size_bytes
+
+
+@given(st.floats(1e-9, 1e6))
+def test_a_time_is_written_to_four_digits(time_s: float) -> None:
+    assert parse_time_s(format_time(time_s)) == pytest.approx(time_s, rel=1e-3)
+
+
+@given(st.floats(1, 1e13))
+def test_a_bandwidth_is_written_to_four_digits(bandwidth_bytes_per_s: float) -> None:
+    written = parse_bandwidth_bytes_per_s(format_bandwidth(bandwidth_bytes_per_s))
+    assert written == pytest.approx(bandwidth_bytes_per_s, rel=1e-3)
