@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -169,6 +170,8 @@ def launch(placements: Sequence[Placement]) -> Iterator[LaunchedRanks]:
 
     Raises `RunError` when a rank does not come up.
     """
+    if platform.system() != "Linux":
+        raise RunError(f"starting ranks needs Linux, this is {platform.system()}; torchrun works anywhere")
     folder = Path(tempfile.mkdtemp(prefix="tasp-lab-"))
     ranks: LaunchedRanks | None = None
     try:

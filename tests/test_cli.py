@@ -275,6 +275,23 @@ def test_validate_on_the_emulated_fabric(command: Command) -> None:
 
 
 @pytest.mark.fabric
+def test_two_runs_at_once_do_not_disturb_each_other(command: Command) -> None:
+    arguments = ("validate", "full-mesh:2", "--schedule", "ring", "--shard-bytes", "100kB", "--repeat", "2", "--json")
+    both = [command.start(*arguments) for _ in range(2)]
+    for process in both:
+        out, told = process.communicate(timeout=100)
+        assert process.returncode == 0, told
+        assert json.loads(out)["runs"][0]["world_size"] == 2
+
+
+@pytest.mark.fabric
+def test_a_world_of_one_has_nothing_to_do(command: Command) -> None:
+    done = command("validate", "full-mesh:1", *AGAINST, "--shard-bytes", "100", "--repeat", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [run["predicted_s"] for run in json.loads(done.stdout)["runs"]] == [0.0, 0.0]
+
+
+@pytest.mark.fabric
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_and_kill_leave_nothing_behind(command: Command, signal_number: int) -> None:
     process = command.start("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "4MiB")
@@ -322,6 +339,28 @@ def test_validate_under_torchrun() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [run["world_size"] for run in json.loads(done.stdout)["runs"]] == [2, 2]
+
+
+@pytest.mark.distributed
+def test_a_dead_rank_under_torchrun_is_named() -> None:
+    """Rank 1 leaves after the group has formed; rank 0 says whom it lost, and both are gone within seconds."""
+    program = (
+        "import os, sys\n"
+        "import runtime.perform\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    runtime.perform._Pair.answer = lambda self: os._exit(7)\n"
+        "from tasp_lab.cli import main\n"
+        "main()\n"
+    )
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    arguments = ("validate", "full-mesh:2", *AGAINST, "--shard-bytes", "100kB", "--fabric", "torchrun")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*line, sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
+        timeout=60, env=environment,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "tasp-lab: rank 0: lost rank 1 while measuring" in done.stderr
 
 
 @pytest.mark.distributed

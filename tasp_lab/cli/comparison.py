@@ -24,7 +24,7 @@ from tasp_lab.all_gather import all_gather
 from tasp_lab.bound import all_gather_bound_s, busbw_bytes_per_s
 from tasp_lab.errors import QuantityError, RunError
 from tasp_lab.machine import Machine
-from tasp_lab.quantities import Number
+from tasp_lab.quantities import Number, format_time
 from tasp_lab.schedule import Schedule
 from tasp_lab.timeline import Timeline
 from tasp_lab.topology import Topology
@@ -47,6 +47,9 @@ LINKS_BYTES_PER_S_PER_CORE = 40e6
 
 Two cores were seen to feed 140 MB/s over 56 links with 3 % loss of speed, and to fail at 220 MB/s.
 """
+
+MANY_TRANSFERS, TRANSFERS_PER_S = 1_000_000, 100_000
+"""From how many transfers on a simulation takes long, and about how many the engine simulates per second."""
 
 _START_S = 5.0
 
@@ -111,14 +114,23 @@ class Comparison:
     """False on the ranks of a torchrun group that leave the talking to rank 0."""
 
 
-def predict(machine: Machine, schedules: Sequence[str], shard_bytes: int) -> list[Prediction]:
-    """Predict AllGather of `shard_bytes` per rank by each of the named schedules.
+def predict(
+    machine: Machine, schedules: Sequence[str], shard_bytes: int, *, say: Say = _say_nothing
+) -> list[Prediction]:
+    """Predict AllGather of `shard_bytes` per rank by each of the named schedules; `say` is told of long ones.
 
     >>> from tasp_lab.catalogue import load_machine
     >>> [round(p.time_s * 1e6) for p in predict(load_machine("full-mesh:8"), ["ring", "multi-ring"], 2**20)]
     [154, 28]
     """
-    return [_predict(machine, all_gather(name, machine.topology, shard_bytes), shard_bytes) for name in schedules]
+    predictions = []
+    for name in schedules:
+        schedule = all_gather(name, machine.topology, shard_bytes)
+        if schedule.transfers > MANY_TRANSFERS:
+            seconds = schedule.transfers / TRANSFERS_PER_S
+            say(f"simulating {schedule.transfers:,} transfers of {name}, about {format_time(seconds)}")
+        predictions.append(_predict(machine, schedule, shard_bytes))
+    return predictions
 
 
 def _predict(machine: Machine, schedule: Schedule, shard_bytes: int) -> Prediction:
@@ -131,8 +143,12 @@ def _predict(machine: Machine, schedule: Schedule, shard_bytes: int) -> Predicti
 def default_scale(topology: Topology) -> float:
     """The scale at which this machine's cores can feed all links of an emulated fabric at once; at most 1."""
     total = sum(float(link.bandwidth_bytes_per_s) for link in topology.links)
-    cores = len(os.sched_getaffinity(0))
-    return min(1.0, LINKS_BYTES_PER_S_PER_CORE * cores / total) if total else 1.0
+    return min(1.0, LINKS_BYTES_PER_S_PER_CORE * usable_cores() / total) if total else 1.0
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def validate(
@@ -194,9 +210,9 @@ def _check(repeats: int, scale: float | None, fabric: FabricKind) -> None:
         raise QuantityError(f"scale: {scale}, expected more than 0 and at most 1")
     if scale is not None and fabric != "emulated":
         raise QuantityError(f"scale: only the emulated fabric is scaled, not {fabric!r}")
-    for module, extra in (("torch", "runtime"), ("pyroute2", "runtime")):
+    for module in ("torch", "pyroute2") if fabric == "emulated" else ("torch",):
         if importlib.util.find_spec(module) is None:
-            raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[{extra}]'")
+            raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
 
 
 def _nominal(topology: Topology, fabric: FabricKind) -> Machine:
@@ -259,7 +275,9 @@ def _longest_silence_s(schedule: Schedule, prediction: Prediction) -> float:
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Ticks that all cores of this machine were busy, and all their ticks, since it started."""
+    """Ticks that all cores of this machine were busy, and all their ticks, since it started; zeros without Linux."""
+    if not os.path.exists("/proc/stat"):
+        return 0.0, 0.0
     with open("/proc/stat") as stream:
         ticks = [int(value) for value in stream.readline().split()[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
 
+from tasp_lab.cli.comparison import usable_cores
 from tasp_lab.machine import Machine
 
 _PACKAGES = ("tasp_lab", "sim", "runtime")
@@ -35,7 +35,7 @@ def examine() -> Examination:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "packages": {name: str(_folder(name)) for name in _PACKAGES},
         "libraries": {name: _version(name) for name in _LIBRARIES},
         "gpus": _gpus(),

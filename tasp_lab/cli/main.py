@@ -142,7 +142,7 @@ def predict(
     machine = _machine(topology, link_bandwidth, link_latency, nic_bandwidth, nic_latency)
     size = parse_size_bytes(shard_bytes)
     _check_outputs(trace, plot)
-    predictions = ask_simulator(machine, schedule, size)
+    predictions = ask_simulator(machine, schedule, size, say=report.say)
     _write_timelines([prediction.timeline for prediction in predictions], trace, plot, f"AllGather on {topology}")
     if json:
         documents = [report.prediction_document(prediction) for prediction in predictions]

@@ -17,6 +17,9 @@ from tasp_lab.timeline import Timeline
 
 Document = dict[str, object]
 
+_WIDTH_OF_A_FILE = 140
+"""Columns of a table that no terminal limits."""
+
 
 def say(line: str) -> None:
     """A line of progress, for people only."""
@@ -36,7 +39,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console = Console()
-    console.print(table, width=None if console.is_terminal else 140)
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_OF_A_FILE)
+    console.print(table)
 
 
 def decomposition_document(decomposition: Decomposition) -> Document:
@@ -170,7 +175,7 @@ def print_comparison(comparison: Comparison) -> None:
     scale = f", scale {comparison.scale:.3g}" if comparison.fabric == "emulated" else ""
     title = f"AllGather of {format_size(p.shard_bytes)} per rank on {p.topology}, {comparison.fabric} fabric{scale}"
     columns = ("schedule", "predicted", "nominal", "measured", "error", "speed-up predicted", "speed-up measured",
-               "measured share of bound", "cores busy")  # fmt: skip
+               "share of bound", "cores busy")  # fmt: skip
     print_table(title, columns, rows)
 
 

@@ -1,0 +1,1 @@
+"""How fast tasp-lab itself is, as ratios within one run."""

@@ -1,0 +1,76 @@
+"""Predicted against measured AllGather on five emulated topologies.
+
+``python -m experiments.all_gather_table [TOPOLOGY ...]`` writes ``experiments/results/all_gather/TOPOLOGY.json`` as
+each topology is finished and the table ``experiments/results/all_gather.md`` from all files that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments.record import markdown_table, write_record
+from tasp_lab.catalogue import load_machine
+from tasp_lab.cli.comparison import validate
+from tasp_lab.cli.report import comparison_document, say
+from tasp_lab.output import write_whole
+
+TOPOLOGIES = ("full-mesh:4", "full-mesh:5", "full-mesh:8", "switch:8", "nodes:2x4")
+SCHEDULES = ("ring", "multi-ring", "direct")
+SHARD_BYTES = 4 * 2**20
+REPEATS = 5
+RESULTS = Path(__file__).parent / "results"
+
+Record = dict[str, Any]
+
+
+def main() -> None:
+    """Measure the topologies named on the command line, all without one, and write the table."""
+    for text in sys.argv[1:] or TOPOLOGIES:
+        comparison = validate(load_machine(text), SCHEDULES, SHARD_BYTES, repeats=REPEATS, say=say)
+        write_record(_file(text), comparison_document(comparison))
+    records = [json.loads(_file(text).read_text()) for text in TOPOLOGIES if _file(text).exists()]
+    table = _table(records)
+    write_whole(RESULTS / "all_gather.md", (table + "\n").encode())
+    print(table)
+
+
+def _file(topology: str) -> Path:
+    return RESULTS / "all_gather" / f"{topology.replace(':', '-')}.json"
+
+
+def _table(records: list[Record]) -> str:
+    columns = (
+        "topology, schedule", "predicted s", "measured s", "spread s", "error", "speed-up predicted",
+        "speed-up measured", "measured share of bound", "cores busy",
+    )  # fmt: skip
+    rows = [_row(run, record["runs"][0]) for record in records for run in record["runs"]]
+    made = "python -m experiments.all_gather_table"
+    dates = sorted({record["machine"]["date"] for record in records})
+    head = (
+        f"AllGather of {SHARD_BYTES} bytes per rank on the emulated fabric, medians of {REPEATS} repeats, made by "
+        f"`{made}` on {records[0]['machine']['cores']} cores ({', '.join(dates)}). Spread: slowest minus fastest "
+        "repeat. Speed-up: over ring. Bound: the topology's nominal bandwidth at the fabric's scale, packet headers "
+        "not counted."
+    )
+    return f"{head}\n\n{markdown_table(columns, rows)}"
+
+
+def _row(run: Record, ring: Record) -> list[str]:
+    return [
+        f"{run['topology']}, {run['schedule']}",
+        f"{run['predicted_s']:.3f}",
+        f"{run['measured_s']:.3f}",
+        f"{run['measured_spread_s']:.3f}",
+        f"{run['relative_error']:+.1%}",
+        f"{ring['predicted_s'] / run['predicted_s']:.2f}",
+        f"{ring['measured_s'] / run['measured_s']:.2f}",
+        f"{run['bound_s'] / run['measured_s']:.1%}",
+        f"{run['cpu_busy_share']:.0%}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

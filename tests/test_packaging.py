@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGES = ("tasp_lab", "sim", "runtime")
+
+
+def test_the_three_packages_share_one_folder() -> None:
+    """`sim` and `runtime` are common words: what is imported must be ours."""
+    folders = {Path(str(importlib.import_module(name).__file__)).parent.parent for name in PACKAGES}
+    assert folders == {ROOT}
+
+
+def test_the_wheel_holds_the_three_packages_and_the_machines(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    built = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
+    assert "tasp_lab/machines/h100-8.toml" in names
+    assert {f"{name}/py.typed" for name in PACKAGES} <= set(names)
+
+
+@pytest.mark.parametrize("package", ["tasp_lab", "sim"])
+def test_neither_core_nor_simulator_load_torch(package: str) -> None:
+    """Importing every module of the package, the command line aside, loads neither torch nor pyroute2."""
+    program = (
+        "import importlib, pkgutil, sys\n"
+        f"import {package}\n"
+        f"for module in pkgutil.walk_packages({package}.__path__, '{package}.'):\n"
+        "    if not module.name.startswith('tasp_lab.cli'):\n"
+        "        importlib.import_module(module.name)\n"
+        "print(*sorted({'torch', 'pyroute2', 'simpy'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == (["simpy"] if package == "sim" else [])
+
+
+def test_constraints_pin_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"]]
+    for extra in ("runtime", "notebooks", "search", "dev"):
+        wanted += project["optional-dependencies"][extra]
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    names = {requirement.split(";")[0].split(">")[0].strip().lower() for requirement in wanted}
+    assert names <= pinned
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
