@@ -1,4 +1,4 @@
-"""Fixtures for tests that start real processes."""
+"""Settings of all tests, and fixtures for those that start real processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("tasp-lab", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("tasp-lab")
 
 ROOT = Path(__file__).parent.parent
 

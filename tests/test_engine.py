@@ -5,7 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.engine import simulate
@@ -112,7 +112,6 @@ def test_slow_motion_takes_longer_by_the_scale(case: tuple[Topology, str], scale
     assert time_s(name, topology.scaled(scale), 60) * scale == time_s(name, topology, 60)
 
 
-@settings(deadline=None)
 @given(topologies_and_schedules(), st.integers(1, 2**30))
 def test_floats_agree_with_fractions(case: tuple[Topology, str], shard: int) -> None:
     topology, name = case

@@ -17,7 +17,7 @@ from tasp_lab.topology import Topology
 from tests.strategies import topologies_and_schedules
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(topologies_and_schedules(), st.integers(1, 300))
 def test_every_schedule_gathers_every_bit(case: tuple[Topology, str], shard: int) -> None:
     """The executor checks the data itself; its timeline has every transfer of the schedule once, with its bytes."""

@@ -37,8 +37,8 @@ def test_neither_core_nor_simulator_load_torch(package: str) -> None:
     program = (
         "import importlib, pkgutil, sys\n"
         f"import {package}\n"
-        f"for module in pkgutil.walk_packages({package}.__path__, '{package}.'):\n"
-        "    if not module.name.startswith('tasp_lab.cli'):\n"
+        f"for module in pkgutil.iter_modules({package}.__path__, '{package}.'):\n"
+        "    if not module.ispkg:\n"
         "        importlib.import_module(module.name)\n"
         "print(*sorted({'torch', 'pyroute2', 'simpy'} & set(sys.modules)))\n"
     )
