@@ -1,6 +1,6 @@
 # Two commands for a fresh machine with Python 3.11: `make lab` and `make test`.
 
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 WORKERS ?= 2

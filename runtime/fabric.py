@@ -180,6 +180,7 @@ def _next_hops(topology: Topology) -> dict[tuple[Vertex, int], Vertex]:
             if onward != link.destination:
                 raise FabricError(f"{topology.name}: two routes to rank {destination} part at {link.source}")
     graph = nx.Graph((link.source, link.destination) for link in topology.links)
+    graph.add_nodes_from(topology.vertices)
     for destination in range(topology.world_size):
         for vertex, path in nx.single_source_shortest_path(graph, destination).items():
             if len(path) > 1:

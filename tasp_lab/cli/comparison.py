@@ -24,7 +24,7 @@ from tasp_lab.all_gather import all_gather
 from tasp_lab.bound import all_gather_bound_s, busbw_bytes_per_s
 from tasp_lab.errors import QuantityError, RunError
 from tasp_lab.machine import Machine
-from tasp_lab.quantities import Number, format_time
+from tasp_lab.quantities import Number, format_bandwidth, format_time
 from tasp_lab.schedule import Schedule
 from tasp_lab.timeline import Timeline
 from tasp_lab.topology import Topology
@@ -187,7 +187,7 @@ def validate(
     with _ranks(fabric, topology) as ranks:
         if not _speaks(ranks):
             say = _say_nothing
-        say(f"{ranks.world_size} ranks are up")
+        say(f"ranks up: {ranks.world_size}")
         if ranks.world_size != topology.world_size:
             raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
         calibration = (calibrate_shared_medium if fabric == "local" else calibrate)(topology, ranks, say)
@@ -227,10 +227,10 @@ def _announce(
 ) -> None:
     if fabric != "emulated":
         return
-    slowest = min(float(link.bandwidth_bytes_per_s) for link in topology.links) if topology.links else 0.0
+    slowest = min((link.bandwidth_bytes_per_s for link in topology.links), default=0.0)
     seconds = _START_S + expected_duration_s(len(route_classes(topology))) + (repeats + 1) * sum(nominal)
     say(
-        f"emulating {topology.name} at scale {scale:.3g} (slowest link {slowest / 1e6:.3g} MB/s, "
+        f"emulating {topology.name} at scale {scale:.3g} (slowest link {format_bandwidth(slowest)}, "
         f"latencies are not emulated); this takes about {seconds:.0f} s"
     )
 
