@@ -11,7 +11,7 @@ from fractions import Fraction
 import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
@@ -178,7 +178,6 @@ INTERVALS = st.lists(
 
 
 @given(INTERVALS, st.integers(0, 2))
-@settings(deadline=None)
 def test_the_union_covers_what_is_busy_and_closes_narrow_gaps(intervals: list[tuple[int, int]], gap: int) -> None:
     union = pictures._union(np.array(intervals, dtype=np.float64).reshape(-1, 2), gap)
     assert all(after[0] - before[1] > gap for before, after in itertools.pairwise(union))

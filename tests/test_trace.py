@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.quantities import Number
@@ -75,7 +75,6 @@ def timeline(*events: Event) -> Timeline:
 
 
 @given(st.lists(TIMELINES, max_size=3))
-@settings(deadline=None)
 def test_events_are_preserved_one_to_one(timelines: list[Timeline]) -> None:
     found = records(*timelines)
     tracks = names(found, "thread_name")
@@ -95,7 +94,6 @@ def test_events_are_preserved_one_to_one(timelines: list[Timeline]) -> None:
 
 
 @given(st.lists(TIMELINES, max_size=3))
-@settings(deadline=None)
 def test_nothing_overlaps_on_a_track(timelines: list[Timeline]) -> None:
     tracks: defaultdict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in complete(records(*timelines)):
@@ -105,7 +103,6 @@ def test_nothing_overlaps_on_a_track(timelines: list[Timeline]) -> None:
 
 
 @given(TIMELINES)
-@settings(deadline=None)
 def test_no_more_tracks_than_events_at_one_time(drawn: Timeline) -> None:
     found = records(drawn)
     tracks = Counter(name.split(" (")[0] for name in names(found, "thread_name").values())
@@ -120,13 +117,11 @@ def test_no_more_tracks_than_events_at_one_time(drawn: Timeline) -> None:
 
 
 @given(st.lists(TIMELINES, max_size=2))
-@settings(deadline=None)
 def test_the_same_timelines_give_the_same_bytes(timelines: list[Timeline]) -> None:
     assert chrome_trace(timelines) == chrome_trace(timelines)
 
 
 @given(st.lists(TIMELINES, max_size=3))
-@settings(deadline=None)
 def test_every_process_and_track_has_one_name_and_place(timelines: list[Timeline]) -> None:
     found = records(*timelines)
     expected = {(pid, 0): f"{t.origin} {t.schedule} on {t.topology}" for pid, t in enumerate(timelines, 1)}

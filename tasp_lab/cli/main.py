@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,15 +44,36 @@ Trace = Annotated[Path | None, Parameter(help="Write a Chrome trace (JSON) to th
 Plot = Annotated[Path | None, Parameter(help="Draw the timelines into this file (.png or .svg).")]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ExpressionNumbers:
+    """The numbers of topology expressions; catalogue machines and files have their own."""
+
+    link_bandwidth: Annotated[str, Parameter(help="Of every link in an expression, or of its switch ports.")] = "50GB/s"
+    link_latency: Annotated[str, Parameter(help="From rank to rank over links.")] = "1us"
+    nic_bandwidth: Annotated[str, Parameter(help="Of every NIC in an expression.")] = "50GB/s"
+    nic_latency: Annotated[str, Parameter(help="From rank to rank over NICs.")] = "5us"
+
+    def load(self, text: str) -> Machine:
+        """The machine that a text means, with these numbers if it is an expression."""
+        defaults = ExpressionDefaults(
+            link_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(self.link_bandwidth),
+            link_latency_s=parse_time_s(self.link_latency),
+            nic_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(self.nic_bandwidth),
+            nic_latency_s=parse_time_s(self.nic_latency),
+        )
+        return load_machine(text, defaults)
+
+
+_USUAL_NUMBERS = ExpressionNumbers()
+
+
 @app.command
 def topologies(
     name: str | None = None,
     /,
     *,
-    link_bandwidth: str = "50GB/s",
-    link_latency: str = "1us",
-    nic_bandwidth: str = "50GB/s",
-    nic_latency: str = "5us",
+    numbers: ExpressionNumbers = _USUAL_NUMBERS,
     json: Json = False,
 ) -> None:
     """List the machines of the catalogue, or show one topology with its links and the source of each constant.
@@ -70,7 +92,7 @@ def topologies(
         rows = [(each, str(m.topology.world_size), m.summary) for each, m in machines]
         report.print_table("machines", ("name", "ranks", "summary"), rows, texts=(0, 2))
         return
-    machine = _machine(name, link_bandwidth, link_latency, nic_bandwidth, nic_latency)
+    machine = numbers.load(name)
     if json:
         report.print_json(topology_document(machine))
         return
@@ -124,10 +146,7 @@ def predict(
     *,
     schedule: Schedules,
     shard_bytes: ShardBytes,
-    link_bandwidth: str = "50GB/s",
-    link_latency: str = "1us",
-    nic_bandwidth: str = "50GB/s",
-    nic_latency: str = "5us",
+    numbers: ExpressionNumbers = _USUAL_NUMBERS,
     trace: Trace = None,
     plot: Plot = None,
     explain: Annotated[bool, Parameter(negative=(), help="Say what bound the transfers.")] = False,
@@ -139,7 +158,7 @@ def predict(
     """
     from tasp_lab.cli.comparison import predict as ask_simulator
 
-    machine = _machine(topology, link_bandwidth, link_latency, nic_bandwidth, nic_latency)
+    machine = numbers.load(topology)
     size = parse_size_bytes(shard_bytes)
     _check_outputs(trace, plot)
     predictions = ask_simulator(machine, schedule, size, say=report.say)
@@ -176,10 +195,7 @@ def validate(
     ] = None,
     repeat: Annotated[int, Parameter(help="Timed repetitions of each schedule.")] = 5,
     transport: Annotated[Literal["p2p", "batched", "all-to-all"], Parameter(help="How blocks are sent.")] = "p2p",
-    link_bandwidth: str = "50GB/s",
-    link_latency: str = "1us",
-    nic_bandwidth: str = "50GB/s",
-    nic_latency: str = "5us",
+    numbers: ExpressionNumbers = _USUAL_NUMBERS,
     trace: Trace = None,
     plot: Plot = None,
     json: Json = False,
@@ -190,7 +206,7 @@ def validate(
     """
     from tasp_lab.cli.comparison import validate as run_and_compare
 
-    machine = _machine(topology, link_bandwidth, link_latency, nic_bandwidth, nic_latency)
+    machine = numbers.load(topology)
     size = parse_size_bytes(shard_bytes)
     _check_outputs(trace, plot)
     comparison = run_and_compare(
@@ -217,16 +233,6 @@ def doctor(*, json: Json = False) -> None:
         report.print_json(examination)
     else:
         print_examination(examination)
-
-
-def _machine(text: str, link_bandwidth: str, link_latency: str, nic_bandwidth: str, nic_latency: str) -> Machine:
-    defaults = ExpressionDefaults(
-        link_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(link_bandwidth),
-        link_latency_s=parse_time_s(link_latency),
-        nic_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(nic_bandwidth),
-        nic_latency_s=parse_time_s(nic_latency),
-    )
-    return load_machine(text, defaults)
 
 
 def _check_outputs(trace: Path | None, plot: Path | None) -> None:
