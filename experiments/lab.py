@@ -20,7 +20,7 @@ from tasp_lab.trace import chrome_trace
 
 TOPOLOGIES = ("full-mesh:8", "switch:8")
 SCHEDULES = ("ring", "multi-ring")
-SHARD_BYTES = 2**20
+SHARD_BYTES = 2 * 2**20
 FOLDER = Path("lab")
 
 

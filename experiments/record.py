@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from tasp_lab.cli.comparison import usable_cores
+from runtime.host import usable_cores
 from tasp_lab.output import write_whole
 
 LIBRARIES = ("torch", "simpy", "numpy", "pyroute2")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from scipy.stats import theilslopes
 
 from runtime.jobs import MeasurePair, PairTimes, Ranks
+from tasp_lab.errors import RunError
 from tasp_lab.machine import Machine, Transport
 from tasp_lab.quantities import Number
 from tasp_lab.topology import Link, SharedCapacity, Topology
@@ -40,9 +41,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class RouteClass:
-    """Routes alike: `pair` stands for all of them."""
+    """Routes alike: `pairs` stand for all of them, the first one and, if it is alike, its reverse."""
 
-    pair: tuple[int, int]
+    pairs: tuple[tuple[int, int], ...]
     links: int
     nominal_bandwidth_bytes_per_s: float
     nominal_latency_s: float
@@ -68,14 +69,24 @@ class Calibration:
 
 def route_classes(topology: Topology) -> list[RouteClass]:
     """The classes of a topology's routes, the shortest first; each is represented by its first pair."""
-    found: dict[tuple[int, float, float], RouteClass] = {}
+    found: dict[_Likeness, RouteClass] = {}
     for source, destination in topology.rank_pairs():
-        route = topology.route(source, destination)
-        bandwidth = float(min(topology.links[link].bandwidth_bytes_per_s for link in route.links))
-        key = (len(route.links), bandwidth, float(route.latency_s))
-        if key not in found:
-            found[key] = RouteClass((source, destination), *key)
-    return [found[key] for key in sorted(found)]
+        likeness = _likeness(topology, source, destination)
+        if likeness not in found:
+            back = topology.has_route(destination, source) and _likeness(topology, destination, source) == likeness
+            pairs = ((source, destination), (destination, source)) if back else ((source, destination),)
+            found[likeness] = RouteClass(pairs, *likeness)
+    return [found[likeness] for likeness in sorted(found)]
+
+
+_Likeness = tuple[int, float, float]
+"""Number of links, nominal bandwidth and nominal latency of a route."""
+
+
+def _likeness(topology: Topology, source: int, destination: int) -> _Likeness:
+    route = topology.route(source, destination)
+    bandwidth = float(min(topology.links[link].bandwidth_bytes_per_s for link in route.links))
+    return len(route.links), bandwidth, float(route.latency_s)
 
 
 def calibrate(topology: Topology, ranks: Ranks, progress: Callable[[str], None] = lambda _: None) -> Calibration:
@@ -104,7 +115,7 @@ def calibrate_shared_medium(
 
 def _measure(route_class: RouteClass, ranks: Ranks, progress: Callable[[str], None]) -> ClassFit:
     times: list[PairTimes] = []
-    for source, destination in (route_class.pair, route_class.pair[::-1]):
+    for source, destination in route_class.pairs:
         progress(f"calibrating {source} to {destination}")
         sizes = _message_sizes(route_class, source, destination, ranks)
         times += _perform(MeasurePair(source, destination, sizes, REPEATS), ranks)
@@ -134,6 +145,9 @@ def fit(route_class: RouteClass, times: Sequence[PairTimes]) -> ClassFit:
     points = [point for direction in times for point in direction.answered_s]
     estimate = theilslopes([seconds for _, seconds in points], [size for size, _ in points])
     slope, low, high = (float(estimate[position]) for position in (0, 2, 3))
+    if low <= 0:
+        pair = " to ".join(str(rank) for rank in route_class.pairs[0])
+        raise RunError(f"calibrating {pair}: larger messages took no longer, so there is no bandwidth to be found")
     tiny = [seconds / 2 for direction in times for seconds in direction.tiny_answered_s]
     launch = _quartiles([seconds for direction in times for seconds in direction.tiny_posted_s])
     one_way = _quartiles(tiny)
@@ -151,33 +165,39 @@ def _transport(fits: Sequence[ClassFit]) -> Transport:
 
 
 def _apply(topology: Topology, fits: Sequence[ClassFit]) -> Topology:
-    """Give every link the efficiency and its share of the latency of the first class whose routes pass it."""
-    factors: dict[int, tuple[float, float]] = {}
-    by_key = {
+    """Give every link the efficiency of the first class whose routes pass it, and what latency that class has left.
+
+    Classes with fewer links come first. A longer route shares the latency that its measured class adds to what its
+    links have already been given among the links that are its own.
+    """
+    by_likeness = {
         (f.route_class.links, f.route_class.nominal_bandwidth_bytes_per_s, f.route_class.nominal_latency_s): f
         for f in fits
     }
-    pending: dict[int, tuple[int, tuple[float, float]]] = {}
-    for source, destination in topology.rank_pairs():
-        route = topology.route(source, destination)
-        nominal = float(min(topology.links[link].bandwidth_bytes_per_s for link in route.links))
-        found = by_key[len(route.links), nominal, float(route.latency_s)]
-        value = (found.bandwidth_bytes_per_s.value / nominal, found.latency_s.value / len(route.links))
-        order = fits.index(found)
-        for link in route.links:
-            if link not in pending or pending[link][0] > order:
-                pending[link] = (order, value)
-    factors = {link: value for link, (_, value) in pending.items()}
+    given: dict[int, tuple[float, float]] = {}
+    for found in fits:
+        for source, destination in topology.rank_pairs():
+            likeness = _likeness(topology, source, destination)
+            if by_likeness[likeness] is found:
+                _give(given, topology.route(source, destination).links, found)
 
     def calibrated(index: int, link: Link) -> Link:
-        efficiency, latency_s = factors.get(index, (1.0, 0.0))
+        efficiency, latency_s = given.get(index, (1.0, 0.0))
         bandwidth: Number = link.bandwidth_bytes_per_s * efficiency
         return replace(link, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
 
     return topology.map_links(calibrated)
 
 
-def expected_duration_s(classes: int) -> float:
-    """About how long `calibrate` takes for that many classes of routes."""
+def _give(given: dict[int, tuple[float, float]], links: Sequence[int], found: ClassFit) -> None:
+    """Give the links of a route that have nothing yet their efficiency and latency."""
+    new = [link for link in links if link not in given]
+    efficiency = found.bandwidth_bytes_per_s.value / found.route_class.nominal_bandwidth_bytes_per_s
+    left_s = found.latency_s.value - sum(given[link][1] for link in links if link in given)
+    given.update({link: (efficiency, max(left_s, 0.0) / len(new)) for link in new})
+
+
+def expected_duration_s(classes: Sequence[RouteClass]) -> float:
+    """About how long `calibrate` takes for these classes of routes."""
     messages_s = sum(LONGEST_MESSAGE_S / fraction for fraction in _FRACTIONS) + _PROBE_S
-    return classes * 2 * REPEATS * messages_s
+    return sum(len(each.pairs) for each in classes) * REPEATS * messages_s

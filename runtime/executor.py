@@ -1,36 +1,24 @@
 """The executor: runs one rank's part of a schedule over a transport and records what happened.
 
-It walks the steps of its rank. Receives are posted ahead, a block is sent as soon as it has arrived, and nothing
-waits for a step to end on other ranks. All blocks of a rank live in one buffer, in the order of their numbers; for
-AllGather that buffer is the gathered result.
+All blocks of a rank live in one buffer, in the order of their numbers; for AllGather that is the gathered result.
+How the steps are walked is in `runtime.walks`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
-from runtime.records import RankRecord, Received, Sent
-from runtime.transport import Message, Transport, Wait
+from runtime.host import BusyShare
+from runtime.records import RankRecord
+from runtime.transport import Message, Transport
+from runtime.walks import Progress, Row, Traffic, Walk, WalkByLanes, WalkBySteps
 from tasp_lab.errors import RunError
 from tasp_lab.schedule import Schedule, Step
 
-Progress = Callable[[int, int], None]
-"""Called with the step and the rank that is waited for (-1 for none)."""
 
-
-def _no_progress(step: int, peer: int) -> None:
+def _no_progress(_: int) -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Incoming:
-    received: tuple[int, int, int, int]
-    wait: Wait
 
 
 class Executor:
@@ -45,15 +33,17 @@ class Executor:
         progress: Progress = _no_progress,
     ) -> None:
         self.rank = rank
-        self._transport = transport
-        self._progress = progress
+        self._transport, self._progress = transport, progress
+        self._lanes, self._steps = schedule.lanes, len(schedule.steps)
         self._offsets = np.concatenate([[0], np.cumsum(schedule.block_bytes)])
         self._buffer = torch.zeros(int(self._offsets[-1]), dtype=torch.uint8, device=device)
         self._initial = np.flatnonzero(schedule.initial[rank]).tolist()
         self._final = np.flatnonzero(schedule.final[rank]).tolist()
-        self._sends = [_rows(step, step.source == rank, step.destination) for step in schedule.steps]
-        self._receives = [_rows(step, step.destination == rank, step.source) for step in schedule.steps]
-        self._lanes = schedule.lanes
+        self._sends: list[Row] = []
+        self._receives: list[Row] = []
+        for index, step in enumerate(schedule.steps):
+            self._sends += _rows(index, step, step.source == rank, step.destination)
+            self._receives += _rows(index, step, step.destination == rank, step.source)
 
     def fill(self) -> None:
         """Put the test pattern into the blocks that the rank holds at the start and zeros everywhere else."""
@@ -68,77 +58,39 @@ class Executor:
             if not torch.equal(found, test_pattern(block, found.numel())):
                 raise RunError(f"rank {self.rank}: block {block} is not what its owner sent")
 
+    def prepare(self) -> None:
+        """Post the receives that come first; when all ranks have, each finds a receiver ready for what it sends."""
+        self._traffic = Traffic(self.rank, self._transport, self._message, self._progress)
+        self._walk = self._new_walk()
+        self._walk.prepare()
+
     def run(self) -> RankRecord:
-        """Execute the rank's part once; times count from the call."""
-        self._pending: dict[int, _Incoming] = {}
-        self._posted = 0
-        self._received: list[Received] = []
-        self._began = time.perf_counter()
-        sent: list[Sent] = []
-        leaving: list[tuple[int, int, Wait]] = []
-        for step in range(len(self._sends)):
-            self._post_receives(up_to=step + self._transport.receives_ahead)
-            for group in self._send_groups(step):
-                for row in group:
-                    self._await_block(row[2])
-                messages = [self._message(step, *row) for row in group]
-                now = self._now()
-                waits = self._transport.send(messages)
-                sent += [Sent(step, lane, peer, block, now) for peer, lane, block in group]
-                leaving += [(step, row[0], wait) for row, wait in zip(group, waits, strict=True)]
-        for block in list(self._pending):
-            self._await_block(block)
-        for step, peer, wait in leaving:
-            self._guard(step, peer, "to be taken by", wait)
-        return RankRecord(self.rank, self._now(), tuple(sent), tuple(self._received))
+        """Execute the rank's part once, after `prepare`; times count from the call."""
+        traffic, busy = self._traffic, BusyShare()
+        traffic.begin()
+        self._walk.run()
+        traffic.finish_sends()
+        return RankRecord(self.rank, traffic.now(), busy.so_far(), tuple(traffic.sent), tuple(traffic.received))
 
-    def _send_groups(self, step: int) -> list[list[tuple[int, int, int]]]:
-        """What is posted together: the whole step, or each message on its own."""
-        rows = self._sends[step]
-        return [rows] if self._transport.whole_steps else [[row] for row in rows]
+    def _new_walk(self) -> Walk:
+        if self._transport.whole_steps:
+            return WalkBySteps(self._traffic, self._sends, self._receives, self._steps)
+        held, ahead = set(self._initial), self._transport.receives_ahead
+        return WalkByLanes(self._traffic, self._sends, self._receives, held, ahead)
 
-    def _post_receives(self, up_to: int) -> None:
-        while self._posted <= min(up_to, len(self._receives) - 1):
-            step = self._posted
-            rows = self._receives[step]
-            waits = self._transport.receive([self._message(step, *row) for row in rows])
-            for (peer, lane, block), wait in zip(rows, waits, strict=True):
-                self._pending[block] = _Incoming((step, lane, peer, block), wait)
-            self._posted += 1
-
-    def _await_block(self, block: int) -> None:
-        """Wait until a block that is on its way has arrived."""
-        incoming = self._pending.pop(block, None)
-        if incoming is not None:
-            step, lane, peer, _ = incoming.received
-            self._guard(step, peer, f"block {block} from", incoming.wait)
-            self._received.append(Received(step, lane, peer, block, self._now()))
-
-    def _guard(self, step: int, peer: int, what: str, wait: Wait) -> None:
-        self._progress(step, peer)
-        try:
-            wait()
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RunError(
-                f"rank {self.rank}, step {step}: lost rank {peer} waiting for {what} it ({reason})"
-            ) from None
-        self._progress(step, -1)
-
-    def _message(self, step: int, peer: int, lane: int, block: int) -> Message:
-        return Message(peer, step * self._lanes + lane, self._block(block))
+    def _message(self, row: Row) -> Message:
+        return Message(row.peer, row.step * self._lanes + row.lane, self._block(row.block))
 
     def _block(self, block: int) -> torch.Tensor:
         return self._buffer[self._offsets[block] : self._offsets[block + 1]]
 
-    def _now(self) -> float:
-        return time.perf_counter() - self._began
 
-
-def _rows(step: Step, mine: np.ndarray, peers: np.ndarray) -> list[tuple[int, int, int]]:
-    """The (peer, lane, block) rows of a step that concern one rank, in the order of lanes."""
-    rows = zip(peers[mine].tolist(), step.lane[mine].tolist(), step.block[mine].tolist(), strict=True)
-    return sorted(rows, key=lambda row: row[1])
+def _rows(index: int, step: Step, mine: np.ndarray, peers: np.ndarray) -> list[Row]:
+    """The messages of a step that concern one rank, lane by lane."""
+    columns = (peers[mine].tolist(), step.lane[mine].tolist(), step.block[mine].tolist())
+    return sorted(
+        (Row(index, lane, peer, block) for peer, lane, block in zip(*columns, strict=True)), key=lambda r: r.lane
+    )
 
 
 def test_pattern(block: int, size_bytes: int) -> torch.Tensor:

@@ -23,7 +23,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -31,12 +30,15 @@ from typing import Any
 
 import networkx as nx
 
-from runtime.setup import Placement
+from runtime.setup import Placement, our_module
 from tasp_lab.errors import FabricError
 from tasp_lab.topology import Topology, Vertex
 
 BUCKET_PACKETS = 2
 """Packets that an idle link may pass at once: one is too few when a timer is late, each is a credit at the start."""
+
+LEAST_BYTES_PER_S, MOST_BYTES_PER_S = 1e3, 1e9
+"""Below, a packet takes seconds; above, no machine forwards what the links carry (and 2**32 is tbf's own limit)."""
 
 _PACKET_S = 0.004
 _LEAST_PACKET_BYTES, _LARGEST_PACKET_BYTES = 1500, 9000
@@ -63,10 +65,16 @@ class Fabric:
 def emulate(topology: Topology) -> Iterator[Fabric]:
     """Build the fabric of an (already scaled) topology. Raises `FabricError` that says what is missing."""
     plan = _plan(topology, user_namespace=os.geteuid() != 0)
-    if topology.shared:
-        raise FabricError(f"{topology.name}: shared capacity {topology.shared[0].name!r} cannot be built from links")
     if (reason := missing_here()) is not None:
         raise FabricError(f"the emulated fabric does not work here: {reason}")
+    for link in topology.links:
+        if not LEAST_BYTES_PER_S <= link.bandwidth_bytes_per_s <= MOST_BYTES_PER_S:
+            raise FabricError(
+                f"{topology.name}: link {link.name} has {float(link.bandwidth_bytes_per_s):.3g} bytes/s at this scale; "
+                f"a token bucket shapes {LEAST_BYTES_PER_S:.0g} to {MOST_BYTES_PER_S:.0g}"
+            )
+    if topology.shared:
+        raise FabricError(f"{topology.name}: shared capacity {topology.shared[0].name!r} cannot be built from links")
     descriptors = _build(plan)
     try:
         user = descriptors[0] if plan["user_namespace"] else -1
@@ -101,7 +109,7 @@ def _build(plan: dict[str, Any]) -> list[int]:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            command = [sys.executable, "-m", "runtime.fabric_builder", str(theirs.fileno())]
+            command = our_module("runtime.fabric_builder", str(theirs.fileno()))
             builder = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
         messages: Connection = Connection(os.dup(ours.fileno()))
         try:
@@ -152,13 +160,12 @@ def _cables(topology: Topology, index: dict[Vertex, int]) -> list[dict[str, Any]
         ends = index[link.source], index[link.destination]
         a, b = min(ends), max(ends)
         cable = cables.setdefault((a, b), {"a": a, "b": b, "a_to_b": None, "b_to_a": None, "mtu": 0})
-        packet_bytes = packet_size_bytes(float(link.bandwidth_bytes_per_s))
-        cable["mtu"] = max(cable["mtu"], packet_bytes)
-        cable["a_to_b" if ends == (a, b) else "b_to_a"] = {
-            "rate": max(int(link.bandwidth_bytes_per_s), 1),
-            "burst": BUCKET_PACKETS * (packet_bytes + _ETHERNET_HEADER_BYTES),
-            "limit": _QUEUE_BYTES,
-        }
+        cable["mtu"] = max(cable["mtu"], packet_size_bytes(float(link.bandwidth_bytes_per_s)))
+        rate = max(int(link.bandwidth_bytes_per_s), 1)
+        cable["a_to_b" if ends == (a, b) else "b_to_a"] = {"rate": rate, "limit": _QUEUE_BYTES}
+    for cable in cables.values():
+        for shape in filter(None, (cable["a_to_b"], cable["b_to_a"])):
+            shape["burst"] = BUCKET_PACKETS * (cable["mtu"] + _ETHERNET_HEADER_BYTES)
     return list(cables.values())
 
 

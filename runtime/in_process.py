@@ -17,13 +17,17 @@ from tasp_lab.timeline import Timeline
 _TIMEOUT_S = 30.0
 
 
-def run_in_process(schedule: Schedule) -> Timeline:
-    """Execute a schedule once, every rank a thread, and check the result bit for bit. Raises `RunError`."""
+def run_in_process(schedule: Schedule, receives_ahead: int = 0, whole_steps: bool = False) -> Timeline:
+    """Execute a schedule once, every rank a thread, and check the result bit for bit. Raises `RunError`.
+
+    `receives_ahead` and `whole_steps` are those of the transport that is imitated.
+    """
     mailboxes = Mailboxes()
 
     def run(rank: int) -> RankRecord:
-        executor = Executor(schedule, rank, InProcess(rank, mailboxes, _TIMEOUT_S))
+        executor = Executor(schedule, rank, InProcess(rank, mailboxes, _TIMEOUT_S, receives_ahead, whole_steps))
         executor.fill()
+        executor.prepare()
         record = executor.run()
         executor.verify()
         return record
@@ -46,10 +50,10 @@ class Mailboxes:
 class InProcess:
     """The transport of one rank among threads: what is sent is copied into the receiver's mailbox."""
 
-    receives_ahead = 0
-    whole_steps = False
-
-    def __init__(self, rank: int, mailboxes: Mailboxes, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, mailboxes: Mailboxes, timeout_s: float, receives_ahead: int = 0, whole_steps: bool = False
+    ) -> None:
+        self.receives_ahead, self.whole_steps = receives_ahead, whole_steps
         self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:

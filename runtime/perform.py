@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from runtime.executor import Executor, Progress
+from runtime.executor import Executor
 from runtime.jobs import Job, MeasurePair, PairTimes, Result, RunSchedule
+from runtime.pulse import AT_BARRIER, WORKING
 from runtime.records import RankRecord
-from runtime.transport import TRANSPORTS
+from runtime.transport import device, make_transport, wait_for
+from runtime.walks import Progress
 from tasp_lab.errors import RunError
 
 
@@ -22,34 +25,32 @@ def perform(job: Job, timeout_s: float, progress: Progress) -> Result:
     return _measure_pair(job, timeout_s, progress)
 
 
-def device() -> str:
-    """Where this rank's blocks live: its GPU for NCCL and RCCL, else the host."""
-    return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
-
-
 def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress) -> list[RankRecord]:
-    transport = TRANSPORTS[job.transport](timeout_s)
+    transport = make_transport(job.transport, timeout_s)
     executor = Executor(job.schedule, dist.get_rank(), transport, device(), progress)
     records: list[RankRecord] = []
     for _ in range(job.warm_ups + job.repeats):
         executor.fill()
-        barrier()
+        executor.prepare()
+        barrier(progress)
         records.append(executor.run())
         executor.verify()
     return records[job.warm_ups :]
 
 
-def barrier() -> None:
+def barrier(progress: Progress) -> None:
     """Wait for all ranks. Raises `RunError` when one of them is gone."""
+    progress(AT_BARRIER)
     try:
         dist.barrier()
     except RuntimeError as error:
         raise RunError(f"rank {dist.get_rank()}: lost a rank at a barrier ({str(error).splitlines()[0]})") from None
+    progress(WORKING)
 
 
 def _measure_pair(job: MeasurePair, timeout_s: float, progress: Progress) -> PairTimes | None:
     rank = dist.get_rank()
-    barrier()
+    barrier(progress)
     if rank not in (job.source, job.destination):
         return None
     pair = _Pair(job, timeout_s, progress)
@@ -64,7 +65,11 @@ def _measure_pair(job: MeasurePair, timeout_s: float, progress: Progress) -> Pai
 
 
 class _Pair:
-    """Both ends of a point-to-point measurement. Receives are posted before the message they wait for is sent."""
+    """Both ends of a point-to-point measurement.
+
+    With gloo all receives are posted before the first message, as the executor does. NCCL would let them block
+    what is sent behind them, so there each is posted in its turn.
+    """
 
     def __init__(self, job: MeasurePair, timeout_s: float, progress: Progress) -> None:
         self._job, self._progress = job, progress
@@ -74,46 +79,46 @@ class _Pair:
 
     def send(self) -> PairTimes:
         """The source's side."""
-        answers = [self._receive(1, self._job.destination) for _ in range(self._count())]
+        peer = self._job.destination
+        answers = self._receives([1] * (len(self._sizes) + self._job.tiny + 1), peer)
         answered: list[tuple[int, float]] = []
         for size in self._sizes + [1] * self._job.tiny:
             began = time.perf_counter()
-            self._send(size, self._job.destination)
-            self._wait(answers.pop(0), self._job.destination)
+            self._send(size, peer)
+            self._wait(next(answers), peer)
             answered.append((size, time.perf_counter() - began))
-        posted = self._post_back_to_back()
-        self._wait(answers.pop(0), self._job.destination)
+        posted = self._post_back_to_back(peer)
+        self._wait(next(answers), peer)
         large, tiny = answered[: len(self._sizes)], answered[len(self._sizes) :]
         return PairTimes(tuple(large), tuple(seconds for _, seconds in tiny), tuple(posted))
 
     def answer(self) -> None:
         """The destination's side."""
-        sizes = self._sizes + [1] * self._job.tiny
-        waiting = [self._receive(size, self._job.source) for size in sizes]
-        back_to_back = [self._receive(1, self._job.source) for _ in range(self._job.tiny)]
-        for work in waiting:
-            self._wait(work, self._job.source)
-            self._send(1, self._job.source)
-        for work in back_to_back:
-            self._wait(work, self._job.source)
-        self._send(1, self._job.source)
+        peer = self._job.source
+        answered = self._sizes + [1] * self._job.tiny
+        messages = self._receives(answered + [1] * self._job.tiny, peer)
+        for _ in answered:
+            self._wait(next(messages), peer)
+            self._send(1, peer)
+        for message in messages:
+            self._wait(message, peer)
+        self._send(1, peer)
 
-    def _count(self) -> int:
-        return len(self._sizes) + self._job.tiny + 1
+    def _receives(self, sizes_bytes: list[int], peer: int) -> Iterator[dist.Work]:
+        """Receives in order: posted all at once with gloo, each when it is asked for with NCCL."""
+        lazily = (self._posted(dist.irecv(self._data[:size], peer)) for size in sizes_bytes)
+        return lazily if dist.get_backend() == "nccl" else iter(list(lazily))
 
-    def _post_back_to_back(self) -> list[float]:
+    def _post_back_to_back(self, peer: int) -> list[float]:
         posted: list[float] = []
         works: list[dist.Work] = []
         for _ in range(self._job.tiny):
             began = time.perf_counter()
-            works.append(self._posted(dist.isend(self._data[:1], self._job.destination)))
+            works.append(self._posted(dist.isend(self._data[:1], peer)))
             posted.append(time.perf_counter() - began)
         for work in works:
-            self._wait(work, self._job.destination)
+            self._wait(work, peer)
         return posted
-
-    def _receive(self, size_bytes: int, peer: int) -> dist.Work:
-        return self._posted(dist.irecv(self._data[:size_bytes], peer))
 
     def _send(self, size_bytes: int, peer: int) -> None:
         self._wait(self._posted(dist.isend(self._data[:size_bytes], peer)), peer)
@@ -123,8 +128,6 @@ class _Pair:
         return work
 
     def _wait(self, work: dist.Work, peer: int) -> None:
-        self._progress(0, peer)
-        work.wait(self._timeout)
-        if torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()
-        self._progress(0, -1)
+        self._progress(peer)
+        wait_for(work, self._timeout)
+        self._progress(WORKING)

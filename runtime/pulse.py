@@ -12,8 +12,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-WORKING, IDLE = -1, -2
-"""States of a rank that waits for no other: it computes or posts, or it has no job."""
+WORKING, IDLE, AT_BARRIER = -1, -2, -3
+"""States of a rank that waits for no single other: it computes or posts, it has no job, it waits for all."""
 
 _ROW_BYTES = 24
 

@@ -30,10 +30,14 @@ class Received(NamedTuple):
 
 
 class RankRecord(NamedTuple):
-    """One rank's run: seconds from its own start, which is right after a barrier."""
+    """One rank's run: seconds from its own start, which is right after a barrier.
+
+    `busy_share` is the share of the time of all cores of its host that was spent, by anybody, meanwhile.
+    """
 
     rank: int
     time_s: float
+    busy_share: float
     sent: tuple[Sent, ...]
     received: tuple[Received, ...]
 

@@ -1,8 +1,10 @@
-"""What a launched rank has to know, as plain data that a launcher without torch can build."""
+"""What a launched process has to know, as plain data that a launcher without torch can build."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,24 @@ class Placement:
 
 @dataclass(frozen=True)
 class RankSetup:
-    """One rank. `channel` and `pulse_descriptor` are descriptors that the rank inherits."""
+    """One rank. `channel`, `store`, `log`, `pulse` and the namespaces are descriptors that the rank inherits.
+
+    `store` is the file in memory in which ranks find each other, `log` the one that takes what the rank prints.
+    """
 
     rank: int
     world_size: int
     channel: int
-    store_path: str
-    log_path: str
-    pulse_descriptor: int
+    store: int
+    log: int
+    pulse: int
     interface: str
     network_namespace: int
     user_namespace: int
+
+
+def our_module(name: str, *arguments: str) -> list[str]:
+    """The command line that runs one of our modules, whatever the current folder holds under the same name."""
+    root = str(Path(__file__).parent.parent)
+    program = f"import sys; sys.path.insert(0, {root!r}); import runpy; runpy.run_module({name!r}, run_name='__main__')"
+    return [sys.executable, "-P", "-c", program, *arguments]

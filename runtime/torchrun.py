@@ -30,7 +30,7 @@ class TorchrunRanks:
 
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
         """Perform the job with all ranks. Raises `RunError` when a rank is lost or silent for longer than given."""
-        own = perform(job, longest_silence_s, lambda step, peer: None)
+        own = perform(job, longest_silence_s, lambda peer: None)
         results: list[Result] = [None] * self.world_size
         try:
             dist.all_gather_object(results, own)

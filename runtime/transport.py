@@ -1,8 +1,8 @@
 """How blocks are sent: a choice of the transport, never of the schedule.
 
-A `Transport` posts what its rank receives and sends at a step and returns a handle per message. Two properties
-tell the executor how to drive it: `receives_ahead` is by how many steps receives may be posted before the sends of
-their step, and `whole_steps` says that the sends of a step must be posted together with its receives.
+A `Transport` posts messages and returns a wait per message. Two properties tell the executor how to drive it:
+`receives_ahead` is by how many steps receives may be posted before their turn, and `whole_steps` says that the
+receives and then the sends of a step must be posted together, by every rank.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+
+from tasp_lab.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +32,14 @@ Wait = Callable[[], None]
 
 
 class Transport(Protocol):
-    """What the executor needs."""
+    """What the executor needs. Both calls raise `RuntimeError` when a peer is gone."""
 
     @property
     def receives_ahead(self) -> int: ...
     @property
     def whole_steps(self) -> bool: ...
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        """Post receives; for a transport of whole steps nothing moves before `send` of the same step."""
-        ...
-
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        """Post sends."""
-        ...
+    def receive(self, messages: Sequence[Message]) -> list[Wait]: ...
+    def send(self, messages: Sequence[Message]) -> list[Wait]: ...
 
 
 class PointToPoint:
@@ -66,7 +63,7 @@ class PointToPoint:
 
     def _wait(self, work: dist.Work | None) -> Wait:
         assert work is not None, "this process is not part of the group"
-        return lambda: _wait_for(work, self._timeout)
+        return lambda: wait_for(work, self._timeout)
 
 
 class Batched:
@@ -77,20 +74,24 @@ class Batched:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
-        self._operations: list[dist.P2POp] = []
-        self._works: list[dist.Work] = []
+        self._receives: list[dist.P2POp] = []
+        self._step = _Once()
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._works = []
-        self._operations = [dist.P2POp(dist.irecv, m.data, m.peer, tag=m.tag) for m in messages]
-        works = self._works
-        return [lambda: _wait_for_all(works, self._timeout) for _ in messages]
+        self._step = _Once()
+        self._receives = [dist.P2POp(dist.irecv, m.data, m.peer, tag=m.tag) for m in messages]
+        return [self._step.wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        operations = self._operations + [dist.P2POp(dist.isend, m.data, m.peer, tag=m.tag) for m in messages]
-        works, self._operations = self._works, []
-        works.extend(dist.batch_isend_irecv(operations) if operations else ())
-        return [lambda: _wait_for_all(works, self._timeout) for _ in messages]
+        operations = self._receives + [dist.P2POp(dist.isend, m.data, m.peer, tag=m.tag) for m in messages]
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def finish() -> None:
+            for work in works:
+                wait_for(work, self._timeout)
+
+        self._step.finish = finish
+        return [self._step.wait] * len(messages)
 
 
 class AllToAll:
@@ -101,35 +102,57 @@ class AllToAll:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
-        self._incoming: Sequence[Message] = ()
-        self._finish: list[Wait] = []
+        self._incoming: list[Message] = []
+        self._step = _Once()
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._incoming, self._finish = sorted(messages, key=lambda m: (m.peer, m.tag)), []
-        finish = self._finish
-        return [lambda: finish[0]() for _ in messages]
+        self._step = _Once()
+        self._incoming = _in_order(messages)
+        return [self._step.wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        incoming, finish = self._incoming, self._finish
-        outgoing = sorted(messages, key=lambda m: (m.peer, m.tag))
-        packed = _pack(outgoing)
+        incoming, outgoing = self._incoming, _in_order(messages)
+        packed = torch.cat([_nothing(), *(m.data for m in outgoing)])
         arrived = torch.empty(sum(m.data.numel() for m in incoming), dtype=torch.uint8, device=packed.device)
         work = dist.all_to_all_single(arrived, packed, _splits(incoming), _splits(outgoing), async_op=True)
-        assert work is not None
-        unpacked: list[bool] = []
+        assert work is not None, "this process is not part of the group"
 
-        def wait() -> None:
-            if not unpacked:
-                _wait_for(work, self._timeout)
-                unpacked.append(True)
-                _unpack(arrived, incoming)
+        def finish() -> None:
+            wait_for(work, self._timeout)
+            _unpack(arrived, incoming)
 
-        finish.append(wait)
-        return [wait for _ in messages]
+        self._step.finish = finish
+        return [self._step.wait] * len(messages)
 
 
-def _pack(messages: Sequence[Message]) -> torch.Tensor:
-    return torch.cat([m.data for m in messages]) if messages else torch.empty(0, dtype=torch.uint8)
+class _Once:
+    """A wait that many messages share: the first caller does the work."""
+
+    def __init__(self) -> None:
+        self.finish: Callable[[], object] | None = None
+
+    def wait(self) -> None:
+        if self.finish is not None:
+            finish, self.finish = self.finish, None
+            finish()
+
+
+def _in_order(messages: Sequence[Message]) -> list[Message]:
+    """The order in which both ends pack messages: by peer, then by tag."""
+    return sorted(messages, key=lambda m: (m.peer, m.tag))
+
+
+def _nothing() -> torch.Tensor:
+    """No bytes, where this rank's blocks live."""
+    return torch.empty(0, dtype=torch.uint8, device=device())
+
+
+def _splits(messages: Sequence[Message]) -> list[int]:
+    """How many bytes go to, or come from, each rank."""
+    sizes = [0] * dist.get_world_size()
+    for message in messages:
+        sizes[message.peer] += message.data.numel()
+    return sizes
 
 
 def _unpack(arrived: torch.Tensor, messages: Sequence[Message]) -> None:
@@ -140,23 +163,16 @@ def _unpack(arrived: torch.Tensor, messages: Sequence[Message]) -> None:
         start += size
 
 
-def _splits(messages: Sequence[Message]) -> list[int]:
-    sizes = [0] * dist.get_world_size()
-    for message in messages:
-        sizes[message.peer] += message.data.numel()
-    return sizes
+def device() -> str:
+    """Where this rank's blocks live: its GPU for NCCL and RCCL, else the host."""
+    return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
 
 
-def _wait_for(work: dist.Work, timeout: timedelta) -> None:
+def wait_for(work: dist.Work, timeout: timedelta) -> None:
+    """Return when the work is done, on the GPU too; raises `RuntimeError` when it failed or took too long."""
     work.wait(timeout)
-    if torch.cuda.is_available():
+    if dist.get_backend() == "nccl":
         torch.cuda.current_stream().synchronize()
-
-
-def _wait_for_all(works: list[dist.Work], timeout: timedelta) -> None:
-    while works:
-        _wait_for(works[-1], timeout)
-        works.pop()
 
 
 TRANSPORTS: dict[str, Callable[[float], Transport]] = {
@@ -165,3 +181,14 @@ TRANSPORTS: dict[str, Callable[[float], Transport]] = {
     "all-to-all": AllToAll,
 }
 """Ways of sending over a process group by name; each is built with a timeout in seconds."""
+
+
+def make_transport(name: str, timeout_s: float) -> Transport:
+    """A transport by name; ``auto`` is ``p2p`` for gloo and ``batched`` for NCCL.
+
+    Raises `RunError` for ``p2p`` on NCCL, where a receive that is posted ahead would block the sends behind it.
+    """
+    nccl = dist.get_backend() == "nccl"
+    if nccl and name == "p2p":
+        raise RunError("the transport p2p is for gloo; NCCL needs batched or all-to-all")
+    return TRANSPORTS[("batched" if nccl else "p2p") if name == "auto" else name](timeout_s)

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import torch
@@ -29,7 +30,7 @@ def main() -> None:
     die_with_parent()
     launcher: Connection = Connection(int(sys.argv[1]))
     setups: list[RankSetup] = launcher.recv()
-    rank_of = {_fork(setup): setup.rank for setup in setups}
+    rank_of = {_fork(setup, setups): setup.rank for setup in setups}
     for setup in setups:
         os.close(setup.channel)
     while rank_of:
@@ -37,12 +38,13 @@ def main() -> None:
         launcher.send((rank_of.pop(process), os.waitstatus_to_exitcode(status)))
 
 
-def _fork(setup: RankSetup) -> int:
+def _fork(setup: RankSetup, setups: Sequence[RankSetup]) -> int:
     process = os.fork()
     if process:
         return process
     code = 1
     try:
+        _close_others(setup, setups)
         _be_rank(setup)
         code = 0
     except BaseException:
@@ -52,17 +54,22 @@ def _fork(setup: RankSetup) -> int:
         os._exit(code)
 
 
-def _write_to(log_path: str) -> None:
-    """Let everything that this process prints go to a file."""
-    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+def _close_others(setup: RankSetup, setups: Sequence[RankSetup]) -> None:
+    """Keep no other rank's channel open: the launcher must see it close when that rank ends."""
+    for other in setups:
+        if other.rank != setup.rank:
+            os.close(other.channel)
+
+
+def _write_to(log: int) -> None:
+    """Let everything that this process prints go to a descriptor."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
 
 
 def _be_rank(setup: RankSetup) -> None:
     die_with_parent()
-    _write_to(setup.log_path)
+    _write_to(setup.log)
     if setup.user_namespace >= 0:
         join_namespace(setup.user_namespace, CLONE_NEWUSER)
         die_with_parent()  # joining a user namespace clears the wish
@@ -76,10 +83,10 @@ def _be_rank(setup: RankSetup) -> None:
 
 def _serve(setup: RankSetup, channel: Connection) -> None:
     torch.set_num_threads(1)
-    pulse = Pulse(setup.pulse_descriptor, setup.world_size)
+    pulse = Pulse(setup.pulse, setup.world_size)
     pulse.report(setup.rank, IDLE)
     pulse.beat(setup.rank)
-    store = f"file://{setup.store_path}"
+    store = f"file:///proc/self/fd/{setup.store}"
     dist.init_process_group("gloo", init_method=store, rank=setup.rank, world_size=setup.world_size)
     channel.send(("ready", None))
     while True:
@@ -87,7 +94,7 @@ def _serve(setup: RankSetup, channel: Connection) -> None:
         pulse.report(setup.rank, WORKING)
         answer: tuple[str, object]
         try:
-            answer = ("done", perform(job, timeout_s, lambda _, peer: pulse.report(setup.rank, peer)))
+            answer = ("done", perform(job, timeout_s, lambda peer: pulse.report(setup.rank, peer)))
         except TaspLabError as error:
             answer = ("failed", str(error))
         except Exception:

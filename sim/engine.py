@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import simpy
 
+from sim.host import Host
 from sim.network import Flow, Network
 from tasp_lab.machine import Machine
 from tasp_lab.quantities import Number
@@ -77,7 +78,7 @@ class _Run:
         self._launch_s = machine.transport.launch_s
         self._env = simpy.Environment()
         self._network = Network(self._env, machine.topology, self._deliver)
-        self._hosts = [simpy.Resource(self._env) for _ in range(schedule.world_size)] if self._launch_s else []
+        self._hosts = [Host(self._env, self._launch_s) for _ in range(schedule.world_size)]
         self._steps = _StepsByLane(schedule)
         self._sizes = schedule.block_bytes.tolist()
         self._held: list[set[int]] = [set(row.nonzero()[0].tolist()) for row in schedule.initial]
@@ -106,9 +107,7 @@ class _Run:
                     yield self._arrival(rank, block)
                 transfer = _Transfer(rank, lane, step, peer, block, env.now, waited_for)
                 if self._launch_s:
-                    with self._hosts[rank].request() as turn:
-                        yield turn
-                        yield env.timeout(self._launch_s)  # type: ignore[arg-type]
+                    yield self._hosts[rank].launch(lane)
                     transfer.launched_s = env.now
                 yield self._network.send(route(rank, peer), self._sizes[block], transfer)
                 waited_for = "lane"

@@ -1,7 +1,8 @@
 """The physical lower bound of AllGather by ports.
 
 Every rank has to receive the shards of all others through the links that lead to it, and to send its own at
-least once through those that leave it; the first byte takes one route latency. No schedule can be faster. On a
+least once through those that leave it; ranks whose links all share a capacity receive through it together; the first
+byte takes one route latency. No schedule can be faster. On a
 full mesh and on a switch the bound is reached by `direct_all_gather`; on other topologies a cut through the middle
 may be tighter than any port.
 """
@@ -9,7 +10,7 @@ may be tighter than any port.
 from __future__ import annotations
 
 from tasp_lab.quantities import Number
-from tasp_lab.topology import Topology
+from tasp_lab.topology import SharedCapacity, Topology
 
 
 def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
@@ -27,9 +28,20 @@ def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
         return 0
     into, out_of = _port_bandwidths(topology)
     latency = _least_latency_into(topology)
-    received = ((n - 1) * shard_bytes / into[rank] + latency[rank] for rank in range(n))
-    sent = (shard_bytes / out_of[rank] for rank in range(n))
-    return max(*received, *sent)
+    received = [(n - 1) * shard_bytes / into[rank] + latency[rank] for rank in range(n)]
+    sent = [shard_bytes / out_of[rank] for rank in range(n)]
+    shared = [
+        len(behind) * (n - 1) * shard_bytes / group.bandwidth_bytes_per_s + min(latency[rank] for rank in behind)
+        for group in topology.shared
+        if (behind := _ranks_behind(topology, group))
+    ]
+    return max(received + sent + shared)
+
+
+def _ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
+    """The ranks into which every link is one of the group's: together they receive through it."""
+    outside = {link.destination for link in topology.links if link.name not in group.links}
+    return [rank for rank in range(topology.world_size) if rank not in outside]
 
 
 def _port_bandwidths(topology: Topology) -> tuple[list[Number], list[Number]]:

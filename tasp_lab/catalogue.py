@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from importlib.resources import files
@@ -98,6 +98,28 @@ def catalogue_names() -> list[str]:
     ['a10-4-pcie', 'h100-2x8', 'h100-8', 'mi300x-8']
     """
     return sorted(entry.name[: -len(".toml")] for entry in _catalogue().iterdir() if entry.name.endswith(".toml"))
+
+
+def expression_numbers(text: str) -> list[str]:
+    """The numbers that apply to an expression, by their names as constants; none to catalogue names and files.
+
+    >>> expression_numbers("switch:8"), expression_numbers("h100-8")
+    (['link_bandwidth', 'link_latency'], [])
+    """
+    kind = text.partition(":")[0]
+    if kind not in _FORMS or text in catalogue_names():
+        return []
+    return [name for name in _PARSERS if kind == "nodes" or name.startswith("link_")]
+
+
+def expression_defaults(texts: Mapping[str, str]) -> ExpressionDefaults:
+    """The usual numbers of an expression but for those given as texts with a unit, by their names as constants.
+
+    >>> expression_defaults({"nic_latency": "3us"}).nic_latency_s
+    3e-06
+    """
+    parsed = {field: parse(texts[name]) for name, (field, parse) in _PARSERS.items() if name in texts}
+    return ExpressionDefaults(**parsed)
 
 
 def topology_document(machine: Machine) -> dict[str, object]:
@@ -193,7 +215,21 @@ _Switch = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*\Z")]
 _WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
 
 
-class _LinkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
+"""Characters that no line shows as they are: controls, line breaks, marks of direction and width, half characters."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """A part of a file, the texts of which can be printed as they are."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, str) and (unseen := _UNSEEN.search(value)):
+                raise ValueError(f"`{field}` has the character {unseen[0]!a}, expected text that can be seen")
+
+
+class _LinkRecord(_Record, frozen=True, forbid_unknown_fields=True):
     source: int | _Switch
     destination: int | _Switch
     bandwidth_bytes_per_s: float | str
@@ -205,7 +241,7 @@ class _LinkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Link(self.source, self.destination, bandwidth_bytes_per_s, latency_s)
 
 
-class _SharedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _SharedRecord(_Record, frozen=True, forbid_unknown_fields=True):
     name: _Text
     bandwidth_bytes_per_s: float | str
     links: tuple[str, ...]
@@ -214,13 +250,13 @@ class _SharedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return SharedCapacity(self.name, _bandwidth(where, self.bandwidth_bytes_per_s), self.links)
 
 
-class _ConstantRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ConstantRecord(_Record, frozen=True, forbid_unknown_fields=True):
     name: _Text
     value: _Text
     source: _Text
 
 
-class _ExplicitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ExplicitFile(_Record, frozen=True, forbid_unknown_fields=True):
     name: _Text
     world_size: _WorldSize
     links: tuple[_LinkRecord, ...]
@@ -234,7 +270,7 @@ class _ExplicitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Topology(self.name, self.world_size, links, shared)
 
 
-class _ExpressionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ExpressionFile(_Record, frozen=True, forbid_unknown_fields=True):
     name: _Text
     expression: str
     summary: str = ""
@@ -277,6 +313,8 @@ def _load_file(path: Path) -> Machine:
         raise TopologyError(f"{where} is a directory, expected a file whose name ends in .json or .toml")
     if path.suffix.lower() not in _DECODERS:
         raise TopologyError(f"{where}: expected a file whose name ends in .json or .toml")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise TopologyError(f"{where} is no regular file")
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:

@@ -1,11 +1,12 @@
-"""A decomposition: rings over the ranks of a topology that share no link.
+"""A decomposition: rings over the ranks of a topology that share no pair of ranks.
 
-A *ring* is a directed Hamiltonian cycle of the digraph whose arcs are the pairs of ranks between which a transfer
-is possible (its *links*, here). A decomposition of fold *k* uses no link more than *k* times. With one block per
-ring, every link then carries at most *k* blocks at every step of a multi-ring AllGather.
+A *ring* is a directed Hamiltonian cycle of the digraph whose arcs are the ordered pairs of ranks between which a
+transfer is possible: by a link or through switches. A decomposition of fold *k* uses no pair more than *k* times. With
+one block per ring, every pair then carries at most *k* blocks at every step of a multi-ring AllGather. Pairs that are
+links of their own share nothing then; behind switches they share the ports.
 
-A `Decomposition` that exists has been checked: every ring visits every rank once, over links that exist, and no
-link is used more often than the fold.
+A `Decomposition` that exists has been checked: every ring visits every rank once, over pairs between which a transfer
+is possible, and no pair is used more often than the fold.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tasp_lab.topology import Topology
 class Decomposition:
     """Rings of a topology: `rings` is an int array (rings, world_size), each row the ranks in the ring's order.
 
-    `fold` is how often a link may be used; `reason` says why these rings and no others.
+    `fold` is how often a pair of ranks may be used; `reason` says why these rings and no others.
     """
 
     topology: Topology
@@ -40,7 +41,7 @@ class Decomposition:
             )
 
     def _arcs_without_link(self) -> list[tuple[int, int, int]]:
-        allowed = _link_matrix(self.topology)
+        allowed = self.topology.linked_pairs
         onward = np.roll(self.rings, -1, axis=1)
         missing = np.argwhere(~allowed[self.rings, onward])
         return [(int(r), int(self.rings[r, p]), int(onward[r, p])) for r, p in missing[:1]]
@@ -53,7 +54,7 @@ class Decomposition:
     @cached_property
     def links_total(self) -> int:
         """Ordered pairs of ranks between which a transfer is possible."""
-        return int(_link_matrix(self.topology).sum())
+        return int(self.topology.linked_pairs.sum())
 
     @cached_property
     def links_used(self) -> int:
@@ -66,8 +67,8 @@ class Decomposition:
 def decompose(topology: Topology, fold: int | None = None) -> Decomposition:
     """The rings of a topology in which every rank can reach every other directly or through switches.
 
-    Without `fold` the answer is the smallest fold for which the rings use every link equally: one, and two for 4
-    and 6 ranks, where Tillson (1980) shows that one-fold rings do not exist. With ``fold=1`` these two raise
+    Without `fold` the answer is the smallest fold for which the rings use every pair of ranks equally: one, and two for
+    4 and 6 ranks, where Tillson (1980) shows that one-fold rings do not exist. With ``fold=1`` these two raise
     `NoDecompositionError`. A topology that is one directed ring gives that ring.
 
     >>> from tasp_lab.builders import full_mesh
@@ -78,7 +79,7 @@ def decompose(topology: Topology, fold: int | None = None) -> Decomposition:
     """
     if fold is not None and fold not in (1, 2):
         raise NoDecompositionError(f"fold {fold}: expected 1 or 2")
-    links = _link_matrix(topology)
+    links = topology.linked_pairs
     n = topology.world_size
     if links.sum() == n * (n - 1):
         return _decompose_complete(topology, fold)
@@ -94,12 +95,15 @@ def decompose(topology: Topology, fold: int | None = None) -> Decomposition:
 def _decompose_complete(topology: Topology, fold: int | None) -> Decomposition:
     n = topology.world_size
     if n in (4, 6) and fold != 1:
-        reason = f"K*_{n} has no {n - 1} link-disjoint rings (Tillson 1980); these two-fold rings use each link twice"
+        reason = (
+            f"K*_{n} has no {n - 1} rings that share no pair of ranks (Tillson 1980); "
+            "these two-fold rings use each pair of ranks twice"
+        )
         return Decomposition(topology, two_fold_hamiltonian_cycles(n), 2, reason)
     rings = hamiltonian_cycles(n)
     if fold == 2:
         return Decomposition(topology, np.repeat(rings, 2, axis=0), 2, f"each ring of K*_{n} twice")
-    return Decomposition(topology, rings, 1, f"K*_{n} decomposes into {n - 1} link-disjoint rings")
+    return Decomposition(topology, rings, 1, f"K*_{n} decomposes into {n - 1} rings that share no pair of ranks")
 
 
 def _follow(links: np.ndarray) -> IntArray:
@@ -109,11 +113,3 @@ def _follow(links: np.ndarray) -> IntArray:
     while len(ring) < len(links):
         ring.append(int(onward[ring[-1]]))
     return np.array([ring], dtype=np.int32)
-
-
-def _link_matrix(topology: Topology) -> np.ndarray:
-    """Bool array (n, n): whether a transfer from row to column is possible."""
-    matrix = np.zeros((topology.world_size, topology.world_size), dtype=bool)
-    for source, destination in topology.rank_pairs():
-        matrix[source, destination] = True
-    return matrix

@@ -28,11 +28,14 @@ _TIME_UNITS = {
     "µs": Fraction(1, 10**6),
     "ns": Fraction(1, 10**9),
 }
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\D*?)\s*")
+MOST_BYTES = 2**50
+"""The largest size: with it the bytes of all shards still fit into 64 bits."""
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\D*?)\s*", re.ASCII)
 
 
 def parse_size_bytes(text: str) -> int:
-    """Read a positive whole number of bytes.
+    """Read a positive whole number of bytes, at most `MOST_BYTES`.
 
     >>> parse_size_bytes("64MiB")
     67108864
@@ -44,6 +47,8 @@ def parse_size_bytes(text: str) -> int:
     value = _parse(text, _SIZE_UNITS, "size", "64MiB")
     if value <= 0:
         raise QuantityError(f"size {text!r}: expected more than 0 bytes")
+    if value > MOST_BYTES:
+        raise QuantityError(f"size {text!r}: expected at most {MOST_BYTES} bytes")
     if value.denominator != 1:
         raise QuantityError(f"size {text!r}: expected a whole number of bytes")
     return int(value)

@@ -47,6 +47,8 @@ class Step:
         lengths = {len(self.source), len(self.destination), len(self.lane), len(self.block)}
         if len(lengths) != 1:
             raise ScheduleError(f"a step's arrays have lengths {sorted(lengths)}, expected one length")
+        for values in (self.source, self.destination, self.lane, self.block):
+            values.flags.writeable = False
 
     @classmethod
     def of(cls, transfers: Iterable[tuple[int, int, int, int]]) -> Step:
@@ -97,6 +99,9 @@ class Schedule:
     peak_blocks: int = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps) if isinstance(self.steps, list) else self.steps)
+        for values in (self.block_bytes, self.initial, self.final):
+            values.flags.writeable = False
         proof = _Replay(self)
         object.__setattr__(self, "transfers", proof.run())
         object.__setattr__(self, "peak_blocks", int(proof.held.sum(axis=1).max()))

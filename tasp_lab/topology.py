@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -29,6 +30,14 @@ from tasp_lab.quantities import Number
 
 Vertex = int | str
 """A rank (int) or a switch (str)."""
+
+BoolArray = npt.NDArray[np.bool_]
+
+LEAST_BANDWIDTH_BYTES_PER_S, MOST_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
+"""Far slower than any link in slow motion, and far faster than any link there is; so that no result is infinite."""
+
+MOST_LATENCY_S = 1e9
+"""Thirty years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,16 @@ class Route:
     latency_s: Number
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The best way from a rank to a switch; `place` counts how many vertices are better reached than this one."""
+
+    hops: int
+    latency_s: Number
+    place: int
+    links: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Topology:
     """Ranks, switches and links. Raises `TopologyError` when it is not a machine that can exist.
@@ -91,21 +110,39 @@ class Topology:
     world_size: int
     links: tuple[Link, ...]
     shared: tuple[SharedCapacity, ...] = ()
-    _routes: dict[int, dict[int, Route]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _routes: dict[tuple[int, int], Route] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _ways: dict[int, dict[Vertex, _Way]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise TopologyError(f"topology {self.name!r}: world_size is {self.world_size}, expected 1 or more")
+        for switch in self.vertices[self.world_size :]:
+            self._check_switch(str(switch))
         seen: set[tuple[Vertex, Vertex]] = set()
         for link in self.links:
             self._check_link(link)
             if (link.source, link.destination) in seen:
                 raise TopologyError(f"topology {self.name!r}: link {link.name} is listed twice")
             seen.add((link.source, link.destination))
-        names = {link.name for link in self.links} if self.shared else set()
+        links = {link.name for link in self.links} if self.shared else set()
+        taken = set(links)
         for shared in self.shared:
-            self._check_shared(shared, names)
+            self._check_shared(shared, links)
+            if shared.name in taken:
+                raise TopologyError(
+                    f"topology {self.name!r}: shared capacity {shared.name!r} has the name of another constraint"
+                )
+            taken.add(shared.name)
         self._check_connected()
+
+    def _check_switch(self, switch: str) -> None:
+        where = f"topology {self.name!r}: switch {switch!r}"
+        if not switch.strip():
+            raise TopologyError(f"topology {self.name!r}: a switch has no name")
+        if switch.strip().lstrip("+-").isdecimal():
+            raise TopologyError(f"{where} could be taken for a rank, expected a name that is no number")
+        if "->" in switch:
+            raise TopologyError(f"{where} could be taken for a link, expected a name without '->'")
 
     def _check_link(self, link: Link) -> None:
         where = f"topology {self.name!r}: link {link.name}"
@@ -114,12 +151,12 @@ class Topology:
                 raise TopologyError(f"{where}: there is no rank {end}, expected 0 to {self.world_size - 1}")
         if link.source == link.destination:
             raise TopologyError(f"{where} joins a vertex to itself")
-        _check_number(where, "bandwidth_bytes_per_s", link.bandwidth_bytes_per_s, positive=True)
-        _check_number(where, "latency_s", link.latency_s, positive=False)
+        _check_bandwidth(where, link.bandwidth_bytes_per_s)
+        _check_latency(where, link.latency_s)
 
     def _check_shared(self, shared: SharedCapacity, names: set[str]) -> None:
         where = f"topology {self.name!r}: shared capacity {shared.name!r}"
-        _check_number(where, "bandwidth_bytes_per_s", shared.bandwidth_bytes_per_s, positive=True)
+        _check_bandwidth(where, shared.bandwidth_bytes_per_s)
         if not shared.links:
             raise TopologyError(f"{where} covers no link")
         for name in shared.links:
@@ -128,18 +165,12 @@ class Topology:
 
     def _check_connected(self) -> None:
         """Every rank must reach every other, and every switch must have a way in and a way out."""
-        vertices = self.vertices
-        index = {vertex: position for position, vertex in enumerate(vertices)}
-        ends = np.array([(index[link.source], index[link.destination]) for link in self.links], dtype=np.int64)
-        ends = ends.reshape(-1, 2)
-        shape = (len(vertices), len(vertices))
-        graph = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=shape)
-        _, component = connected_components(graph.tocsr(), directed=True, connection="strong")
-        for vertex, label in zip(vertices, component, strict=True):
+        component = self._components(self._ends)
+        for vertex, label in zip(self.vertices, component.tolist(), strict=True):
             if label != component[0]:
                 raise TopologyError(
                     f"topology {self.name!r} is not connected: "
-                    f"no way from {_say(vertices[0])} to {_say(vertex)} and back"
+                    f"no way from {_say(self.vertices[0])} to {_say(vertex)} and back"
                 )
 
     @cached_property
@@ -157,38 +188,76 @@ class Topology:
 
     def route(self, source: int, destination: int) -> Route:
         """The way from one rank to another. Raises `NoRouteError` when only a rank could forward."""
-        for rank in (source, destination):
-            if not 0 <= rank < self.world_size:
-                raise NoRouteError(f"topology {self.name!r} has no rank {rank}, expected 0 to {self.world_size - 1}")
-        if source not in self._routes:
-            self._routes[source] = {} if self._switchless else self._routes_from(source)
-        routes = self._routes[source]
-        if destination not in routes and (link := self._links_from[source].get(destination)) is not None:
-            routes[destination] = self._as_route((link,))
-        if destination not in routes:
-            raise NoRouteError(
-                f"topology {self.name!r}: no link and no switch leads from rank {source} to {destination}"
-            )
-        return routes[destination]
+        pair = (source, destination)
+        if pair not in self._routes:
+            self._routes[pair] = self._as_route(self._path(source, destination))
+        return self._routes[pair]
 
     def has_route(self, source: int, destination: int) -> bool:
         """Whether a transfer from one rank to the other is possible."""
-        try:
-            self.route(source, destination)
-        except NoRouteError:
-            return False
-        return True
+        n = self.world_size
+        return 0 <= source < n and 0 <= destination < n and bool(self.linked_pairs[source, destination])
 
     def rank_pairs(self) -> Iterator[tuple[int, int]]:
         """All ordered pairs of ranks between which a transfer is possible, in order."""
-        for source in range(self.world_size):
-            for destination in range(self.world_size):
-                if source != destination and self.has_route(source, destination):
-                    yield source, destination
+        for source, row in enumerate(self.linked_pairs):
+            for destination in row.nonzero()[0].tolist():
+                yield source, destination
 
     @cached_property
-    def _switchless(self) -> bool:
-        return len(self.vertices) == self.world_size
+    def linked_pairs(self) -> BoolArray:
+        """Bool array (world_size, world_size): whether a transfer from rank `row` to rank `column` is possible."""
+        n = self.world_size
+        linked = np.zeros((n, n), dtype=bool)
+        sources, destinations = self._ends.T
+        direct = (sources < n) & (destinations < n)
+        linked[sources[direct], destinations[direct]] = True
+        for entries, exits in self._crossings():
+            linked[np.ix_(entries, exits)] = True
+        np.fill_diagonal(linked, False)
+        linked.setflags(write=False)
+        return linked
+
+    def _crossings(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Ranks that have a link to some switches, and the ranks that these switches lead to.
+
+        Switches that reach each other lead to the same ranks, so one of them is followed for all.
+        """
+        sources, destinations = self._ends.T
+        between = (sources >= self.world_size) & (destinations >= self.world_size)
+        component = self._components(self._ends[between])
+        entering: dict[int, set[int]] = defaultdict(set)
+        for source, destination in self._ends[(sources < self.world_size) & (destinations >= self.world_size)].tolist():
+            entering[destination].add(source)
+        together: dict[int, list[int]] = defaultdict(list)
+        for switch in entering:
+            together[int(component[switch])].append(switch)
+        for switches in together.values():
+            exits = self._ranks_behind(self.vertices[switches[0]])
+            yield sorted(set().union(*(entering[switch] for switch in switches))), exits
+
+    def _ranks_behind(self, switch: Vertex) -> list[int]:
+        """The ranks that a switch leads to, without passing one."""
+        reached, waiting = {switch}, [switch]
+        while waiting:
+            onward = self._links_from[waiting.pop()].keys() - reached
+            reached |= onward
+            waiting += [vertex for vertex in onward if isinstance(vertex, str)]
+        return sorted(vertex for vertex in reached if isinstance(vertex, int))
+
+    def _components(self, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """A label per vertex; vertices that reach each other over links with these ends have the same one."""
+        size = len(self.vertices)
+        graph = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(size, size))
+        return connected_components(graph.tocsr(), directed=True, connection="strong")[1]
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        """Positions in `vertices` of source and destination of each link, as an array (links, 2)."""
+        switches = self.vertices[self.world_size :]
+        position: dict[Vertex, int] = {switch: index for index, switch in enumerate(switches, start=self.world_size)}
+        ends = [(position.get(a, a), position.get(b, b)) for a, b in ((x.source, x.destination) for x in self.links)]
+        return np.array(ends, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
     def _links_from(self) -> dict[Vertex, dict[Vertex, int]]:
@@ -206,24 +275,52 @@ class Topology:
                 found[index_of[name]] += (position,)
         return found
 
-    def _routes_from(self, source: int) -> dict[int, Route]:
-        """Dijkstra over (links, latency, order of listing), never onward from another rank."""
+    @cached_property
+    def _links_out_of_switches(self) -> dict[Vertex, dict[Vertex, int]]:
+        """For each rank the switches that have a link to it, and that link."""
+        found: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
+        for index, link in enumerate(self.links):
+            if isinstance(link.source, str) and isinstance(link.destination, int):
+                found[link.destination][link.source] = index
+        return found
+
+    def _path(self, source: int, destination: int) -> tuple[int, ...]:
+        """The links of the route: of all ways in the order of `_ways_from`, the one that is best at its end."""
+        for rank in (source, destination):
+            if not 0 <= rank < self.world_size:
+                raise NoRouteError(f"topology {self.name!r} has no rank {rank}, expected 0 to {self.world_size - 1}")
+        if (direct := self._links_from[source].get(destination)) is not None:
+            return (direct,)
+        if source not in self._ways:
+            self._ways[source] = self._ways_from(source)
+        ways, last = self._ways[source], self._links_out_of_switches[destination]
+        ends = [
+            (way.hops, way.latency_s + self.links[link].latency_s, way.place, (*way.links, link))
+            for switch, link in last.items()
+            if (way := ways.get(switch)) is not None and source != destination
+        ]
+        if not ends:
+            raise NoRouteError(
+                f"topology {self.name!r}: no link and no switch leads from rank {source} to {destination}"
+            )
+        return min(ends)[-1]
+
+    def _ways_from(self, source: int) -> dict[Vertex, _Way]:
+        """The best way from a rank to each switch: Dijkstra over (links, latency, order of listing)."""
         order = 0
         queue: list[tuple[int, Number, int, Vertex, tuple[int, ...]]] = [(0, 0, order, source, ())]
-        settled: dict[Vertex, tuple[int, ...]] = {}
+        settled: dict[Vertex, _Way] = {}
         while queue:
             hops, latency, _, vertex, path = heapq.heappop(queue)
             if vertex in settled:
                 continue
-            settled[vertex] = path
-            if isinstance(vertex, int) and vertex != source:
-                continue
+            settled[vertex] = _Way(hops, latency, len(settled), path)
             for onward, link in self._links_from[vertex].items():
-                if onward not in settled:
+                if isinstance(onward, str) and onward not in settled:
                     order += 1
                     entry = (hops + 1, latency + self.links[link].latency_s, order, onward, (*path, link))
                     heapq.heappush(queue, entry)
-        return {vertex: self._as_route(path) for vertex, path in settled.items() if isinstance(vertex, int) and path}
+        return settled
 
     def _as_route(self, path: tuple[int, ...]) -> Route:
         groups = {group for link in path for group in self._shared_of_link[link]} if self.shared else ()
@@ -258,11 +355,22 @@ def both_ways(a: Vertex, b: Vertex, bandwidth_bytes_per_s: Number, latency_s: Nu
     return (Link(a, b, bandwidth_bytes_per_s, latency_s), Link(b, a, bandwidth_bytes_per_s, latency_s))
 
 
-def _check_number(where: str, what: str, value: Number, *, positive: bool) -> None:
-    if not math.isfinite(value):
-        raise TopologyError(f"{where}: {what} is {value}, expected a finite number")
-    if value < 0 or (positive and value == 0):
-        raise TopologyError(f"{where}: {what} is {value}, expected {'more than 0' if positive else '0 or more'}")
+def _check_bandwidth(where: str, value: Number) -> None:
+    if not LEAST_BANDWIDTH_BYTES_PER_S <= value <= MOST_BANDWIDTH_BYTES_PER_S:
+        limits = f"{LEAST_BANDWIDTH_BYTES_PER_S:g} to {MOST_BANDWIDTH_BYTES_PER_S:g}"
+        expected = _finite(value) or ("more than 0" if value <= 0 else limits)
+        raise TopologyError(f"{where}: bandwidth_bytes_per_s is {value}, expected {expected}")
+
+
+def _check_latency(where: str, value: Number) -> None:
+    if not 0 <= value <= MOST_LATENCY_S:
+        expected = _finite(value) or ("0 or more" if value < 0 else f"at most {MOST_LATENCY_S:g}")
+        raise TopologyError(f"{where}: latency_s is {value}, expected {expected}")
+
+
+def _finite(value: Number) -> str:
+    """What was expected instead of infinity or no number; nothing if the value is finite."""
+    return "a finite number" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
 def _say(vertex: Vertex) -> str:

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from runtime.calibration import RouteClass, calibrate, calibrate_shared_medium, fit, route_classes
 from runtime.jobs import Job, MeasurePair, PairTimes, Result
-from tasp_lab.builders import full_mesh, nodes, switch
-from tasp_lab.topology import Topology
+from tasp_lab.builders import full_mesh, nodes, ring, switch
+from tasp_lab.errors import RunError
+from tasp_lab.topology import Link, Topology
 
 LAUNCH_S, LATENCY_S, CREDIT_S = 1e-5, 2e-4, 1e-4
 
@@ -39,7 +40,7 @@ def test_a_fit_recovers_the_link(bandwidth_bytes_per_s: float) -> None:
     """The bucket's credit and the answer's time shift all messages alike, so they do not touch the slope."""
     sizes = tuple(int(bandwidth_bytes_per_s * seconds) for seconds in (0.05, 0.1, 0.2, 0.4))
     job = MeasurePair(0, 1, sizes, 3)
-    route_class = RouteClass((0, 1), 1, bandwidth_bytes_per_s, 0.0)
+    route_class = RouteClass(((0, 1), (1, 0)), 1, bandwidth_bytes_per_s, 0.0)
     found = fit(route_class, [pair_times(job, bandwidth_bytes_per_s)] * 2)
     assert found.bandwidth_bytes_per_s.value == pytest.approx(bandwidth_bytes_per_s, rel=1e-6)
     assert found.latency_s.value == pytest.approx(LATENCY_S)
@@ -48,10 +49,33 @@ def test_a_fit_recovers_the_link(bandwidth_bytes_per_s: float) -> None:
 
 
 def test_classes_of_routes() -> None:
-    assert [c.pair for c in route_classes(full_mesh(4))] == [(0, 1)]
+    assert [c.pairs for c in route_classes(full_mesh(4))] == [((0, 1), (1, 0))]
     assert [c.links for c in route_classes(switch(4))] == [2]
-    assert [c.pair for c in route_classes(nodes(2, 4))] == [(0, 1), (0, 4)]
+    assert [c.pairs[0] for c in route_classes(nodes(2, 4))] == [(0, 1), (0, 4)]
     assert [c.links for c in route_classes(nodes(2, 4, "full-mesh", "rails"))] == [1, 2, 4]
+
+
+def test_only_routes_that_exist_are_measured() -> None:
+    """A directed ring has no way back, and a link that is slower one way is a class of its own."""
+    assert [c.pairs for c in route_classes(ring(4))] == [((0, 1),)]
+    assert len(calibrate(ring(4), FakeRanks(ring(4), {1: 1.0})).fits) == 1
+    lopsided = Topology("lopsided", 2, (Link(0, 1, 1e6, 0.0), Link(1, 0, 5e4, 0.0)))
+    assert [c.pairs for c in route_classes(lopsided)] == [((1, 0),), ((0, 1),)]
+    links = calibrate(lopsided, FakeRanks(lopsided, {1: 0.9})).machine.topology.links
+    assert [link.bandwidth_bytes_per_s for link in links] == pytest.approx([9e5, 4.5e4], rel=1e-3)
+
+
+def test_times_that_do_not_grow_give_no_bandwidth() -> None:
+    times = PairTimes(((100, 1.0), (200, 0.5), (400, 0.3)), (1e-4,) * 4, (1e-5,) * 4)
+    with pytest.raises(RunError, match="calibrating 0 to 1: larger messages took no longer"):
+        fit(RouteClass(((0, 1),), 1, 1e6, 0.0), [times])
+
+
+def test_a_route_gets_the_latency_that_was_measured_on_it() -> None:
+    topology = nodes(2, 2, "switch", "rails")
+    machine = calibrate(topology, FakeRanks(topology, {2: 1.0, 4: 1.0})).machine
+    for pair in ((0, 1), (0, 2), (0, 3)):
+        assert machine.topology.route(*pair).latency_s == pytest.approx(LATENCY_S)
 
 
 def test_each_class_gets_its_own_fit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.catalogue import MAX_WORLD_SIZE, ExpressionDefaults, catalogue_names, load_machine, topology_document
+from tasp_lab.catalogue import (
+    MAX_WORLD_SIZE,
+    ExpressionDefaults,
+    catalogue_names,
+    expression_numbers,
+    load_machine,
+    topology_document,
+)
 from tasp_lab.errors import TopologyError
 from tasp_lab.machine import IDEAL, Machine
 from tasp_lab.quantities import parse_bandwidth_bytes_per_s, parse_time_s
@@ -202,6 +210,19 @@ def test_an_unknown_machine_that_resembles_nothing_suggests_nothing() -> None:
     assert "is unknown" in refusal("")
 
 
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("ring:8", ["link_bandwidth", "link_latency"]),
+        ("nodes:2x4", ["link_bandwidth", "link_latency", "nic_bandwidth", "nic_latency"]),
+        ("h100-8", []),
+        ("machine.json", []),
+    ],
+)
+def test_numbers_that_a_machine_can_be_given(text: str, numbers: list[str]) -> None:
+    assert expression_numbers(text) == numbers
+
+
 # Files
 
 
@@ -257,6 +278,12 @@ def links(**changes: object) -> dict[str, Any]:
         (PAIR | {"links": [LINK]}, ["not connected", "rank 1"]),
         (PAIR | {"links": [LINK, BACK, LINK]}, ["0->1 is listed twice"]),
         (PAIR | {"name": " "}, ["$.name"]),
+        (PAIR | {"name": "a\x1b[31mb"}, ["`name` has the character '\\x1b'"]),
+        (PAIR | {"name": "a\nb"}, ["`name` has the character '\\n'"]),
+        (PAIR | {"name": "a\u202eb"}, ["`name` has the character '\\u202e'"]),
+        (PAIR | {"summary": "a\x07"}, ["`summary` has the character"]),
+        (SWITCH | {"expression": "switch:8\x1b"}, ["`expression` has the character"]),
+        (PAIR | {"constants": [BANDWIDTH | {"source": "a\x9bb"}]}, ["`source` has the character", "$.constants[0]"]),
         (links(source=9), ["9->0", "there is no rank 9"]),
         (links(source=-1), ["-1->0", "there is no rank -1"]),
         (links(source=10**400), ["there is no rank 1000000"]),
@@ -272,6 +299,9 @@ def links(**changes: object) -> dict[str, Any]:
         (links(bandwidth_bytes_per_s=None), ["got `null`", "$.links[1].bandwidth_bytes_per_s"]),
         (links(latency_s="1GB/s"), ["'1GB/s'", "a unit", "$.links[1].latency_s"]),
         (links(latency_s=-1e-6), ["1->0", "latency_s is -1e-06", "0 or more"]),
+        (links(latency_s=1e308), ["1->0", "latency_s is 1e+308", "at most 1e+09"]),
+        (links(bandwidth_bytes_per_s=5e-324), ["1->0", "bandwidth_bytes_per_s is 5e-324", "expected 1e-09 to 1e+18"]),
+        (PAIR | {"shared": [{"name": "b", "bandwidth_bytes_per_s": 1, "links": ["0->1"]}] * 2}, ["'b'", "another"]),
         (PAIR | {"shared": [{"name": "b", "bandwidth_bytes_per_s": 1, "links": ["0->2"]}]}, ["'b'", "0->2"]),
         (PAIR | {"shared": [{"name": "b", "bandwidth_bytes_per_s": "1", "links": []}]}, ["$.shared[0]"]),
         (PAIR | {"constants": [BANDWIDTH | {"source": ""}]}, ["$.constants[0].source"]),
@@ -357,6 +387,8 @@ def test_what_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
     assert "is a directory" in refusal(str(tmp_path))
     assert "null byte" in refusal("a\0b.json")
     assert "too long" in refusal("a" * 5000 + ".json")
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "is no regular file" in refusal(str(tmp_path / "pipe.json"))
 
 
 # Documents
@@ -371,7 +403,8 @@ def test_the_document_of_a_machine_is_a_file_of_it(tmp_path: Path, text: str) ->
 SWITCH_NAMES = ["switch", "pcie0", "spine-1", "rail_2"]
 BANDWIDTHS = st.floats(1e-3, 1e15) | st.integers(1, 10**12) | st.sampled_from(["50GB/s", "400Gbit/s", "1.5 MiB/s"])
 LATENCIES = st.floats(0, 10) | st.integers(0, 3) | st.sampled_from(["0s", "1us", "2.5ms", "300ns"])
-NAMES = st.text(min_size=1, max_size=8).filter(str.strip)
+PRINTABLE = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), max_size=8)
+NAMES = PRINTABLE.filter(str.strip)
 
 
 @st.composite
@@ -387,14 +420,15 @@ def explicit_documents(draw: st.DrawFn) -> dict[str, Any]:
     groups = draw(st.lists(st.sets(st.sampled_from(names), min_size=1), max_size=2)) if names else []
     return {
         "name": draw(NAMES),
-        "summary": draw(st.text(max_size=8)),
+        "summary": draw(PRINTABLE),
         "world_size": world_size,
         "links": [
             {"source": a, "destination": b, "bandwidth_bytes_per_s": draw(BANDWIDTHS), "latency_s": draw(LATENCIES)}
             for a, b in hops
         ],
         "shared": [
-            {"name": draw(NAMES), "bandwidth_bytes_per_s": draw(BANDWIDTHS), "links": sorted(group)} for group in groups
+            {"name": f"{i} {draw(NAMES)}", "bandwidth_bytes_per_s": draw(BANDWIDTHS), "links": sorted(group)}
+            for i, group in enumerate(groups)
         ],
         "constants": draw(
             st.lists(st.fixed_dictionaries({"name": NAMES, "value": NAMES, "source": NAMES}), max_size=2)

@@ -86,6 +86,11 @@ def test_trace_and_picture(command: Command) -> None:
     assert len([event for event in events if event["ph"] == "X"]) == 3 * 4 + 3 * 4 * 6
 
 
+def test_the_ending_of_a_picture_may_be_in_capitals(command: Command) -> None:
+    assert command(*PREDICT, "--plot", "LANES.PNG").returncode == 0
+    assert (command.folder / "LANES.PNG").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("topology", "rings", "fold", "links"),
     [("full-mesh:8", 7, 1, 56), ("full-mesh:4", 6, 2, 12), ("full-mesh:6", 10, 2, 30)],
@@ -96,7 +101,8 @@ def test_decompose(command: Command, topology: str, rings: int, fold: int, links
     assert document["links_used"] == document["links_total"] == links
     assert document["topology"] == topology
     assert document["reason"]
-    assert f"{rings} rings of fold {fold}" in command("decompose", topology).stdout
+    spoken = command("decompose", topology).stdout
+    assert f"{rings} rings of fold {fold}, {links} of {links} pairs of ranks used" in spoken
 
 
 def test_what_topologies_prints_is_a_topology_file(command: Command) -> None:
@@ -154,6 +160,21 @@ PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1Mi
         (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--scale", "nan"), "scale: nan"),
         (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--fabric", "torchrun"), "not started by torch"),
         (("frobnicate",), "frobnicate"),
+        (("frob\x1b[31m\nnicate",), r"frob\x1b[31m"),
+        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes", "1e30"), "expected at most 1125899906842624 bytes"),
+        ((*PREDICT, "--link-latency", "1e20s"), "latency_s is 1e+20, expected at most"),
+        ((*PREDICT, "--link-bandwidth", "1e-30B/s"), "bandwidth_bytes_per_s is 1e-30, expected"),
+        (("predict", "h100-8", *PREDICT[2:], "--link-bandwidth", "50GB/s"),
+         "h100-8 has its own numbers; --link-bandwidth applies to expressions only"),
+        (("validate", "h100-2x8", *PREDICT[2:], "--nic-latency", "1us", "--link-latency", "1us"),
+         "h100-2x8 has its own numbers; --link-latency, --nic-latency apply to expressions only"),
+        (("topologies", "h100-8", "--link-latency", "1us"), "h100-8 has its own numbers"),
+        (("topologies", "--link-latency", "1us"), "--link-latency applies to expressions only"),
+        ((*PREDICT, "--nic-latency", "1us"), "full-mesh:4 has no NICs; --nic-latency applies to nodes:"),
+        ((*PREDICT, "--trace", "x.png", "--plot", "./x.png"), "--trace and --plot name the same file"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "1.5"), "1.5"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "1e3"), "1e3"),
+        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "9" * 5000), "a whole number"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )  # fmt: skip
@@ -200,6 +221,117 @@ def test_a_broken_topology_file_is_answered_in_one_line(command: Command, change
 def test_a_sound_topology_file_works(command: Command) -> None:
     done = command("predict", topology_file(command, json.dumps(PAIR)), "--schedule", "ring", "--shard-bytes", "1000")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["a [/b] c", "[red]x", ":warning:", "\\[x", "$\\frac$", "größer 漢"])
+def test_names_are_printed_as_they_are(command: Command, name: str) -> None:
+    file = topology_file(command, json.dumps(PAIR | {"name": name, "summary": name}))
+    for arguments in (("topologies", file), ("decompose", file), ("predict", file, *PREDICT[2:], "--explain")):
+        done = command(*arguments, "--plot", "x.svg") if arguments[0] == "predict" else command(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert name in done.stdout
+
+
+def test_a_file_name_that_is_no_text(command: Command) -> None:
+    file = topology_file(command, json.dumps(PAIR), os.fsdecode(b"a\xff\nb.json"))
+    done = command("predict", file, *PREDICT[2:], "--plot", "x.svg", "--trace", os.fsdecode(b"\xff\n.trace"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "trace: \\udcff .trace\npicture: x.svg\n"
+
+
+def test_an_output_that_would_replace_the_topology_file_is_refused(command: Command) -> None:
+    file = topology_file(command, json.dumps(PAIR))
+    told = command.refused("predict", file, *PREDICT[2:], "--trace", f"./{file}")
+    assert "--trace would replace the topology" in told
+    assert json.loads((command.folder / file).read_text()) == PAIR
+
+
+@pytest.mark.parametrize(("bandwidth", "latency"), [(1e-9, 1e9), (1e18, 1e9), (1e18, 0), (1e-9, 0)])
+@pytest.mark.parametrize("size", [1, 2**50])
+def test_the_slowest_and_the_fastest_links_have_finite_results(
+    command: Command, bandwidth: float, latency: float, size: int
+) -> None:
+    numbers = {"bandwidth_bytes_per_s": bandwidth, "latency_s": latency}
+    links = [{"source": a, "destination": 1 - a} | numbers for a in (0, 1)]
+    file = topology_file(command, json.dumps(PAIR | {"links": links}))
+    outputs = ("--json", "--explain", "--trace", "trace.json", "--plot", "lanes.svg")
+    done = command("predict", file, *AGAINST, "--shard-bytes", str(size), *outputs)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predictions"][0]["time_s"] == pytest.approx(latency + size / bandwidth)
+
+
+def run_with(command: Command, redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a shell with one of its streams led elsewhere."""
+    line = f'"$@" {redirection}'
+    return subprocess.run(
+        ["bash", "-c", line, "bash", *command.line(*arguments)], cwd=command.folder, env=command.environment,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments", [(*PREDICT, "--json"), PREDICT, ("doctor",), ("--help",), ("topologies",), ("--version",)], ids=str
+)
+def test_a_full_disk_behind_stdout_is_answered_in_one_line(command: Command, arguments: tuple[str, ...]) -> None:
+    told = run_with(command, "> /dev/full", *arguments)
+    assert (told.returncode, told.stderr) == (2, "tasp-lab: No space left on device\n")
+
+
+def test_streams_that_are_closed_or_full(command: Command) -> None:
+    assert run_with(command, ">&-", *PREDICT).returncode == 0
+    assert json.loads(run_with(command, "2>&-", *PREDICT, "--json", "--trace", "t").stdout)
+    assert run_with(command, "2>&-", "predict", "nothing").stdout == ""
+    for redirection in ("2>&-", "2>/dev/full"):
+        assert run_with(command, redirection, "predict", "nothing").returncode == 2
+
+
+def test_a_reader_that_leaves_is_no_error(command: Command) -> None:
+    done = run_with(command, "| true; exit ${PIPESTATUS[0]}", "decompose", "full-mesh:128")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_terminal_without_unicode_gets_replacements(command: Command) -> None:
+    command.environment |= {"PYTHONIOENCODING": "ascii"}
+    file = topology_file(command, json.dumps(PAIR | {"name": "größer"}))
+    done = command("predict", file, *PREDICT[2:])
+    assert done.returncode == 0, done.stderr
+    assert "gr?" in done.stdout or "gr\\xf6" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "telling"),
+    [
+        ("MemoryError()", "not enough memory"),
+        ("OSError(24, 'Too many open files', '/proc/stat')", "/proc/stat: Too many open files"),
+        ("OSError('something\\nelse')", "something else"),
+    ],
+)
+def test_what_the_system_refuses_is_answered_in_one_line(command: Command, error: str, telling: str) -> None:
+    program = f"""
+from importlib import import_module
+cli = import_module("tasp_lab.cli.main")
+def refuse(*_): raise {error}
+cli.load_machine = refuse
+cli.main()
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program, *PREDICT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stdout, told.stderr) == (2, "", f"tasp-lab: {telling}\n")
+
+
+def test_doctor_reports_what_is_broken(command: Command) -> None:
+    """With every library there but none working, each finding says so."""
+    for name in ("torch", "pyroute2", "simpy"):
+        (command.folder / f"{name}.py").write_text("raise OSError('libcudart.so.13: cannot\\nopen')\n")
+    command.environment["PYTHONPATH"] = f"{command.folder}:{command.environment['PYTHONPATH']}"
+    done = command("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    for finding in ("gpus", "simulator"):
+        assert document[finding] == "does not work here: OSError: libcudart.so.13: cannot open"
+    assert document["emulated_fabric"].startswith("does not work here: ")
+    assert "does not work here" in command("doctor").stdout
 
 
 def test_the_core_and_the_simulator_need_no_torch() -> None:
@@ -250,7 +382,7 @@ def test_validate_on_local_processes(command: Command) -> None:
 @pytest.mark.fabric
 def test_validate_on_the_emulated_fabric(command: Command) -> None:
     done = command(
-        "validate", "full-mesh:3", *AGAINST, "--shard-bytes", "200kB", "--repeat", "3", "--json",
+        "validate", "full-mesh:3", *AGAINST, "--shard-bytes", "200kB", "--repeat", "3", "--scale", "1e-4", "--json",
         "--trace", "both.json", "--plot", "both.svg",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -276,7 +408,19 @@ def test_validate_on_the_emulated_fabric(command: Command) -> None:
 
 @pytest.mark.fabric
 def test_two_runs_at_once_do_not_disturb_each_other(command: Command) -> None:
-    arguments = ("validate", "full-mesh:2", "--schedule", "ring", "--shard-bytes", "100kB", "--repeat", "2", "--json")
+    arguments = (
+        "validate",
+        "full-mesh:2",
+        "--schedule",
+        "ring",
+        "--shard-bytes",
+        "100kB",
+        "--repeat",
+        "2",
+        "--scale",
+        "1e-4",
+        "--json",
+    )
     both = [command.start(*arguments) for _ in range(2)]
     for process in both:
         out, told = process.communicate(timeout=100)

@@ -34,6 +34,7 @@ def test_where_one_fold_rings_do_not_exist(world_size: int, rings: int) -> None:
         found = decompose(topology)
         assert (len(found.rings), found.fold) == (rings, 2)
         assert "Tillson" in found.reason
+        assert "use each pair of ranks twice" in found.reason
 
 
 def test_an_explicit_fold_of_two_doubles_the_rings() -> None:

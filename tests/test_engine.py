@@ -139,6 +139,17 @@ def test_launches_of_a_rank_come_one_after_the_other() -> None:
     assert time_s("ring", full_mesh(4, Fraction(1), Fraction(2)), 6, Fraction(1)) == 3 * 9
 
 
+@given(world_sizes, exact_bandwidths, exact_bandwidths, exact_latencies, st.integers(1, 200))
+def test_the_bound_of_a_shared_medium_is_reached(
+    n: int, link: Fraction, medium: Fraction, latency: Fraction, shard: int
+) -> None:
+    """All n(n-1) shards go through one capacity, or through the links where those are tighter."""
+    mesh = full_mesh(n, link, latency)
+    shared = replace(mesh, shared=(SharedCapacity("medium", medium, tuple(each.name for each in mesh.links)),))
+    expected = latency + max(shard / link, n * (n - 1) * shard / medium)
+    assert all_gather_bound_s(shared, shard) == time_s("direct", shared, shard) == expected
+
+
 def test_what_bound_a_transfer() -> None:
     def bounds(topology: Topology, launch_s: Number = 0) -> set[str]:
         schedule = all_gather("ring", topology, 6)

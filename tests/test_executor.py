@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -18,12 +19,14 @@ from tests.strategies import topologies_and_schedules
 
 
 @settings(max_examples=200)
-@given(topologies_and_schedules(), st.integers(1, 300))
-def test_every_schedule_gathers_every_bit(case: tuple[Topology, str], shard: int) -> None:
-    """The executor checks the data itself; its timeline has every transfer of the schedule once, with its bytes."""
+@given(topologies_and_schedules(), st.integers(1, 300), st.integers(0, 5), st.booleans())
+def test_every_schedule_gathers_every_bit(
+    case: tuple[Topology, str], shard: int, receives_ahead: int, whole_steps: bool
+) -> None:
+    """Walked by lanes or by steps. The executor checks the data; its timeline has every transfer once, with its bytes."""
     topology, name = case
     schedule = all_gather(name, topology, shard)
-    timeline = run_in_process(schedule)
+    timeline = run_in_process(schedule, receives_ahead, whole_steps)
     expected = {
         (index, *row): int(schedule.block_bytes[row[3]])
         for index, step in enumerate(schedule.steps)
@@ -44,6 +47,7 @@ def test_wrong_data_is_noticed() -> None:
 def test_a_silent_peer_is_named() -> None:
     executor = Executor(all_gather("ring", full_mesh(3), 100), 1, InProcess(1, Mailboxes(), 0.01))
     executor.fill()
+    executor.prepare()
     with pytest.raises(RunError, match="rank 1, step 0: lost rank 0 waiting for block 0 from it"):
         executor.run()
 
@@ -53,6 +57,36 @@ def test_patterns_tell_blocks_and_positions_apart() -> None:
     assert torch.equal(first, test_pattern(0, 1000))
     assert not torch.equal(first, second)
     assert not torch.equal(first[:999], first[1:])
+
+
+def test_no_lane_waits_for_another() -> None:
+    """Lane 0's block comes late; lane 1's is passed on before it."""
+    schedule = all_gather("multi-ring", full_mesh(3), 10)
+    mailboxes = Mailboxes()
+    executor = Executor(schedule, 1, InProcess(1, mailboxes, 5.0))
+    executor.fill()
+    executor.prepare()
+    first, second = (step.rows() for step in schedule.steps)
+    incoming = {lane: (source, block) for source, destination, lane, block in first if destination == 1}
+    onward = {lane: destination for source, destination, lane, _ in second if source == 1}
+    late = threading.Timer(0.5, lambda: deliver(mailboxes, incoming[0], lane=0))
+    late.start()
+    deliver(mailboxes, incoming[1], lane=1)
+    running = threading.Thread(target=executor.run, daemon=True)
+    running.start()
+    mailboxes.box(1, onward[1], 1 * schedule.lanes + 1).get(timeout=0.4)
+    assert mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).empty()
+    mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).get(timeout=5)
+    for lane, (source, _) in {row[2]: (row[0], 0) for row in second if row[1] == 1}.items():
+        mailboxes.box(source, 1, schedule.lanes + lane).put(test_pattern(0, 5))
+    running.join(timeout=5)
+    assert not running.is_alive()
+
+
+def deliver(mailboxes: Mailboxes, message: tuple[int, int], lane: int) -> None:
+    """Put the test pattern of a block of step 0 into rank 1's mailbox."""
+    source, block = message
+    mailboxes.box(source, 1, lane).put(test_pattern(block, 5))
 
 
 def test_several_blocks_on_one_lane_of_one_step() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -44,6 +45,20 @@ def test_neither_core_nor_simulator_load_torch(package: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == (["simpy"] if package == "sim" else [])
+
+
+def test_the_layer_contract_knows_every_module_of_the_core() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    present = {f"tasp_lab.{file.stem}" for file in (ROOT / "tasp_lab").glob("*.py") if file.stem != "__init__"}
+    assert set(contracts[0]["source_modules"]) == present
+
+
+def test_documents_are_filled_in_and_their_links_lead_somewhere() -> None:
+    for document in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").rglob("*.md")):
+        text = document.read_text()
+        assert not re.search(r"@[A-Z]+@", text), document
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert (document.parent / target).exists(), f"{document}: {target}"
 
 
 def test_constraints_pin_what_the_project_asks_for() -> None:

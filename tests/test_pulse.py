@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from runtime.pulse import IDLE, WORKING, Pulse, Watch
+from runtime.pulse import AT_BARRIER, IDLE, WORKING, Pulse, Watch
 
 
 @pytest.fixture
@@ -34,14 +34,26 @@ def test_a_rank_that_works_without_progress_is_named(pulse: Pulse) -> None:
 
 
 def test_when_all_wait_the_one_that_is_waited_for_is_named(pulse: Pulse) -> None:
-    for rank, state in enumerate((2, 0, 1)):
+    """Rank 0 waits longest, and for rank 2, which waits for rank 1."""
+    pulse.report(0, 2)
+    eye = watch(pulse)
+    eye.culprit()
+    time.sleep(0.02)
+    pulse.report(1, 0)
+    pulse.report(2, 1)
+    eye.culprit()
+    time.sleep(0.1)
+    rank, reason = eye.culprit() or (None, "")
+    assert rank == 2
+    assert reason.startswith("rank 0 waits for it since")
+
+
+def test_who_is_missing_at_a_barrier_is_named(pulse: Pulse) -> None:
+    for rank, state in enumerate((AT_BARRIER, AT_BARRIER, WORKING)):
         pulse.report(rank, state)
     eye = watch(pulse)
     time.sleep(0.1)
-    culprit = eye.culprit()
-    assert culprit is not None
-    assert culprit[0] in (0, 1, 2)
-    assert "waits for it since" in culprit[1]
+    assert (eye.culprit() or (None,))[0] == 2
 
 
 def test_idle_ranks_are_not_blamed(pulse: Pulse) -> None:

@@ -24,11 +24,19 @@ def test_sizes(text: str, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5parsecs", "0", "-1", "-1MiB", "0.5B", "nan", "inf", "1e999MiB", "1 2", "MiB", "64mib", "0x10", "1/2"]
+    "text",
+    ["", "5parsecs", "0", "-1", "-1MiB", "0.5B", "nan", "inf", "1e999MiB", "1 2", "MiB", "64mib", "0x10", "\u0661"],
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(QuantityError, match="size"):
         parse_size_bytes(text)
+
+
+def test_a_size_has_a_limit() -> None:
+    assert parse_size_bytes("1024TiB") == 2**50
+    for text in ("1e30", "1e16", "1025TiB"):
+        with pytest.raises(QuantityError, match=f"size '{text}': expected at most 1125899906842624 bytes"):
+            parse_size_bytes(text)
 
 
 def test_bandwidths_are_in_bytes_whatever_the_unit() -> None:

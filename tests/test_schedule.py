@@ -176,6 +176,15 @@ def test_an_unknown_name_lists_the_known() -> None:
         all_gather("tree", full_mesh(4), 1)
 
 
+def test_what_was_proven_cannot_be_changed() -> None:
+    for name in ("ring", "direct"):
+        schedule = all_gather(name, full_mesh(4), 8)
+        for values in (schedule.block_bytes, schedule.initial, schedule.final, schedule.steps[0].block):
+            with pytest.raises(ValueError, match="read-only"):
+                values[:] = 0
+        assert not isinstance(schedule.steps, list)
+
+
 def test_fewer_bytes_than_rings() -> None:
     assert all_gather("multi-ring", full_mesh(8), 3).lanes == 3
     assert all_gather("multi-ring", full_mesh(1), 3).transfers == 0

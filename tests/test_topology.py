@@ -4,6 +4,7 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,14 @@ def pair(bandwidth: float = 1.0, latency: float = 0.0) -> tuple[Link, ...]:
         (pair(bandwidth=0.0), "expected more than 0"),
         (pair(latency=-1.0), r"latency_s is -1.0, expected 0 or more"),
         (pair(latency=math.inf), "latency_s is inf"),
+        (pair(bandwidth=5e-324), r"bandwidth_bytes_per_s is 5e-324, expected 1e-09 to 1e\+18"),
+        (pair(bandwidth=1e300), r"bandwidth_bytes_per_s is 1e\+300, expected 1e-09 to 1e\+18"),
+        (pair(bandwidth=10**400), "expected 1e-09 to"),
+        (pair(latency=1e308), r"latency_s is 1e\+308, expected at most 1e\+09"),
+        ((*pair(), *both_ways(0, "1", 1.0, 0.0)), "switch '1' could be taken for a rank"),
+        ((*pair(), *both_ways(0, " -7", 1.0, 0.0)), "switch ' -7' could be taken for a rank"),
+        ((*pair(), *both_ways(0, "1->0", 1.0, 0.0)), "switch '1->0' could be taken for a link"),
+        ((*pair(), *both_ways(0, "", 1.0, 0.0)), "a switch has no name"),
         ((*pair(), Link(0, "hub", 1.0, 0.0)), "no way from rank 0 to switch 'hub' and back"),
     ],
 )
@@ -51,11 +60,18 @@ def test_a_world_has_at_least_one_rank() -> None:
         (SharedCapacity("bus", 0.0, ("0->1",)), "'bus': bandwidth_bytes_per_s is 0.0"),
         (SharedCapacity("bus", 1.0, ("0->2",)), "'bus' covers link 0->2, which does not exist"),
         (SharedCapacity("bus", 1.0, ()), "'bus' covers no link"),
+        (SharedCapacity("0->1", 1.0, ("0->1",)), "'0->1' has the name of another constraint"),
     ],
 )
 def test_what_is_no_shared_capacity(shared: SharedCapacity, telling: str) -> None:
     with pytest.raises(TopologyError, match=telling):
         Topology("broken", 2, pair(), (shared,))
+
+
+def test_shared_capacities_have_names_of_their_own() -> None:
+    twice = (SharedCapacity("bus", 1.0, ("0->1",)), SharedCapacity("bus", 2.0, ("1->0",)))
+    with pytest.raises(TopologyError, match="'bus' has the name of another constraint"):
+        Topology("broken", 2, pair(), twice)
 
 
 def test_a_shared_capacity_is_a_constraint_of_the_routes_over_its_links() -> None:
@@ -83,6 +99,76 @@ def test_a_route_prefers_few_links_then_little_latency() -> None:
     route = Topology("two ways", 2, links).route(0, 1)
     assert [links[index].name for index in route.links] == ["0->quick", "quick->1"]
     assert route.latency_s == 2.0
+
+
+@st.composite
+def mazes(draw: st.DrawFn) -> Topology:
+    """Ranks and switches on one cycle, with further links in any order and latencies that tie."""
+    world_size = draw(st.integers(1, 4))
+    vertices = draw(st.permutations([*range(world_size), *(f"s{i}" for i in range(draw(st.integers(0, 4))))]))
+    cycle = list(zip(vertices, [*vertices[1:], vertices[0]], strict=True)) if len(vertices) > 1 else []
+    more = draw(st.lists(st.sampled_from([(a, b) for a in vertices for b in vertices if a != b]))) if cycle else []
+    ends = draw(st.permutations(list(dict.fromkeys([*cycle, *more]))))
+    latencies = st.sampled_from([Fraction(1), Fraction(2), Fraction(3)])
+    return Topology("maze", world_size, tuple(Link(a, b, Fraction(1), draw(latencies)) for a, b in ends))
+
+
+def best_path(topology: Topology, source: int, destination: int) -> tuple[int, ...] | None:
+    """The rule of routes, word for word: all ways through switches only, in the order in which links are listed."""
+    ways: list[tuple[int, ...]] = [()]
+    while ways:
+        longer = [
+            (*way, index)
+            for way in ways
+            for index, link in enumerate(topology.links)
+            if link.source == (topology.links[way[-1]].destination if way else source)
+            if link.destination not in [source, *(topology.links[passed].destination for passed in way)]
+        ]
+        arrived = [way for way in longer if topology.links[way[-1]].destination == destination]
+        if arrived:
+            return min(arrived, key=lambda way: sum(topology.links[index].latency_s for index in way))
+        ways = [way for way in longer if isinstance(topology.links[way[-1]].destination, str)]
+    return None
+
+
+@given(mazes())
+def test_a_route_has_the_fewest_links_and_of_those_the_least_latency(topology: Topology) -> None:
+    linked = []
+    for source in range(topology.world_size):
+        for destination in range(topology.world_size):
+            best = best_path(topology, source, destination) if source != destination else None
+            assert topology.has_route(source, destination) == (best is not None)
+            if best is None:
+                with pytest.raises(NoRouteError):
+                    topology.route(source, destination)
+                continue
+            linked.append((source, destination))
+            route = topology.route(source, destination)
+            assert len(route.links) == len(best)
+            assert route.latency_s == sum(topology.links[index].latency_s for index in best)
+            assert route == topology.route(source, destination)
+    assert list(topology.rank_pairs()) == linked
+    assert [tuple(pair) for pair in np.argwhere(topology.linked_pairs).tolist()] == linked
+
+
+def test_of_routes_that_are_equally_good_the_first_listed_is_taken() -> None:
+    ways = [(0, "b"), (0, "a"), ("a", 1), ("b", 1), (1, "a"), (1, "b"), ("b", 0), ("a", 0)]
+    links = tuple(Link(source, destination, 1.0, 1.0) for source, destination in ways)
+    topology = Topology("equal ways", 2, links)
+    assert [links[index].name for index in topology.route(0, 1).links] == ["0->b", "b->1"]
+    assert [links[index].name for index in topology.route(1, 0).links] == ["1->a", "a->0"]
+
+
+def test_routes_are_made_when_asked_for() -> None:
+    """A ring on a large switch needs one route per rank, not one per pair."""
+    topology = switch(64)
+    for rank in range(64):
+        assert topology.has_route(rank, (rank + 1) % 64)
+    assert not topology.has_route(0, 64)
+    assert not topology.has_route(-1, 0)
+    assert topology._routes == {}
+    topology.route(0, 1)
+    assert list(topology._routes) == [(0, 1)]
 
 
 @given(complete_topologies())

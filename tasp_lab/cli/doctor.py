@@ -1,17 +1,22 @@
-"""What is installed and what this machine can do."""
+"""What is installed and what this machine can do.
+
+This is the command for installations that are broken: nothing is imported here but where it is examined, and what goes
+wrong then is a finding like any other.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import platform
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
-from tasp_lab.cli.comparison import usable_cores
-from tasp_lab.machine import Machine
+from tasp_lab.cli.report import on_one_line
 
 _PACKAGES = ("tasp_lab", "sim", "runtime")
 _LIBRARIES = (
@@ -35,13 +40,13 @@ def examine() -> Examination:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": usable_cores(),
-        "packages": {name: str(_folder(name)) for name in _PACKAGES},
-        "libraries": {name: _version(name) for name in _LIBRARIES},
-        "gpus": _gpus(),
+        "cores": _finding(_cores),
+        "packages": {name: _finding(_folder, name) for name in _PACKAGES},
+        "libraries": {name: _finding(_version, name) for name in _LIBRARIES},
+        "gpus": _finding(_gpus),
         "flash_attention_works": _flash_attention_works(),
-        "simulator": _simulator(),
-        "emulated_fabric": _emulated_fabric(),
+        "simulator": _finding(_simulator),
+        "emulated_fabric": _finding(_emulated_fabric),
     }
 
 
@@ -50,16 +55,30 @@ def print_examination(examination: Examination) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name, finding in examination.items():
         if isinstance(finding, dict):
-            console.print(f"[bold]{name}[/bold]")
+            console.print(Text(name, style="bold"))
             for key, value in finding.items():
-                console.print(f"  {key}: {value if value is not None else 'not installed'}")
+                console.print(Text(f"  {key}: {value if value is not None else 'not installed'}"))
         else:
-            console.print(f"[bold]{name}[/bold]: {finding}")
+            console.print(Text.assemble((name, "bold"), f": {finding}"))
 
 
-def _folder(package: str) -> Path | None:
+def _finding(examine_one: Callable[..., object], *arguments: str) -> object:
+    """What an examination finds, or why it fails."""
+    try:
+        return examine_one(*arguments)
+    except Exception as error:
+        return f"does not work here: {on_one_line(f'{type(error).__name__}: {error}')}"
+
+
+def _cores() -> int:
+    from runtime.host import usable_cores
+
+    return usable_cores()
+
+
+def _folder(package: str) -> str | None:
     spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    return str(Path(spec.origin).parent) if spec is not None and spec.origin is not None else None
 
 
 def _version(distribution: str) -> str | None:
@@ -89,6 +108,7 @@ def _simulator() -> str:
     from sim.engine import simulate
     from tasp_lab.all_gather import ring_all_gather
     from tasp_lab.builders import full_mesh
+    from tasp_lab.machine import Machine
 
     mesh = full_mesh(2)
     simulate(ring_all_gather(mesh, 1), Machine(mesh))

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 
-from tasp_lab.catalogue import ExpressionDefaults, catalogue_names, load_machine, topology_document
+from tasp_lab.catalogue import (
+    catalogue_names,
+    expression_defaults,
+    expression_numbers,
+    load_machine,
+    topology_document,
+)
 from tasp_lab.cli import report
 from tasp_lab.cli.doctor import examine, print_examination
-from tasp_lab.errors import OutputError, TaspLabError
+from tasp_lab.errors import OutputError, QuantityError, TaspLabError
 from tasp_lab.machine import Machine
 from tasp_lab.output import check_writable, write_whole
-from tasp_lab.quantities import (
-    format_bandwidth,
-    format_time,
-    parse_bandwidth_bytes_per_s,
-    parse_size_bytes,
-    parse_time_s,
-)
+from tasp_lab.quantities import format_bandwidth, format_time, parse_size_bytes
 from tasp_lab.timeline import Timeline
 
 app = App(
@@ -44,25 +49,47 @@ Trace = Annotated[Path | None, Parameter(help="Write a Chrome trace (JSON) to th
 Plot = Annotated[Path | None, Parameter(help="Draw the timelines into this file (.png or .svg).")]
 
 
+def _whole_number(_: object, tokens: Sequence[Token]) -> int:
+    text = tokens[0].value
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise ValueError(f"{text[:40]!r}, expected a whole number")
+    return int(text)
+
+
+def _number(usual: str, text: str) -> Parameter:
+    """A number of expressions; None when it is not given, so that giving it where it has no use can be refused."""
+    return Parameter(help=text, show_default=lambda _: usual)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ExpressionNumbers:
     """The numbers of topology expressions; catalogue machines and files have their own."""
 
-    link_bandwidth: Annotated[str, Parameter(help="Of every link in an expression, or of its switch ports.")] = "50GB/s"
-    link_latency: Annotated[str, Parameter(help="From rank to rank over links.")] = "1us"
-    nic_bandwidth: Annotated[str, Parameter(help="Of every NIC in an expression.")] = "50GB/s"
-    nic_latency: Annotated[str, Parameter(help="From rank to rank over NICs.")] = "5us"
+    link_bandwidth: Annotated[
+        str | None, _number("50GB/s", "Of every link in an expression, or of its switch ports.")
+    ] = None
+    link_latency: Annotated[str | None, _number("1us", "From rank to rank over links.")] = None
+    nic_bandwidth: Annotated[str | None, _number("50GB/s", "Of every NIC in an expression.")] = None
+    nic_latency: Annotated[str | None, _number("5us", "From rank to rank over NICs.")] = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        return {name: text for name, text in vars(self).items() if text is not None}
 
     def load(self, text: str) -> Machine:
-        """The machine that a text means, with these numbers if it is an expression."""
-        defaults = ExpressionDefaults(
-            link_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(self.link_bandwidth),
-            link_latency_s=parse_time_s(self.link_latency),
-            nic_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(self.nic_bandwidth),
-            nic_latency_s=parse_time_s(self.nic_latency),
-        )
-        return load_machine(text, defaults)
+        """The machine that a text means, with these numbers, which only expressions take."""
+        machine = load_machine(text, expression_defaults(self.given))
+        taken = expression_numbers(text)
+        if useless := [name for name in self.given if name not in taken]:
+            why, where = ("has no NICs", "nodes: only") if taken else ("has its own numbers", "expressions only")
+            raise QuantityError(f"{text} {why}; {_options_apply(useless)} to {where}")
+        return machine
+
+
+def _options_apply(names: Sequence[str]) -> str:
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+    return f"{options} {'apply' if len(names) > 1 else 'applies'}"
 
 
 _USUAL_NUMBERS = ExpressionNumbers()
@@ -83,6 +110,8 @@ def topologies(
     Example: tasp-lab topologies h100-8
     """
     if name is None:
+        if numbers.given:
+            raise QuantityError(f"{_options_apply(list(numbers.given))} to expressions only")
         machines = [(each, load_machine(each)) for each in catalogue_names()]
         if json:
             report.print_json({"topologies": [
@@ -122,7 +151,7 @@ def _print_machine(machine: Machine) -> None:
 
 @app.command
 def decompose(topology: TopologyText, /, *, json: Json = False) -> None:
-    """Decompose a topology into rings that share no link.
+    """Decompose a topology into rings that share no pair of ranks.
 
     Example: tasp-lab decompose full-mesh:8
     """
@@ -133,7 +162,10 @@ def decompose(topology: TopologyText, /, *, json: Json = False) -> None:
         report.print_json(report.decomposition_document(decomposition))
         return
     count, used, total = len(decomposition.rings), decomposition.links_used, decomposition.links_total
-    print(f"{decomposition.topology.name}: {count} rings of fold {decomposition.fold}, {used} of {total} links used")
+    print(
+        f"{decomposition.topology.name}: {count} rings of fold {decomposition.fold}, "
+        f"{used} of {total} pairs of ranks used"
+    )
     print(decomposition.reason)
     for ring in decomposition.rings.tolist():
         print(" ".join(str(rank) for rank in ring))
@@ -156,11 +188,11 @@ def predict(
 
     Example: tasp-lab predict full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 64MiB
     """
-    from tasp_lab.cli.comparison import predict as ask_simulator
+    from tasp_lab.cli.prediction import predict as ask_simulator
 
     machine = numbers.load(topology)
     size = parse_size_bytes(shard_bytes)
-    _check_outputs(trace, plot)
+    _check_outputs(topology, trace, plot)
     predictions = ask_simulator(machine, schedule, size, say=report.say)
     _write_timelines([prediction.timeline for prediction in predictions], trace, plot, f"AllGather on {topology}")
     if json:
@@ -193,8 +225,10 @@ def validate(
     scale: Annotated[
         float | None, Parameter(help="Bandwidth of the emulated fabric over the machine's; chosen when not given.")
     ] = None,
-    repeat: Annotated[int, Parameter(help="Timed repetitions of each schedule.")] = 5,
-    transport: Annotated[Literal["p2p", "batched", "all-to-all"], Parameter(help="How blocks are sent.")] = "p2p",
+    repeat: Annotated[int, Parameter(converter=_whole_number, help="Timed repetitions of each schedule.")] = 5,
+    transport: Annotated[
+        Literal["auto", "p2p", "batched", "all-to-all"], Parameter(help="How blocks are sent.")
+    ] = "auto",
     numbers: ExpressionNumbers = _USUAL_NUMBERS,
     trace: Trace = None,
     plot: Plot = None,
@@ -208,7 +242,7 @@ def validate(
 
     machine = numbers.load(topology)
     size = parse_size_bytes(shard_bytes)
-    _check_outputs(trace, plot)
+    _check_outputs(topology, trace, plot)
     comparison = run_and_compare(
         machine, schedule, size, fabric=fabric, scale=scale, repeats=repeat, transport=transport, say=report.say
     )
@@ -235,13 +269,18 @@ def doctor(*, json: Json = False) -> None:
         print_examination(examination)
 
 
-def _check_outputs(trace: Path | None, plot: Path | None) -> None:
+def _check_outputs(topology: str, trace: Path | None, plot: Path | None) -> None:
     """Refuse what cannot be written before anything takes time."""
-    if plot is not None and plot.suffix not in (".png", ".svg"):
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise OutputError(f"cannot write {plot}: expected a name that ends in .png or .svg")
-    for path in (trace, plot):
-        if path is not None:
-            check_writable(path)
+    outputs = {option: path for option, path in (("--trace", trace), ("--plot", plot)) if path is not None}
+    targets = {option: os.path.realpath(path) for option, path in outputs.items()}
+    if len(set(targets.values())) < len(targets):
+        raise OutputError(f"cannot write {plot}: --trace and --plot name the same file")
+    for option, path in outputs.items():
+        if os.path.isfile(topology) and targets[option] == os.path.realpath(topology):
+            raise OutputError(f"cannot write {path}: {option} would replace the topology")
+        check_writable(path)
 
 
 def _write_timelines(timelines: list[Timeline], trace: Path | None, plot: Path | None, title: str) -> None:
@@ -253,20 +292,47 @@ def _write_timelines(timelines: list[Timeline], trace: Path | None, plot: Path |
     if plot is not None:
         from tasp_lab.pictures import draw_timelines, render
 
-        write_whole(plot, render(draw_timelines(timelines, title), plot.suffix.removeprefix(".")))
+        figure = draw_timelines(timelines, report.on_one_line(title))
+        write_whole(plot, render(figure, plot.suffix.lower().removeprefix(".")))
         report.say(f"picture: {plot}")
 
 
 def main() -> None:
-    """Run the command line: exit 0 when all is well, 2 with one line when the input is not, 130 after Ctrl-C."""
+    """Run the command line: exit 0 when all is well, 2 with one line when it is not, 130 after Ctrl-C."""
+    _prepare_streams()
     try:
         app(exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except (TaspLabError, CycloptsError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        print(f"tasp-lab: {' '.join(lines)}", file=sys.stderr)
-        sys.exit(2)
+        _leave(2, str(error))
     except BrokenPipeError:
-        sys.exit(1)
+        _leave(1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        _leave(2, reason if error.filename is None else f"{error.filename}: {reason}")
+    except MemoryError:
+        _leave(2, "not enough memory")
     except KeyboardInterrupt:
-        print("tasp-lab: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _leave(130, "interrupted")
+
+
+def _prepare_streams() -> None:
+    """Print to nowhere where a stream is closed, and a replacement for what the encoding of stdout lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _leave(code: int, message: str = "") -> NoReturn:
+    """Exit with a message on one line. What a stream still holds and cannot write is dropped, not tried once more."""
+    with contextlib.suppress(OSError):
+        if message:
+            print(f"tasp-lab: {report.on_one_line(message)}", file=sys.stderr)
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, io.StringIO())
+    sys.exit(code)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from runtime.calibration import ClassFit, Spread
-from tasp_lab.cli.comparison import Comparison, Prediction, Run
-from tasp_lab.decomposition import Decomposition
 from tasp_lab.quantities import format_bandwidth, format_size, format_time
-from tasp_lab.timeline import Timeline
+
+if TYPE_CHECKING:  # at run time a broken engine must not keep `doctor` from saying so
+    from runtime.calibration import ClassFit, Spread
+    from tasp_lab.cli.comparison import Comparison, Run
+    from tasp_lab.cli.prediction import Prediction
+    from tasp_lab.decomposition import Decomposition
+    from tasp_lab.timeline import Timeline
 
 Document = dict[str, object]
 
@@ -23,7 +27,13 @@ _WIDTH_OF_A_FILE = 140
 
 def say(line: str) -> None:
     """A line of progress, for people only."""
-    print(line, file=sys.stderr, flush=True)
+    print(on_one_line(line), file=sys.stderr, flush=True)
+
+
+def on_one_line(text: str) -> str:
+    """The text without line breaks, and with an escape for each character that cannot be printed."""
+    joined = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in joined)
 
 
 def print_json(document: Document) -> None:
@@ -38,10 +48,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_column(column, justify="left" if position in texts else "right", no_wrap=position == 0)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_A_FILE)
-    console.print(table)
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    Console(width=width, markup=False, emoji=False).print(table)
 
 
 def decomposition_document(decomposition: Decomposition) -> Document:
@@ -142,7 +150,7 @@ def run_document(run: Run) -> Document:
 
 def _fit_document(fit: ClassFit) -> Document:
     return {
-        "pair": list(fit.route_class.pair),
+        "pairs": [list(pair) for pair in fit.route_class.pairs],
         "links_per_route": fit.route_class.links,
         "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
         "bandwidth_bytes_per_s": _spread_document(fit.bandwidth_bytes_per_s),
