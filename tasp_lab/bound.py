@@ -9,8 +9,11 @@ may be tighter than any port.
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
+
 from tasp_lab.quantities import Number
-from tasp_lab.topology import SharedCapacity, Topology
+from tasp_lab.topology import Link, SharedCapacity, Topology, Vertex
 
 
 def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
@@ -40,7 +43,8 @@ def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
 
 def _ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
     """The ranks into which every link is one of the group's: together they receive through it."""
-    outside = {link.destination for link in topology.links if link.name not in group.links}
+    inside = set(group.links)
+    outside = {link.destination for link in topology.links if link.name not in inside}
     return [rank for rank in range(topology.world_size) if rank not in outside]
 
 
@@ -57,12 +61,25 @@ def _port_bandwidths(topology: Topology) -> tuple[list[Number], list[Number]]:
 
 
 def _least_latency_into(topology: Topology) -> list[Number]:
-    """The least latency of a route into each rank."""
-    least: dict[int, Number] = {}
-    for source, destination in topology.rank_pairs():
-        latency = topology.route(source, destination).latency_s
-        least[destination] = min(least.get(destination, latency), latency)
-    return [least[rank] for rank in range(topology.world_size)]
+    """The least latency from any rank into each rank, through switches: Dijkstra from all ranks at once."""
+    onward: dict[Vertex, list[Link]] = defaultdict(list)
+    for link in topology.links:
+        onward[link.source].append(link)
+    into: dict[int, Number] = {}
+    settled: set[Vertex] = set()
+    queue: list[tuple[Number, str, Vertex]] = [(0, "", rank) for rank in range(topology.world_size)]
+    while queue:
+        latency, _, vertex = heapq.heappop(queue)
+        if vertex in settled:
+            continue
+        settled.add(vertex)
+        for link in onward[vertex]:
+            arrival = latency + link.latency_s
+            if isinstance(link.destination, int):
+                into[link.destination] = min(into.get(link.destination, arrival), arrival)
+            else:
+                heapq.heappush(queue, (arrival, link.destination, link.destination))
+    return [into[rank] for rank in range(topology.world_size)]
 
 
 def busbw_bytes_per_s(world_size: int, shard_bytes: int, time_s: Number) -> float:

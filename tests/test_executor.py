@@ -23,7 +23,7 @@ from tests.strategies import topologies_and_schedules
 def test_every_schedule_gathers_every_bit(
     case: tuple[Topology, str], shard: int, receives_ahead: int, whole_steps: bool
 ) -> None:
-    """Walked by lanes or by steps. The executor checks the data; its timeline has every transfer once, with its bytes."""
+    """Walked by lanes or by steps. The executor checks the data; the timeline has every transfer once."""
     topology, name = case
     schedule = all_gather(name, topology, shard)
     timeline = run_in_process(schedule, receives_ahead, whole_steps)

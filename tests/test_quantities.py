@@ -25,11 +25,16 @@ def test_sizes(text: str, size_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5parsecs", "0", "-1", "-1MiB", "0.5B", "nan", "inf", "1e999MiB", "1 2", "MiB", "64mib", "0x10", "\u0661"],
+    ["", "5parsecs", "0", "-1", "-1MiB", "0.5B", "nan", "inf", "1e999MiB", "1 2", "MiB", "64mib", "0x10"],
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(QuantityError, match="size"):
         parse_size_bytes(text)
+
+
+def test_digits_are_those_of_ascii() -> None:
+    with pytest.raises(QuantityError, match="expected a number and a unit"):
+        parse_size_bytes("\u0661")
 
 
 def test_a_size_has_a_limit() -> None:
