@@ -17,12 +17,18 @@ import simpy
 from experiments.record import markdown_table, write_record
 from sim.engine import simulate
 from tasp_lab.all_gather import all_gather
-from tasp_lab.builders import full_mesh, ring, switch
+from tasp_lab.builders import full_mesh, nodes, ring, switch
 from tasp_lab.machine import Machine
 from tasp_lab.output import write_whole
 from tasp_lab.topology import Topology
 
-CASES = ((ring(64), "ring"), (ring(512), "ring"), (switch(512), "ring"), (full_mesh(32), "multi-ring"))
+CASES = (
+    (ring(64), "ring"),
+    (ring(512), "ring"),
+    (switch(512), "ring"),
+    (full_mesh(32), "multi-ring"),
+    (nodes(2, 8), "multi-ring"),
+)
 REPEATS = 3
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,6 +1,6 @@
 """Ranks started by torchrun: this process is one of them and every rank runs the same program.
 
-The backend is NCCL (RCCL on AMD) when every rank has a GPU of its own, else gloo.
+The backend is NCCL (RCCL on AMD) when every rank of this node has a GPU of its own, else gloo; nodes must be alike.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ def join() -> Iterator[TorchrunRanks]:
         raise RunError(
             f"not started by torchrun ({missing[0]} is not set): torchrun --nproc-per-node N -m tasp_lab.cli ..."
         )
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    has_gpu = torch.cuda.is_available() and local_rank < torch.cuda.device_count()
-    if has_gpu:
-        torch.cuda.set_device(local_rank)
+    on_gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) <= torch.cuda.device_count()
+    if on_gpus:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     try:
-        dist.init_process_group("nccl" if has_gpu else "gloo", timeout=_START_LIMIT)
+        dist.init_process_group("nccl" if on_gpus else "gloo", timeout=_START_LIMIT)
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]

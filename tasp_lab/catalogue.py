@@ -100,16 +100,13 @@ def catalogue_names() -> list[str]:
     return sorted(entry.name[: -len(".toml")] for entry in _catalogue().iterdir() if entry.name.endswith(".toml"))
 
 
-def expression_numbers(text: str) -> list[str]:
-    """The numbers that apply to an expression, by their names as constants; none to catalogue names and files.
+def is_expression(text: str) -> bool:
+    """Whether a text is an expression, which takes numbers; catalogue names and files have their own.
 
-    >>> expression_numbers("switch:8"), expression_numbers("h100-8")
-    (['link_bandwidth', 'link_latency'], [])
+    >>> is_expression("switch:8"), is_expression("h100-8")
+    (True, False)
     """
-    kind = text.partition(":")[0]
-    if kind not in _FORMS or text in catalogue_names():
-        return []
-    return [name for name in _PARSERS if kind == "nodes" or name.startswith("link_")]
+    return text.partition(":")[0] in _FORMS and text not in catalogue_names()
 
 
 def expression_defaults(texts: Mapping[str, str]) -> ExpressionDefaults:

@@ -170,7 +170,6 @@ PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1Mi
          "h100-2x8 has its own numbers; --link-latency, --nic-latency apply to expressions only"),
         (("topologies", "h100-8", "--link-latency", "1us"), "h100-8 has its own numbers"),
         (("topologies", "--link-latency", "1us"), "--link-latency applies to expressions only"),
-        ((*PREDICT, "--nic-latency", "1us"), "full-mesh:4 has no NICs; --nic-latency applies to nodes:"),
         ((*PREDICT, "--trace", "x.png", "--plot", "./x.png"), "--trace and --plot name the same file"),
         (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "1.5"), "1.5"),
         (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "1e3"), "1e3"),

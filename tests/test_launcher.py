@@ -100,8 +100,35 @@ def test_an_error_inside_a_rank_is_one_line() -> None:
 
 
 def test_an_interface_that_does_not_exist_is_told() -> None:
-    with pytest.raises(RunError, match=r"rank . ended with exit code 1"), launch([Placement("nonesuch")] * 2):
+    """One rank fails to start while the others wait for it: it is named, and at once."""
+    began = time.monotonic()
+    placements = [Placement(), Placement("nonesuch"), Placement()]
+    with pytest.raises(RunError, match=r"rank 1 ended with exit code 1"), launch(placements):
         pass
+    assert time.monotonic() - began < 30
+
+
+def test_after_a_failure_the_ranks_are_gone() -> None:
+    schedule = all_gather("ring", full_mesh(2), 10)
+    with launch([Placement()] * 2) as launched:
+        for told in ("failed during the run: KeyError", "the ranks are gone"):
+            with pytest.raises(RunError, match=told):
+                launched.perform(RunSchedule(schedule, "pigeon", 1), longest_silence_s=20)
+
+
+def test_modules_of_the_current_folder_are_not_ours(tmp_path: Path) -> None:
+    for name in ("runtime", "tasp_lab", "sim"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    program = (
+        f"import sys; sys.path[0] = {str(ROOT)!r}\n"
+        "from runtime.launcher import launch\n"
+        "from runtime.setup import Placement\n"
+        "with launch([Placement()]) as ranks:\n"
+        "    print(ranks.world_size)\n"
+    )
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.strip() == "1", done.stderr
 
 
 def test_nothing_is_left_when_the_launcher_is_killed() -> None:

@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter, Token
 from tasp_lab.catalogue import (
     catalogue_names,
     expression_defaults,
-    expression_numbers,
+    is_expression,
     load_machine,
     topology_document,
 )
@@ -80,10 +80,8 @@ class ExpressionNumbers:
     def load(self, text: str) -> Machine:
         """The machine that a text means, with these numbers, which only expressions take."""
         machine = load_machine(text, expression_defaults(self.given))
-        taken = expression_numbers(text)
-        if useless := [name for name in self.given if name not in taken]:
-            why, where = ("has no NICs", "nodes: only") if taken else ("has its own numbers", "expressions only")
-            raise QuantityError(f"{text} {why}; {_options_apply(useless)} to {where}")
+        if self.given and not is_expression(text):
+            raise QuantityError(f"{text} has its own numbers; {_options_apply(list(self.given))} to expressions only")
         return machine
 
 

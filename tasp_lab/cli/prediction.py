@@ -16,7 +16,7 @@ from tasp_lab.timeline import Timeline
 Say = Callable[[str], None]
 """Takes lines of progress."""
 
-MANY_TRANSFERS = 100_000
+MANY_TRANSFERS = 10_000
 """From how many transfers on a simulation may take more than a few seconds, and is announced."""
 
 
