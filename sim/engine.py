@@ -19,16 +19,22 @@ import simpy
 
 from sim.host import Host
 from sim.network import Flow, Network
+from tasp_lab.errors import ScheduleError
 from tasp_lab.machine import Machine
 from tasp_lab.quantities import Number
 from tasp_lab.schedule import Schedule
 from tasp_lab.timeline import Event, Timeline
 
 
+MOST_TRANSFERS = 10_000_000
+"""A timeline of as many events takes about 4 GB; simulating them takes minutes."""
+
+
 def simulate(schedule: Schedule, machine: Machine) -> Timeline:
     """Predict what happens when the machine executes the schedule.
 
-    Raises `ScheduleError` when the machine has not the schedule's ranks or lacks a link that it uses.
+    Raises `ScheduleError` when the machine has not the schedule's ranks or lacks a link that it uses, and when there
+    are more than `MOST_TRANSFERS` transfers.
 
     Two ranks swap 4 bytes over links of 2 bytes/s with a latency of 1 s:
 
@@ -40,6 +46,11 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
     Fraction(3, 1)
     """
     schedule.check_routes(machine.topology)
+    if schedule.transfers > MOST_TRANSFERS:
+        raise ScheduleError(
+            f"schedule {schedule.name!r} has {schedule.transfers:,} transfers; this engine keeps a timeline of at most "
+            f"{MOST_TRANSFERS:,}"
+        )
     with _without_garbage_collection():
         return _Run(schedule, machine).run()
 

@@ -211,6 +211,13 @@ def nothing_back_to_zero() -> Topology:
     return Topology("broken", 4, tuple(Link(a, b, 1.0, 0.0) for a, b in hops))
 
 
+def test_more_transfers_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.engine.MOST_TRANSFERS", 55)
+    assert time_s("ring", full_mesh(4), 8) > 0
+    with pytest.raises(ScheduleError, match=r"'ring' has 56 transfers; this engine keeps a timeline of at most 55"):
+        time_s("ring", full_mesh(8), 8)
+
+
 def test_one_rank_needs_no_time() -> None:
     alone = full_mesh(1)
     assert time_s("multi-ring", alone, 5) == 0
