@@ -25,7 +25,6 @@ from tasp_lab.quantities import Number
 from tasp_lab.schedule import Schedule
 from tasp_lab.timeline import Event, Timeline
 
-
 MOST_TRANSFERS = 10_000_000
 """A timeline of as many events takes about 4 GB; simulating them takes minutes."""
 
