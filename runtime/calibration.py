@@ -170,16 +170,11 @@ def _apply(topology: Topology, fits: Sequence[ClassFit]) -> Topology:
     Classes with fewer links come first. A longer route shares the latency that its measured class adds to what its
     links have already been given among the links that are its own.
     """
-    by_likeness = {
-        (f.route_class.links, f.route_class.nominal_bandwidth_bytes_per_s, f.route_class.nominal_latency_s): f
-        for f in fits
-    }
+    likeness = {pair: _likeness(topology, *pair) for pair in topology.rank_pairs()}
+    fit_of = {likeness[found.route_class.pairs[0]]: found for found in fits}
     given: dict[int, tuple[float, float]] = {}
-    for found in fits:
-        for source, destination in topology.rank_pairs():
-            likeness = _likeness(topology, source, destination)
-            if by_likeness[likeness] is found:
-                _give(given, topology.route(source, destination).links, found)
+    for pair in sorted(likeness, key=likeness.__getitem__):
+        _give(given, topology.route(*pair).links, fit_of[likeness[pair]])
 
     def calibrated(index: int, link: Link) -> Link:
         efficiency, latency_s = given.get(index, (1.0, 0.0))

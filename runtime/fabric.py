@@ -31,6 +31,7 @@ from typing import Any
 import networkx as nx
 
 from runtime.setup import Placement, our_module
+from tasp_lab.builders import full_mesh
 from tasp_lab.errors import FabricError
 from tasp_lab.topology import Topology, Vertex
 
@@ -64,8 +65,7 @@ class Fabric:
 @contextlib.contextmanager
 def emulate(topology: Topology) -> Iterator[Fabric]:
     """Build the fabric of an (already scaled) topology. Raises `FabricError` that says what is missing."""
-    plan = _plan(topology, user_namespace=os.geteuid() != 0)
-    if (reason := missing_here()) is not None:
+    if (reason := _missing_in_kernel()) is not None:
         raise FabricError(f"the emulated fabric does not work here: {reason}")
     for link in topology.links:
         if not LEAST_BYTES_PER_S <= link.bandwidth_bytes_per_s <= MOST_BYTES_PER_S:
@@ -75,7 +75,11 @@ def emulate(topology: Topology) -> Iterator[Fabric]:
             )
     if topology.shared:
         raise FabricError(f"{topology.name}: shared capacity {topology.shared[0].name!r} cannot be built from links")
-    descriptors = _build(plan)
+    plan = _plan(topology, user_namespace=os.geteuid() != 0)
+    try:
+        descriptors = _build(plan)
+    except FabricError as error:
+        raise FabricError(f"the emulated fabric does not work here: {error}") from None
     try:
         user = descriptors[0] if plan["user_namespace"] else -1
         ranks = descriptors[1 : 1 + topology.world_size]
@@ -90,17 +94,21 @@ def missing_here() -> str | None:
 
     Tried for real, by building the smallest fabric there is.
     """
-    if platform.system() != "Linux":
-        return f"it needs Linux, this is {platform.system()}"
-    if not os.path.exists("/proc/self/ns/net"):
-        return "the kernel has no network namespaces"
-    from tasp_lab.builders import full_mesh
-
+    if (reason := _missing_in_kernel()) is not None:
+        return reason
     try:
         for descriptor in _build(_plan(full_mesh(2, 1e6, 0.0), user_namespace=os.geteuid() != 0)):
             os.close(descriptor)
     except FabricError as error:
         return str(error)
+    return None
+
+
+def _missing_in_kernel() -> str | None:
+    if platform.system() != "Linux":
+        return f"it needs Linux, this is {platform.system()}"
+    if not os.path.exists("/proc/self/ns/net"):
+        return "the kernel has no network namespaces"
     return None
 
 

@@ -16,7 +16,7 @@ from tasp_lab.schedule import Schedule
 class RunSchedule:
     """Execute a schedule `repeats` times after `warm_ups` untimed ones, each checked bit for bit.
 
-    `transport` is ``p2p``, ``batched`` or ``all-to-all``. Every rank returns a list of `RankRecord`.
+    `transport` is ``auto``, ``p2p``, ``batched`` or ``all-to-all``. Every rank returns a list of `RankRecord`.
     """
 
     schedule: Schedule

@@ -15,7 +15,7 @@ from runtime.pulse import AT_BARRIER, WORKING
 from runtime.records import RankRecord
 from runtime.transport import device, make_transport, wait_for
 from runtime.walks import Progress
-from tasp_lab.errors import RunError
+from tasp_lab.errors import RunError, first_line
 
 
 def perform(job: Job, timeout_s: float, progress: Progress) -> Result:
@@ -44,7 +44,7 @@ def barrier(progress: Progress) -> None:
     try:
         dist.barrier()
     except RuntimeError as error:
-        raise RunError(f"rank {dist.get_rank()}: lost a rank at a barrier ({str(error).splitlines()[0]})") from None
+        raise RunError(f"rank {dist.get_rank()}: lost a rank at a barrier ({first_line(error)})") from None
     progress(WORKING)
 
 
@@ -61,7 +61,7 @@ def _measure_pair(job: MeasurePair, timeout_s: float, progress: Progress) -> Pai
         return None
     except RuntimeError as error:
         peer = job.destination if rank == job.source else job.source
-        raise RunError(f"rank {rank}: lost rank {peer} while measuring ({str(error).splitlines()[0]})") from None
+        raise RunError(f"rank {rank}: lost rank {peer} while measuring ({first_line(error)})") from None
 
 
 class _Pair:

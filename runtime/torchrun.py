@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from runtime.jobs import Job, Result
 from runtime.perform import perform
-from tasp_lab.errors import RunError
+from tasp_lab.errors import RunError, first_line
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _START_LIMIT = timedelta(seconds=120)
@@ -35,7 +35,7 @@ class TorchrunRanks:
         try:
             dist.all_gather_object(results, own)
         except RuntimeError as error:
-            raise RunError(f"rank {self.rank}: lost a rank ({str(error).splitlines()[0]})") from None
+            raise RunError(f"rank {self.rank}: lost a rank ({first_line(error)})") from None
         return results
 
 
@@ -54,7 +54,7 @@ def join() -> Iterator[TorchrunRanks]:
         dist.init_process_group("nccl" if on_gpus else "gloo", timeout=_START_LIMIT)
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise RunError(f"rank {os.environ['RANK']}: cannot join the process group at {where}: {reason}") from None
     try:
         yield TorchrunRanks()

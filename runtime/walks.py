@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from runtime.pulse import WORKING
 from runtime.records import Received, Sent
 from runtime.transport import Message, Transport, Wait
-from tasp_lab.errors import RunError
+from tasp_lab.errors import RunError, first_line
 
 Progress = Callable[[int], None]
 """Called whenever a rank got on or begins to wait, with the rank that it waits for or a state of `runtime.pulse`."""
@@ -63,7 +63,7 @@ class Traffic:
             waits = self._transport.send([self._message(row) for row in rows])
         except RuntimeError as error:
             if not rows:
-                raise RunError(f"rank {self.rank}: lost a rank ({_first_line(error)})") from None
+                raise RunError(f"rank {self.rank}: lost a rank ({first_line(error)})") from None
             raise self._lost(rows[0], f"sending it block {rows[0].block}", error) from None
         self.sent += [Sent(row.step, row.lane, row.peer, row.block, posted_s) for row in rows]
         self._leaving += zip(rows, waits, strict=True)
@@ -89,7 +89,7 @@ class Traffic:
         self._progress(next(iter(list(self._waiting_for.values())), WORKING))
 
     def _lost(self, row: Row, what: str, error: RuntimeError) -> RunError:
-        return RunError(f"rank {self.rank}, step {row.step}: lost rank {row.peer} {what} ({_first_line(error)})")
+        return RunError(f"rank {self.rank}, step {row.step}: lost rank {row.peer} {what} ({first_line(error)})")
 
 
 class Walk(Protocol):
@@ -191,7 +191,3 @@ def _by_step(rows: Iterable[Row], steps: int) -> list[list[Row]]:
     for row in rows:
         found[row.step].append(row)
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

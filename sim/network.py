@@ -17,11 +17,9 @@ from typing import cast
 import simpy
 
 from sim.fairness import max_min_rates
+from sim.instants import after_everything
 from tasp_lab.quantities import Number
 from tasp_lab.topology import Route, Topology
-
-_AFTER_EVERYTHING = 2
-"""A SimPy priority behind URGENT (0) and NORMAL (1)."""
 
 
 class Flow:
@@ -83,10 +81,7 @@ class Network:
     def _settle_soon(self) -> None:
         if not self._settle_is_due:
             self._settle_is_due = True
-            event = simpy.Event(self._env)
-            event._ok, event._value = True, None
-            event.callbacks = [self._settle]
-            self._env.schedule(event, priority=_AFTER_EVERYTHING)  # type: ignore[arg-type]
+            after_everything(self._env, self._settle)
 
     def _settle(self, _: simpy.Event) -> None:
         """Give every flow that is touched by what began or ended at this instant its new rate."""

@@ -7,6 +7,15 @@ is a bug. Every message names what is wrong, where, and what was expected.
 from __future__ import annotations
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, cut to one line; its kind where it says nothing.
+
+    >>> first_line(ValueError("too long\\nby far")), first_line(ValueError())
+    ('too long', 'ValueError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class TaspLabError(Exception):
     """Root of every error that tasp-lab raises on purpose."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -56,5 +58,22 @@ class Command:
         lines = done.stderr.strip().splitlines()
         assert len(lines) == 1, done.stderr
         assert lines[0].startswith("tasp-lab: ")
-        assert list(self.folder.iterdir()) == [] or not any(p.suffix == ".tmp" for p in self.folder.iterdir())
+        assert not any(path.suffix == ".tmp" for path in self.folder.iterdir())
         return lines[0]
+
+
+def assert_gone(processes: Iterable[int]) -> None:
+    """All these processes end within seconds."""
+    waited_for = list(processes)
+    deadline_s = time.monotonic() + 5
+    while any(map(is_running, waited_for)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not any(map(is_running, waited_for))
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and is no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

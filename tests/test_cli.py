@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tasp_lab.catalogue import catalogue_names
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT, Command, assert_gone
 
 AGAINST = ("--schedule", "ring", "--schedule", "multi-ring")
 
@@ -447,23 +446,13 @@ def test_ctrl_c_and_kill_leave_nothing_behind(command: Command, signal_number: i
     os.killpg(process.pid, signal_number)
     process.communicate(timeout=10)
     assert process.returncode == (130 if signal_number == signal.SIGINT else -signal.SIGKILL)
-    deadline_s = time.monotonic() + 5
-    while any(map(is_alive, group)) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert not any(map(is_alive, group))
+    assert_gone(group)
 
 
 def descendants(process: int) -> list[int]:
     """All processes below one."""
     children = [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     return [each for child in children for each in (child, *descendants(child))]
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def torchrun(*arguments: str, port: int | None = None) -> subprocess.CompletedProcess[str]:

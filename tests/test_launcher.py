@@ -20,7 +20,7 @@ from runtime.setup import Placement
 from tasp_lab.all_gather import all_gather
 from tasp_lab.builders import full_mesh
 from tasp_lab.errors import RunError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, assert_gone
 
 pytestmark = pytest.mark.distributed
 
@@ -149,19 +149,3 @@ def test_nothing_is_left_when_the_launcher_is_killed() -> None:
     launcher.wait()
     launcher.stdout.close()
     assert_gone([nursery, *map(int, children)])
-
-
-def assert_gone(processes: list[int]) -> None:
-    """All these processes end within seconds."""
-    deadline_s = time.monotonic() + 5
-    while any(map(is_running, processes)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not any(map(is_running, processes))
-
-
-def is_running(process: int) -> bool:
-    """Whether a process exists and is no zombie that nobody has waited for."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
