@@ -13,12 +13,15 @@ Which ``n`` uses what
 ``n`` even, at least 8
     The zigzag cycles on ``n - 1`` vertices, and a Hamiltonian path that takes one arc from each of them. The
     last vertex is inserted into each of those arcs; the path, closed through the last vertex, is the missing
-    cycle. The path comes from a table of formulas. Four rows serve the multiples of 4 from 12 on. The others
-    serve ``n = 2 mod 4``, all but 1262 of those below 2082; beyond, about 1 in 40 such ``n`` is missing and
-    refused. The rows were checked for every even ``n`` to 20000, not proved.
+    cycle. The path comes from a table of formulas: four rows serve ``n = 0 mod 4``, four ``n = 2 mod 4``.
 
-Nothing is searched for. Time and memory are proportional to the ``n (n - 1)`` entries of the answer, with a
-logarithmic factor for sorting. Every answer passes `verify_cycles` before it is returned.
+The table is proved, not only tried: within a run of a path the arcs lie on distinct zigzag cycles, so only the
+joins between runs have to lie on exactly the cycles that are left. Along every second ``n`` of a row both are linear
+functions, and the tests compare them as such, for all ``n`` at once.
+
+Nothing is searched for. Time is proportional to the ``n (n - 1)`` entries of the answer, with a logarithmic factor
+for sorting; memory is about one and a half times a large answer. Every answer passes `verify_cycles` before it is
+returned.
 
 References
 ----------
@@ -31,6 +34,7 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import permutations
 from typing import Final, NamedTuple, TypeAlias
 
@@ -42,6 +46,9 @@ from tasp_lab.errors import NoDecompositionError
 __all__ = ["IntArray", "hamiltonian_cycles", "two_fold_hamiltonian_cycles", "verify_cycles"]
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
+
+# Entries that are worked on at a time: enough to be fast, too few to add to the memory that the answer takes.
+_BLOCK_ENTRIES: Final = 2**16
 
 # The most arc-disjoint Hamiltonian cycles in the two complete digraphs that have no decomposition.
 _MOST_CYCLES: Final = {4: 2, 6: 4}
@@ -71,38 +78,14 @@ class _Family(NamedTuple):
 _FAMILIES: Final = tuple(
     _Family(*row)
     for row in (
-        (0, 8, 0, 1, (0, 1, 4), (0, 0, 0), (3, 0, 2, 1)),
+        (16, 8, 1, -2, (0, 1, 2, 4), (0, 2, 4, 10), (4, 1, 0, 3, 2)),
         (16, 12, 1, -2, (0, 1, 2, 6), (0, 2, 4, 10), (4, 3, 2, 1, 0)),
         (16, 16, 1, -2, (0, 2, 4, 9), (0, 2, 4, 10), (4, 3, 2, 1, 0)),
         (16, 20, 1, -2, (0, 2, 4, 11), (0, 2, 4, 10), (4, 1, 0, 3, 2)),
-        (16, 24, 1, -2, (0, 3, 6, 14), (0, 2, 4, 10), (4, 1, 0, 3, 2)),
-        (20, 14, 0, 5, (0, 1, 9), (0, 2, 16), (1, 0, 3, 2)),
-        (20, 26, 0, 5, (0, 2, 17), (0, 2, 14), (0, 2, 3, 1)),
-        (28, 14, 0, 7, (0, 1, 6, 9, 11), (0, 2, 14, 22, 26), (0, 4, 5, 3, 2, 1)),
-        (28, 18, 0, 7, (0, 2, 3, 6, 14), (0, 2, 6, 10, 22), (0, 2, 4, 5, 1, 3)),
-        (28, 22, 0, 7, (0, 1, 7, 10, 13), (0, 2, 10, 14, 18), (0, 4, 5, 1, 3, 2)),
-        (28, 26, 0, 7, (0, 5, 12, 15, 19), (0, 6, 14, 18, 22), (0, 2, 4, 5, 3, 1)),
-        (28, 34, 0, 7, (0, 11, 22, 26, 30), (0, 10, 18, 22, 26), (0, 4, 5, 3, 2, 1)),
-        (40, 30, 1, -5, (0, 2, 15, 20), (0, 2, 20, 28), (0, 4, 1, 3, 2)),
-        (40, 50, 1, -5, (0, 2, 9, 23), (0, 2, 8, 20), (3, 2, 0, 4, 1)),
-        (44, 34, 0, 11, (0, 1, 10, 19, 28), (0, 2, 14, 26, 38), (0, 3, 1, 4, 5, 2)),
-        (44, 38, 0, 11, (0, 2, 5, 8, 11), (0, 2, 6, 10, 14), (0, 4, 5, 3, 2, 1)),
-        (44, 50, 0, 11, (0, 2, 11, 20, 41), (0, 2, 10, 18, 38), (0, 3, 2, 4, 5, 1)),
-        (44, 54, 0, 11, (0, 35, 40, 45, 50), (0, 30, 34, 38, 42), (0, 3, 1, 4, 5, 2)),
-        (44, 62, 0, 11, (0, 8, 14, 35, 41), (0, 6, 10, 26, 30), (0, 2, 4, 5, 1, 3)),
-        (48, 10, 1, 3, (0, 1, 2, 3, 6), (0, 12, 16, 20, 36), (0, 3, 1, 5, 2, 4)),
-        (48, 22, 1, -3, (0, 1, 8, 12), (0, 4, 20, 28), (2, 1, 3, 4, 0)),
-        (68, 34, 0, 17, (0, 1, 8, 14, 27), (0, 2, 18, 30, 58), (0, 4, 5, 2, 1, 3)),
-        (68, 74, 0, 17, (0, 2, 23, 44, 53), (0, 2, 22, 42, 50), (0, 4, 5, 3, 2, 1)),
-        (68, 86, 0, 17, (0, 2, 17, 32, 47), (0, 2, 14, 26, 38), (0, 3, 2, 4, 5, 1)),
-        (76, 94, 0, 19, (0, 39, 51, 56, 70), (0, 32, 42, 46, 58), (0, 5, 4, 1, 3, 2)),
-        (76, 98, 0, 19, (0, 33, 68, 71, 79), (0, 26, 54, 56, 62), (0, 2, 5, 1, 4, 3)),
-        (84, 38, 0, 7, (0, 4, 16, 32, 33), (0, 10, 38, 74, 78), (0, 3, 1, 4, 5, 2)),
-        (84, 94, 0, 7, (0, 24, 64, 68, 85), (0, 22, 58, 62, 78), (0, 3, 2, 4, 5, 1)),
-        (104, 90, 1, 13, (0, 51, 73, 78, 86), (0, 60, 86, 92, 102), (0, 3, 2, 5, 4, 1)),
-        (104, 110, 1, 13, (0, 21, 35, 102, 104), (0, 20, 34, 98, 100), (0, 4, 1, 3, 5, 2)),
-        (104, 130, 1, 13, (0, 15, 47, 74, 76), (0, 12, 38, 60, 62), (0, 3, 2, 5, 4, 1)),
-        (0, 198, 0, 69, (0, 17, 53, 133, 169), (0, 0, 0, 0, 0), (0, 2, 4, 1, 5, 3)),
+        (0, 10, 0, 1, (0, 1, 2, 5), (0, 0, 0, 0), (0, 4, 1, 3, 2)),
+        (12, 14, 1, 1, (0, 1, 2, 4, 7, 10), (0, 1, 2, 4, 7, 10), (5, 3, 1, 0, 4, 2, 6)),
+        (12, 18, 0, 3, (0, 1, 3, 7, 11, 14, 15), (0, 0, 2, 5, 8, 10, 11), (5, 3, 2, 6, 1, 7, 4, 0)),
+        (12, 22, 0, 3, (0, 1, 2, 4, 7, 12, 17), (0, 0, 1, 2, 4, 7, 10), (3, 6, 1, 5, 7, 4, 2, 0)),
     )
 )
 
@@ -124,7 +107,7 @@ def hamiltonian_cycles(n: int) -> IntArray:
     Raises
     ------
     NoDecompositionError
-        If ``n`` is 4 or 6, where none exists, if ``n`` is below 1, or if no formula is known here for ``n``.
+        If ``n`` is 4 or 6, where none exists, or if ``n`` is below 1.
 
     Examples
     --------
@@ -138,15 +121,13 @@ def hamiltonian_cycles(n: int) -> IntArray:
             f"K*_{n} has at most {_MOST_CYCLES[n]} of the {n - 1} arc-disjoint Hamiltonian cycles asked for; "
             f"{2 * (n - 1)} cycles that use every arc exactly twice exist: two_fold_hamiltonian_cycles({n})"
         )
-    if n == 1:
-        return np.empty((0, 1), dtype=np.int32)
-    if _is_prime(n):
-        cycles = np.multiply.outer(np.arange(1, n), np.arange(n)) % n
-    elif n % 2 == 1:
-        cycles = _zigzag_cycles(n)
-    else:
-        cycles = _insert_last_vertex(_zigzag_cycles(n - 1), _rainbow_path(n))
-    return _checked(cycles, n, fold=1)
+    cycles = np.empty((n - 1, n), dtype=np.int32)
+    filled = 0
+    for block in _blocks_of_cycles(n):
+        cycles[filled : filled + len(block)] = _starting_with_zero(block)
+        filled += len(block)
+    verify_cycles(cycles, n, fold=1)
+    return cycles
 
 
 def two_fold_hamiltonian_cycles(n: int) -> IntArray:
@@ -168,7 +149,7 @@ def two_fold_hamiltonian_cycles(n: int) -> IntArray:
     Raises
     ------
     NoDecompositionError
-        If `hamiltonian_cycles` has no answer and ``n`` is neither 4 nor 6.
+        If ``n`` is below 1.
 
     Examples
     --------
@@ -176,12 +157,13 @@ def two_fold_hamiltonian_cycles(n: int) -> IntArray:
     [[0, 1, 2, 3], [0, 1, 3, 2], [0, 2, 1, 3], [0, 2, 3, 1], [0, 3, 1, 2], [0, 3, 2, 1]]
     """
     if n == 4:
-        cycles = np.array([(0, *rest) for rest in permutations((1, 2, 3))])
+        cycles = np.array([(0, *rest) for rest in permutations((1, 2, 3))], dtype=np.int32)
     elif n == 6:
-        cycles = np.array([[int(digit) for digit in row] for row in _TWO_FOLD_OF_SIX])
+        cycles = np.array([[int(digit) for digit in row] for row in _TWO_FOLD_OF_SIX], dtype=np.int32)
     else:
         cycles = np.repeat(hamiltonian_cycles(n), 2, axis=0)
-    return _checked(cycles, n, fold=2)
+    verify_cycles(cycles, n, fold=2)
+    return cycles
 
 
 def verify_cycles(cycles: IntArray, n: int, fold: int) -> None:
@@ -212,52 +194,88 @@ def verify_cycles(cycles: IntArray, n: int, fold: int) -> None:
     """
     if cycles.ndim != 2 or cycles.shape[1] != n:
         raise NoDecompositionError(f"expected rows of {n} vertices, got an array of shape {cycles.shape}")
-    is_cycle = np.all(np.sort(cycles, axis=1) == np.arange(n), axis=1)
-    if not is_cycle.all():
-        ring = int(np.argmin(is_cycle))
-        raise NoDecompositionError(f"ring {ring} does not visit each of the vertices 0..{n - 1} exactly once")
-    arcs = cycles.astype(np.int64) * n + np.roll(cycles, -1, axis=1)
-    uses = np.bincount(arcs.ravel(), minlength=n * n)
+    # No cycle uses an arc twice, so no arc has more uses than there are cycles.
+    uses = np.zeros(n * n, dtype=np.min_scalar_type(len(cycles)))
+    for rows in _row_blocks(len(cycles), n):
+        _check_visits(cycles[rows], n, first_ring=rows.start)
+        np.add.at(uses, _arcs(cycles[rows], n).ravel(), uses.dtype.type(1))
     if uses.max() > fold:
         arc = int(np.argmax(uses > fold))
-        rings = np.flatnonzero((arcs == arc).any(axis=1))[: fold + 1].tolist()
+        rings = [ring for ring in range(len(cycles)) if arc in _arcs(cycles[ring : ring + 1], n)][: fold + 1]
         raise NoDecompositionError(
             f"arc {arc // n} -> {arc % n} is used {uses[arc]} times, more than {fold}; first in rings {rings}"
         )
 
 
-def _checked(cycles: npt.NDArray[np.integer], n: int, fold: int) -> IntArray:
-    """Rotate every row so that it starts with vertex 0, and verify the result."""
+def _check_visits(cycles: IntArray, n: int, first_ring: int) -> None:
+    is_cycle = np.all(np.sort(cycles, axis=1) == np.arange(n), axis=1)
+    if not is_cycle.all():
+        ring = first_ring + int(np.argmin(is_cycle))
+        raise NoDecompositionError(f"ring {ring} does not visit each of the vertices 0..{n - 1} exactly once")
+
+
+def _arcs(cycles: IntArray, n: int) -> npt.NDArray[np.int64]:
+    """Each arc as ``n * tail + head``, in the shape of the cycles."""
+    return cycles.astype(np.int64) * n + np.roll(cycles, -1, axis=1)
+
+
+def _row_blocks(count: int, width: int) -> Iterator[slice]:
+    """Cut that many rows into blocks of rows with about `_BLOCK_ENTRIES` entries."""
+    height = max(1, _BLOCK_ENTRIES // width)
+    for first in range(0, count, height):
+        yield slice(first, min(first + height, count))
+
+
+def _blocks_of_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
+    """All cycles of a decomposition, some rows at a time, from whichever vertex they are built from."""
+    if _is_prime(n):
+        return _multiples(n)
+    return _zigzag_cycles(n) if n % 2 == 1 else _even_cycles(n)
+
+
+def _starting_with_zero(cycles: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Rotate every row so that it starts with vertex 0."""
+    n = cycles.shape[1]
     shift = np.argmax(cycles == 0, axis=1)[:, np.newaxis]
-    rotated = np.take_along_axis(cycles, (np.arange(n) + shift) % n, axis=1).astype(np.int32)
-    verify_cycles(rotated, n, fold)
-    return rotated
+    return np.take_along_axis(cycles, (np.arange(n) + shift) % n, axis=1)
 
 
 def _is_prime(n: int) -> bool:
     return n >= 2 and all(n % divisor for divisor in range(2, int(n**0.5) + 1))
 
 
-def _zigzag_cycles(n: int) -> npt.NDArray[np.int64]:
-    """All ``n - 1`` cycles for odd ``n``: extra vertex ``n - 1``, then the zigzag rotated by the row number.
+def _multiples(n: int) -> Iterator[npt.NDArray[np.int64]]:
+    """For prime ``n``, the multiples of 1, of 2, ..., of ``n - 1``, in blocks of rows."""
+    for rows in _row_blocks(n - 1, n):
+        yield np.multiply.outer(np.arange(rows.start + 1, rows.stop + 1), np.arange(n)) % n
+
+
+def _zigzag_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
+    """All cycles for odd ``n``, in blocks: extra vertex ``n - 1``, then the zigzag rotated by the row number.
 
     The rotation by half a turn is the reversed cycle, so this is also Walecki's undirected decomposition.
     """
     around = n - 1
     index = np.arange(around)
     zigzag = np.where(index % 2 == 1, (index + 1) // 2, -(index // 2))
-    rotated = (zigzag + index[:, np.newaxis]) % around
-    return np.insert(rotated, 0, around, axis=1)
+    for rows in _row_blocks(around, n):
+        yield np.insert((zigzag + index[rows, np.newaxis]) % around, 0, around, axis=1)
+
+
+def _even_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
+    """All cycles for even ``n``, in blocks: the zigzags with a new vertex in the path's arc, then the path."""
+    path, around = _rainbow_path(n), n - 2
+    tail = np.empty(around, dtype=np.int64)
+    tail[_owner(path[:-1], path[1:], around)] = path[:-1]
+    for rows, zigzags in zip(_row_blocks(around, n - 1), _zigzag_cycles(n - 1), strict=True):
+        yield _insert_after(tail[rows], zigzags, n - 1)
+    yield np.append(path, n - 1)[np.newaxis]
 
 
 def _rainbow_path(n: int) -> npt.NDArray[np.int64]:
     """A Hamiltonian path on ``n - 1`` vertices with one arc from each zigzag cycle, for even ``n``."""
-    for family in _FAMILIES:
-        turns, rest = divmod(n - family.first, family.period or n)
-        if turns >= 0 and rest == 0:
-            break
-    else:
-        raise NoDecompositionError(f"no formula is known here for K*_{n}, although a decomposition exists")
+    family = next(row for row in _FAMILIES if n >= row.first and (n - row.first) % (row.period or n) == 0)
+    turns = (n - family.first) // (family.period or n)
     around = n - 2
     step = family.halves * (around // 2) + family.offset
     cuts = [start + turns * growth for start, growth in zip(family.starts, family.growth, strict=True)]
@@ -278,12 +296,10 @@ def _owner(tail: npt.NDArray[np.int64], head: npt.NDArray[np.int64], around: int
     return np.where(tail == around, head, row) % around
 
 
-def _insert_last_vertex(zigzags: npt.NDArray[np.int64], path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Insert a new vertex into the path's arc on every row; append the path closed through that vertex."""
-    around, width = zigzags.shape
-    tail = path[:-1]
-    row = _owner(tail, path[1:], around)
-    column = np.argmax(zigzags[row] == tail[:, np.newaxis], axis=1)
+def _insert_after(tail: npt.NDArray[np.int64], cycles: npt.NDArray[np.int64], vertex: int) -> npt.NDArray[np.int64]:
+    """Insert a new vertex into each row, after the row's entry of `tail`."""
+    height, width = cycles.shape
+    column = np.argmax(cycles == tail[:, np.newaxis], axis=1)
     # In the flattened array "before the next entry" stays inside the row, even after its last vertex.
-    longer = np.insert(zigzags.ravel(), row * width + column + 1, width).reshape(around, width + 1)
-    return np.vstack([longer, np.append(path, width)])
+    places = np.arange(height) * width + column + 1
+    return np.insert(cycles.ravel(), places, vertex).reshape(height, width + 1)

@@ -1,8 +1,10 @@
-"""Hamiltonian decompositions: every size to 256, the two impossible sizes, and corrupted rings."""
+"""Hamiltonian decompositions: every size, the two impossible ones, and corrupted rings."""
 
 from __future__ import annotations
 
-from itertools import permutations
+import tracemalloc
+from itertools import pairwise, permutations
+from math import gcd
 
 import numpy as np
 import pytest
@@ -10,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.errors import NoDecompositionError
-from tasp_lab.hamiltonian import IntArray, hamiltonian_cycles, two_fold_hamiltonian_cycles, verify_cycles
+from tasp_lab.hamiltonian import (
+    _FAMILIES,
+    IntArray,
+    _Family,
+    _owner,
+    _rainbow_path,
+    hamiltonian_cycles,
+    two_fold_hamiltonian_cycles,
+    verify_cycles,
+)
 
 IMPOSSIBLE = (4, 6)
 POSSIBLE = [n for n in range(2, 257) if n not in IMPOSSIBLE]
@@ -62,12 +73,95 @@ def test_any_size_to_256(n: int) -> None:
     assert np.array_equal(cycles, hamiltonian_cycles(n))
 
 
-# Sizes that need the rarer rows of the table of paths, and the largest that a machine room may ask for.
-@pytest.mark.parametrize("n", [258, 422, 478, 702, 842, 982, 1022, 1024, 1030])
+# Odd, prime, 0, 2, 6 and 10 modulo 12 among the even ones, and the largest that a machine room may ask for.
+@pytest.mark.parametrize("n", [1023, 1024, 1031, 1262, 1266, 1270, 4094])
 def test_larger_sizes(n: int) -> None:
     cycles = hamiltonian_cycles(n)
+    assert cycles.dtype == np.int32
     assert cycles.shape == (n - 1, n)
+    assert (cycles[:, 0] == 0).all()
     verify_cycles(cycles, n, fold=1)
+
+
+def test_memory_stays_near_that_of_the_answer() -> None:
+    tracemalloc.start()
+    cycles = hamiltonian_cycles(1024)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 3 * cycles.nbytes
+
+
+def test_path_takes_one_arc_from_every_zigzag_at_each_even_size_to_4096() -> None:
+    for n in range(8, 4097, 2):
+        path = _rainbow_path(n)
+        assert np.array_equal(np.sort(path), np.arange(n - 1)), n
+        assert np.array_equal(np.sort(_owner(path[:-1], path[1:], n - 2)), np.arange(n - 2)), n
+
+
+Linear = np.ndarray
+"""A linear function of j = 0, 1, 2, ...: its value at 0 and its slope."""
+
+
+def remainder(value: Linear, around: Linear) -> Linear:
+    """Value modulo `around`, provided that this is one linear function for all j."""
+    rest: Linear = value - value[0] // around[0] * around
+    assert 0 <= rest[1] <= around[1]
+    return rest
+
+
+def half(value: Linear) -> Linear:
+    assert (value % 2 == 0).all()
+    return value // 2
+
+
+def linear_owner(tail: Linear | None, head: Linear | None, around: Linear) -> Linear:
+    """The row of the zigzag cycles that holds an arc, as `_owner` says it; None is the extra vertex."""
+    if tail is None or head is None:
+        assert tail is not head
+        return remainder(tail - half(around), around) if head is None else head
+    difference = remainder(head - tail, around)
+    if difference[0] % 2 == 1:
+        return remainder(tail + half(difference - (1, 0)), around)
+    assert difference[0] > 0
+    return remainder(tail + half(difference) - half(around), around)
+
+
+@pytest.mark.parametrize("family", [family for family in _FAMILIES if family.period])
+@pytest.mark.parametrize("parity", [0, 1])
+def test_rows_of_the_table_are_right_for_every_size(family: _Family, parity: int) -> None:
+    """The proof, for ``k = 2 j + 2 + parity`` turns and all j >= 0; the test above has the smaller k.
+
+    A run's arc from index t to t + 1 is on row ``step * t + (step - 1) / 2``, so that all of them are on distinct
+    rows, and those left are the rows of the last index of each run. The joins must be on just these.
+    """
+    scale = np.array([[1, 2 + parity], [0, 2]])
+    around: Linear = scale @ (family.first - 2, family.period)
+    step = family.halves * half(around) + (family.offset, 0)
+    assert step[0] % 2 == 1
+    assert step[1] % 2 == 0
+    # Any common divisor of the step and `around` divides twice the offset, modulo which neither depends on j.
+    assert gcd(step[0], around[0]) == 1
+    assert step[1] % (2 * family.offset) == around[1] % (2 * family.offset) == 0
+
+    def vertex(index: Linear) -> Linear:
+        return remainder(family.offset * index + family.halves * (index[0] % 2) * half(around), around)
+
+    starts = [scale @ start for start in zip(family.starts, family.growth, strict=True)]
+    ends = [*starts[1:], around]
+    assert all((start[0] < end[0]) and (start[1] <= end[1]) for start, end in zip(starts, ends, strict=True))
+    first = [*map(vertex, starts), None]
+    last = [*(vertex(end - (1, 0)) for end in ends), None]
+    left = [linear_owner(vertex(end - (1, 0)), vertex(remainder(end, around)), around) for end in ends]
+    joins = [linear_owner(last[run], first[following], around) for run, following in pairwise(family.order)]
+    assert sorted(family.order) == list(range(len(first)))
+    assert sorted(map(tuple, joins)) == sorted(map(tuple, left))
+
+
+def test_rows_of_the_table_cover_every_even_size() -> None:
+    period = int(np.lcm.reduce([family.period for family in _FAMILIES if family.period]))
+    firsts = {family.first + k * family.period for family in _FAMILIES if family.period for k in range(period)}
+    single = {family.first for family in _FAMILIES if not family.period}
+    assert set(range(8, 30 + period, 2)) <= firsts | single
 
 
 def test_smallest_sizes() -> None:
@@ -88,11 +182,6 @@ def test_four_and_six_are_refused_and_really_impossible(n: int, most: int) -> No
         hamiltonian_cycles(n)
     assert can_pack(all_cycles(n), most)
     assert not can_pack(all_cycles(n), most + 1)
-
-
-def test_a_size_without_a_formula_is_refused() -> None:
-    with pytest.raises(NoDecompositionError, match="no formula is known here"):
-        hamiltonian_cycles(1262)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 8])
