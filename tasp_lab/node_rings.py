@@ -1,0 +1,216 @@
+"""Rings over nodes that use every pair of ranks inside a node, and every NIC, equally.
+
+There are ``u`` nodes of ``m`` ranks, and a NIC per rank. Ranks are numbered node by node, ``rank = node * m + local``.
+A *node ring* walks a Hamiltonian path of node 0, hops to node 1, walks a path of it, ..., and hops from the last node
+back to its start. With the ``m`` paths of `hamiltonian_paths` in every node there are ``m`` node rings. When all
+positions of all rings move at once, each ordered pair of ranks inside a node carries one block, and each NIC sends
+one block and receives one. ``K*_3`` and ``K*_5`` have no such paths; there, twice as many rings use everything twice.
+
+Node rings are *rail-aligned* when every hop between nodes joins equal local ranks: the path on a node ends with the
+local rank with which the path on the next node starts, and so from the last node to the first.
+
+When rail-aligned rings exist
+-----------------------------
+The paths of a node make a permutation, *starts to ends*. Reversing all paths inverts it, renaming the ranks conjugates
+it, and rail-aligned rings close exactly when the permutations of the nodes, one after the other, give the identity.
+
+``u`` even
+    Nodes in pairs, the second one inverse to the first.
+``u`` odd, ``m`` odd
+    Starts to ends is one cycle ``c`` through all ranks. Its square is too, since ``m`` is odd, hence
+    ``c``, ``c`` and the inverse of ``c c`` are conjugate; their product is the identity. The other nodes are paired.
+``u`` odd, ``m`` even, not 2
+    `even_hamiltonian_paths` has cycles of length two, and for ``m = 2 mod 4`` also one of length four. On two
+    cycles of length two, the three exchanges of two pairs of four elements are conjugate and give the identity; on the
+    cycles of length four and two, three permutations of six elements do.
+``u`` odd, ``m`` = 2
+    Impossible, in whatever order rings visit nodes: every ring changes the local rank in every node.
+
+``docs/decisions/0007-rail-aligned-rings.md`` has the proofs.
+
+References
+----------
+Y. Wang et al., "TASP: Topology-aware Sequence Parallelism", arXiv:2509.26541, 2025: node rings without alignment.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tasp_lab.errors import NoDecompositionError
+from tasp_lab.hamiltonian import IntArray
+from tasp_lab.hamiltonian_paths import even_hamiltonian_paths, hamiltonian_paths, two_fold_hamiltonian_paths
+
+__all__ = ["is_rail_aligned", "node_rings", "verify_node_rings"]
+
+# Three conjugate permutations that give the identity one after the other: two exchanges, a cycle of four beside one.
+_THREE_OF_FOUR: Final = np.array([[1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]])
+_THREE_OF_SIX: Final = np.array([[1, 2, 3, 0, 5, 4], [1, 3, 4, 5, 2, 0], [4, 3, 5, 0, 1, 2]])
+
+
+def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | None = None) -> IntArray:
+    """The rings of ``node_count`` nodes that use every pair of ranks inside a node, and every NIC, equally.
+
+    Parameters
+    ----------
+    node_count : int
+        Number of nodes, at least 2.
+    ranks_per_node : int
+        Ranks of a node, at least 1.
+    rail_aligned : bool, optional
+        Whether hops between nodes must join equal local ranks. None: where possible.
+
+    Returns
+    -------
+    IntArray
+        Shape ``(rings, node_count * ranks_per_node)``; each row lists the ranks of one ring, node by node. There
+        are ``ranks_per_node`` rings, which use every pair of ranks inside a node and every NIC once; with 3 or 5
+        ranks per node, twice as many, which use them twice. Ring ``i`` starts with rank ``i % ranks_per_node``.
+
+    Raises
+    ------
+    NoDecompositionError
+        For fewer than 2 nodes or 1 rank, or for rail-aligned rings of an odd number of nodes of 2 ranks, which do
+        not exist.
+
+    Examples
+    --------
+    >>> node_rings(2, 2).tolist()
+    [[0, 1, 3, 2], [1, 0, 2, 3]]
+    >>> node_rings(2, 2, rail_aligned=False).tolist()
+    [[0, 1, 2, 3], [1, 0, 3, 2]]
+    """
+    u, m = node_count, ranks_per_node
+    if u < 2 or m < 1:
+        raise NoDecompositionError(f"node rings of {u} x {m}: expected 2 or more nodes and 1 or more ranks per node")
+    impossible = u % 2 == 1 and m == 2
+    if rail_aligned and impossible:
+        raise NoDecompositionError(
+            f"rail-aligned node rings of {u} x 2 do not exist: a ring changes the local rank in each of the {u} nodes, "
+            "an odd number, and cannot close"
+        )
+    align = not impossible if rail_aligned is None else rail_aligned
+    rings = _rail_aligned_rings(u, m) if align else _plain_rings(u, m)
+    verify_node_rings(rings, u, m)
+    assert is_rail_aligned(rings, m) or not align
+    return rings
+
+
+def is_rail_aligned(rings: IntArray, ranks_per_node: int) -> bool:
+    """Whether every hop between nodes joins equal local ranks.
+
+    >>> is_rail_aligned(node_rings(2, 4), 4), is_rail_aligned(node_rings(2, 4, rail_aligned=False), 4)
+    (True, False)
+    """
+    onward = np.roll(rings, -1, axis=1)
+    same_node = rings // ranks_per_node == onward // ranks_per_node
+    return bool(np.all(same_node | (rings % ranks_per_node == onward % ranks_per_node)))
+
+
+def verify_node_rings(rings: IntArray, node_count: int, ranks_per_node: int) -> None:
+    """Check that rings visit every rank, and use every pair inside a node and every NIC equally often.
+
+    How often is the number of rings over the ranks of a node. The NICs follow from the pairs: a rank sends and
+    receives once on every ring, and what stays inside its node is the same for all ranks.
+
+    Raises
+    ------
+    NoDecompositionError
+        Naming the first ring or pair that breaks the rule.
+
+    Examples
+    --------
+    >>> verify_node_rings(np.array([[0, 1, 2, 3], [1, 0, 3, 2]], dtype=np.int32), 2, 2)
+    >>> verify_node_rings(np.array([[0, 1, 2, 3], [0, 1, 3, 2]], dtype=np.int32), 2, 2)
+    Traceback (most recent call last):
+    tasp_lab.errors.NoDecompositionError: pair 0 -> 1 is used 2 times, expected 1
+    """
+    u, m = node_count, ranks_per_node
+    world_size = u * m
+    if rings.ndim != 2 or rings.shape[1] != world_size or len(rings) % m or not len(rings):
+        raise NoDecompositionError(f"expected a multiple of {m} rings of {world_size} ranks, got shape {rings.shape}")
+    is_ring = np.all(np.sort(rings, axis=1) == np.arange(world_size), axis=1)
+    if not is_ring.all():
+        ring = int(np.argmin(is_ring))
+        raise NoDecompositionError(f"ring {ring} does not visit each of the ranks 0..{world_size - 1} exactly once")
+    fold = len(rings) // m
+    onward = np.roll(rings, -1, axis=1)
+    inside = rings // m == onward // m
+    pairs = rings[inside].astype(np.int64) * m + onward[inside] % m
+    uses = np.bincount(pairs, minlength=world_size * m).reshape(world_size, m)
+    ranks = np.arange(world_size)
+    uses[ranks, ranks % m] = fold  # no rank sends to itself
+    if (uses != fold).any():
+        rank, local = map(int, np.argwhere(uses != fold)[0])
+        raise NoDecompositionError(
+            f"pair {rank} -> {rank - rank % m + local} is used {uses[rank, local]} times, expected {fold}"
+        )
+
+
+def _plain_rings(node_count: int, m: int) -> IntArray:
+    """Every ring walks the same path on every node."""
+    paths = two_fold_hamiltonian_paths(m) if m in (3, 5) else hamiltonian_paths(m)
+    return np.hstack([paths + node * m for node in range(node_count)]).astype(np.int32)
+
+
+def _rail_aligned_rings(node_count: int, m: int) -> IntArray:
+    """Every ring takes the path that starts where it arrives; nodes rename the ranks of the paths.
+
+    Two-fold paths come in two sets of ``m``, each with a path from every rank, and a ring stays in its set. Starts to
+    ends of the second set is the inverse of that of the first one, so its rings close too: all these are powers of one
+    permutation.
+    """
+    if m in (3, 5):
+        paths = two_fold_hamiltonian_paths(m)
+    else:
+        paths = hamiltonian_paths(m) if node_count % 2 == 0 else even_hamiltonian_paths(m)
+    first_of_set = np.arange(len(paths)) // m * m
+    local = paths[:, 0]
+    rings = np.empty((len(paths), node_count, m), dtype=np.int32)
+    for node, ends in enumerate(_ends_that_close(paths[:m, -1], node_count)):
+        new_name = _renaming(paths[:m, -1], ends)
+        walked = new_name[paths[first_of_set + np.argsort(new_name)[local]]]
+        rings[:, node] = walked + node * m
+        local = walked[:, -1]
+    return rings.reshape(len(paths), -1)
+
+
+def _ends_that_close(ends: npt.NDArray[np.integer], node_count: int) -> list[npt.NDArray[np.integer]]:
+    """Starts to ends of every node: conjugates of ``ends`` that give the identity one after the other."""
+    closed = [] if node_count % 2 == 0 else _three_that_close(ends)
+    return closed + [ends, np.argsort(ends)] * ((node_count - len(closed)) // 2)
+
+
+def _three_that_close(ends: npt.NDArray[np.integer]) -> list[npt.NDArray[np.integer]]:
+    m = len(ends)
+    if m % 2 == 1:
+        return [ends, ends, np.argsort(ends[ends])]
+    head = _THREE_OF_SIX if m % 4 == 2 else _THREE_OF_SIX[:, :0]
+    fours = [_THREE_OF_FOUR + first for first in range(head.shape[1], m, 4)]
+    return list(np.hstack([head, *fours]))
+
+
+def _renaming(ends: npt.NDArray[np.integer], wanted: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """New names of the ranks, under which the permutation ``ends`` becomes its conjugate ``wanted``."""
+    new_name = np.empty(len(ends), dtype=np.int64)
+    new_name[_along_cycles(ends)] = _along_cycles(wanted)
+    return new_name
+
+
+def _along_cycles(permutation: npt.NDArray[np.integer]) -> list[int]:
+    """All elements, cycle by cycle, the longest cycles first."""
+    onward = permutation.tolist()
+    cycles: list[list[int]] = []
+    seen = [False] * len(onward)
+    for first in range(len(onward)):
+        cycle: list[int] = []
+        element = first
+        while not seen[element]:
+            seen[element] = True
+            cycle.append(element)
+            element = onward[element]
+        cycles.append(cycle)
+    return [element for cycle in sorted(cycles, key=len, reverse=True) for element in cycle]
