@@ -11,24 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
 from typing import overload
 
 import numpy as np
 
-from tasp_lab.decomposition import decompose
+from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule import IntArray, Schedule, Step
 from tasp_lab.topology import Topology
 
 
-def split_bytes(size_bytes: int, pieces: int) -> list[int]:
-    """Cut a size into pieces that differ by at most one byte, the larger ones first.
+def split_bytes(size_bytes: int, shares: Sequence[Fraction]) -> list[int]:
+    """Cut a size into pieces in proportion to shares that sum to one, each rounded down or up.
 
-    >>> split_bytes(10, 4)
-    [3, 3, 2, 2]
+    What rounding down leaves goes to the pieces that lost most by it, the first of them first.
+
+    >>> split_bytes(10, [Fraction(1, 4)] * 4), split_bytes(10, [Fraction(2, 3), Fraction(1, 3)])
+    ([3, 3, 2, 2], [7, 3])
     """
-    quotient, rest = divmod(size_bytes, pieces)
-    return [quotient + (piece < rest) for piece in range(pieces)]
+    exact = [size_bytes * share for share in shares]
+    pieces = [floor(each) for each in exact]
+    by_loss = sorted(range(len(exact)), key=lambda piece: pieces[piece] - exact[piece])
+    for piece in by_loss[: size_bytes - sum(pieces)]:
+        pieces[piece] += 1
+    return pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,21 +68,21 @@ class RingSteps(Sequence[Step]):
 
 
 def ring_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
-    """AllGather of `shard_bytes` per rank around one ring: 0, 1, 2, ... where that is one, else the first known."""
+    """AllGather of `shard_bytes` per rank around one ring: 0, 1, 2, ... where that is one, else the best one known."""
     n = topology.world_size
-    ranks = np.arange(n, dtype=np.int64)
     in_order = all(topology.has_route(rank, (rank + 1) % n) for rank in range(n)) if n > 1 else True
-    ring = ranks if in_order else decompose(topology).rings[0]
-    return _around_rings("ring", topology, np.asarray([ring], dtype=np.int64), shard_bytes)
+    rings = np.arange(n)[None] if in_order else decompose(topology, lanes=1).rings
+    return _around_rings("ring", topology, rings.astype(np.int64), [Fraction(1)], shard_bytes)
 
 
-def multi_ring_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
-    """AllGather of `shard_bytes` per rank around all rings of the topology's decomposition at once (TASP).
+def multi_ring_all_gather(topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None) -> Schedule:
+    """AllGather of `shard_bytes` per rank around all rings of a decomposition at once (TASP).
 
-    A shard with fewer bytes than there are rings uses as many rings as it has bytes.
+    Each ring carries its share of every shard; rings for which not a byte is left are not used. Without a
+    decomposition it is the topology's own, `decompose(topology)`.
     """
-    rings = decompose(topology).rings[: max(shard_bytes, 0)]
-    return _around_rings("multi-ring", topology, rings.astype(np.int64), shard_bytes)
+    found = decomposition or decompose(topology)
+    return _around_rings("multi-ring", topology, found.rings.astype(np.int64), found.shares, shard_bytes)
 
 
 def direct_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
@@ -82,25 +90,31 @@ def direct_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
     n = topology.world_size
     offsets = range(1, n)
     step = Step.of((rank, (rank + offset) % n, offset - 1, rank) for offset in offsets for rank in range(n))
-    return _all_gather("direct", topology, n - 1, 1, [step] if n > 1 else [], shard_bytes)
+    return _all_gather("direct", topology, n - 1, [shard_bytes], [step] if n > 1 else [])
 
 
-def _around_rings(name: str, topology: Topology, rings: IntArray, shard_bytes: int) -> Schedule:
-    lanes = max(len(rings), 1)
-    return _all_gather(name, topology, lanes, lanes, RingSteps(rings), shard_bytes)
+def _around_rings(
+    name: str, topology: Topology, rings: IntArray, shares: Sequence[Fraction], shard_bytes: int
+) -> Schedule:
+    if topology.world_size == 1 or shard_bytes < 1:
+        return _all_gather(name, topology, 1, [shard_bytes], [])
+    pieces = split_bytes(shard_bytes, shares)
+    used = [ring for ring, piece_bytes in enumerate(pieces) if piece_bytes > 0]
+    return _all_gather(name, topology, len(used), [pieces[ring] for ring in used], RingSteps(rings[used]))
 
 
 def _all_gather(
-    name: str, topology: Topology, lanes: int, pieces: int, steps: Sequence[Step], shard_bytes: int
+    name: str, topology: Topology, lanes: int, piece_bytes: Sequence[int], steps: Sequence[Step]
 ) -> Schedule:
-    if shard_bytes < 1:
-        raise ScheduleError(f"schedule {name!r}: shard size is {shard_bytes} bytes, expected 1 or more")
-    n = topology.world_size
+    """A schedule in which every rank starts with so many pieces, of these sizes in bytes, and ends with all."""
+    if sum(piece_bytes) < 1:
+        raise ScheduleError(f"schedule {name!r}: shard size is {sum(piece_bytes)} bytes, expected 1 or more")
+    n, pieces = topology.world_size, len(piece_bytes)
     schedule = Schedule(
         name=name,
         world_size=n,
         lanes=max(lanes, 1),
-        block_bytes=np.array(split_bytes(shard_bytes, pieces) * n, dtype=np.int64),
+        block_bytes=np.array([*piece_bytes] * n, dtype=np.int64),
         initial=np.repeat(np.eye(n, dtype=bool), pieces, axis=1),
         final=np.ones((n, n * pieces), dtype=bool),
         steps=steps,
@@ -117,8 +131,10 @@ ALL_GATHER: Mapping[str, Callable[[Topology, int], Schedule]] = {
 """Every AllGather schedule by its name on the command line."""
 
 
-def all_gather(name: str, topology: Topology, shard_bytes: int) -> Schedule:
-    """The AllGather schedule of that name. Raises `ScheduleError` for a name there is none of.
+def all_gather(name: str, topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None) -> Schedule:
+    """The AllGather schedule of that name; `decomposition` is that of ``multi-ring``, if not the topology's own.
+
+    Raises `ScheduleError` for a name there is none of.
 
     >>> from tasp_lab.builders import full_mesh
     >>> all_gather("multi-ring", full_mesh(8), 7).transfers
@@ -126,4 +142,6 @@ def all_gather(name: str, topology: Topology, shard_bytes: int) -> Schedule:
     """
     if name not in ALL_GATHER:
         raise ScheduleError(f"unknown schedule {name!r}, expected one of {', '.join(ALL_GATHER)}")
+    if name == "multi-ring":
+        return multi_ring_all_gather(topology, shard_bytes, decomposition)
     return ALL_GATHER[name](topology, shard_bytes)

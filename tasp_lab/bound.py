@@ -1,17 +1,19 @@
-"""The physical lower bound of AllGather by ports.
+"""The physical lower bound of AllGather.
 
-Every rank has to receive the shards of all others through the links that lead to it, and to send its own at
-least once through those that leave it; ranks whose links all share a capacity receive through it together; the first
-byte takes one route latency. No schedule can be faster. On a
-full mesh and on a switch the bound is reached by `direct_all_gather`; on other topologies a cut through the middle
-may be tighter than any port.
+What any set of ranks and switches holds has to leave it for the ranks outside, at least once: the cut with the most
+ranks inside per bandwidth (`tasp_lab.cuts.all_gather_cut`) limits every schedule. Every rank has to receive the shards
+of all others; ranks whose links all share a capacity receive through it together; the first byte takes one route
+latency. No schedule can be faster. On a full mesh and on a switch the bound is reached by `direct_all_gather`.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from fractions import Fraction
+from functools import lru_cache
 
+from tasp_lab.cuts import Cut, all_gather_cut
 from tasp_lab.quantities import Number
 from tasp_lab.topology import Link, SharedCapacity, Topology, Vertex
 
@@ -29,16 +31,17 @@ def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
     n = topology.world_size
     if n == 1:
         return 0
-    into, out_of = _port_bandwidths(topology)
+    into = _bandwidths_into(topology)
     latency = _least_latency_into(topology)
+    cut = _all_gather_cut(topology)
+    across = cut.ranks_inside * shard_bytes / _like(into[0], cut.bandwidth_bytes_per_s) + min(latency)
     received = [(n - 1) * shard_bytes / into[rank] + latency[rank] for rank in range(n)]
-    sent = [shard_bytes / out_of[rank] for rank in range(n)]
     shared = [
         len(behind) * (n - 1) * shard_bytes / group.bandwidth_bytes_per_s + min(latency[rank] for rank in behind)
         for group in topology.shared
         if (behind := _ranks_behind(topology, group))
     ]
-    return max(received + sent + shared)
+    return max([across, *received, *shared])
 
 
 def _ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
@@ -48,16 +51,24 @@ def _ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
     return [rank for rank in range(topology.world_size) if rank not in outside]
 
 
-def _port_bandwidths(topology: Topology) -> tuple[list[Number], list[Number]]:
-    """Bytes/s into and out of each rank over all its links."""
+def _bandwidths_into(topology: Topology) -> list[Number]:
+    """Bytes/s into each rank over all its links."""
     into: list[Number] = [0] * topology.world_size
-    out_of: list[Number] = [0] * topology.world_size
     for link in topology.links:
         if isinstance(link.destination, int):
             into[link.destination] += link.bandwidth_bytes_per_s
-        if isinstance(link.source, int):
-            out_of[link.source] += link.bandwidth_bytes_per_s
-    return into, out_of
+    return into
+
+
+@lru_cache(maxsize=4)
+def _all_gather_cut(topology: Topology) -> Cut:
+    """The cut, once for the schedules that are compared on a topology."""
+    return all_gather_cut(topology)
+
+
+def _like(example: Number, value: Fraction) -> Number:
+    """A fraction as a float where the topology's own numbers are floats."""
+    return float(value) if isinstance(example, float) else value
 
 
 def _least_latency_into(topology: Topology) -> list[Number]:

@@ -5,7 +5,10 @@ Numbers may be floats or `fractions.Fraction`; with fractions everything that fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import product
+from math import prod
 from typing import Literal
 
 from tasp_lab.errors import TopologyError
@@ -61,6 +64,109 @@ def ring(
     hops = [(rank, (rank + 1) % world_size) for rank in range(world_size)] if world_size > 1 else []
     links = tuple(Link(a, b, bandwidth_bytes_per_s, latency_s) for a, b in hops)
     return Topology(f"ring:{world_size}", world_size, links)
+
+
+def bidirectional_ring(
+    world_size: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A link from every rank to the next and to the one before.
+
+    >>> [link.name for link in bidirectional_ring(3).links]
+    ['0->1', '0->2', '1->2', '1->0', '2->0', '2->1']
+    """
+    name = f"bidirectional-ring:{world_size}"
+    return _of_pairs(name, world_size, _hops(world_size, (1, -1)), bandwidth_bytes_per_s, latency_s)
+
+
+def circulant(
+    world_size: int,
+    offsets: Sequence[int],
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A link from every rank r to r + offset, modulo the world size, for each offset; one way, so give -1 as well as 1.
+
+    >>> [link.name for link in circulant(5, (1, -1)).links][:2]
+    ['0->1', '0->4']
+    """
+    name = f"circulant:{world_size}:{','.join(str(offset) for offset in offsets)}"
+    return _of_pairs(name, world_size, _hops(world_size, offsets), bandwidth_bytes_per_s, latency_s)
+
+
+def torus(
+    shape: Sequence[int],
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A grid of ranks that wraps around in every dimension, with links both ways between neighbours.
+
+    The last coordinate counts fastest. A side of 2 has one link each way, not two.
+
+    >>> len(torus((3, 3)).links), len(torus((2, 3)).links)
+    (36, 18)
+    """
+    if not shape or min(shape) < 1:
+        raise TopologyError(f"a torus of the shape {tuple(shape)}: expected sides of 1 or more")
+    name = f"torus:{'x'.join(str(side) for side in shape)}"
+    return _of_pairs(name, prod(shape), _neighbours(shape), bandwidth_bytes_per_s, latency_s)
+
+
+def hypercube(
+    dimensions: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """Links both ways between ranks whose numbers differ in one binary digit.
+
+    >>> [link.name for link in hypercube(2).links if link.source == 0]
+    ['0->2', '0->1']
+    """
+    pairs = _neighbours((2,) * dimensions)
+    return _of_pairs(f"hypercube:{dimensions}", 2**dimensions, pairs, bandwidth_bytes_per_s, latency_s)
+
+
+def multipartite(
+    parts: int,
+    ranks_per_part: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A link from every rank to every rank of the other parts. Ranks are numbered part by part.
+
+    >>> len(multipartite(3, 2).links)
+    24
+    """
+    world_size = parts * ranks_per_part
+    part = [rank // ranks_per_part for rank in range(world_size)]
+    pairs = ((a, b) for a, b in product(range(world_size), repeat=2) if part[a] != part[b])
+    return _of_pairs(f"multipartite:{parts}x{ranks_per_part}", world_size, pairs, bandwidth_bytes_per_s, latency_s)
+
+
+def _of_pairs(
+    name: str,
+    world_size: int,
+    pairs: Iterable[tuple[int, int]],
+    bandwidth_bytes_per_s: Number,
+    latency_s: Number,
+) -> Topology:
+    """Equal links between pairs of ranks, each once however often it is given."""
+    links = tuple(Link(a, b, bandwidth_bytes_per_s, latency_s) for a, b in dict.fromkeys(pairs) if a != b)
+    return Topology(name, world_size, links)
+
+
+def _hops(world_size: int, offsets: Sequence[int]) -> Iterable[tuple[int, int]]:
+    return ((rank, (rank + offset) % world_size) for rank in range(world_size) for offset in offsets)
+
+
+def _neighbours(shape: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Each rank of a grid with the next and the one before in each dimension."""
+    strides = [prod(shape[position + 1 :]) for position in range(len(shape))]
+    for rank, place in enumerate(product(*(range(side) for side in shape))):
+        for coordinate, side, stride in zip(place, shape, strides, strict=True):
+            for step in (1, -1):
+                yield rank, rank + ((coordinate + step) % side - coordinate) * stride
 
 
 def nodes(

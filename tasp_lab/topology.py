@@ -209,16 +209,24 @@ class Topology:
         """Bool array (world_size, world_size): whether a transfer from rank `row` to rank `column` is possible."""
         n = self.world_size
         linked = np.zeros((n, n), dtype=bool)
-        sources, destinations = self._ends.T
-        direct = (sources < n) & (destinations < n)
-        linked[sources[direct], destinations[direct]] = True
-        for entries, exits in self._crossings():
+        linked[self.link_between >= 0] = True
+        for entries, exits in self.crossings():
             linked[np.ix_(entries, exits)] = True
         np.fill_diagonal(linked, False)
         linked.setflags(write=False)
         return linked
 
-    def _crossings(self) -> Iterator[tuple[list[int], list[int]]]:
+    @cached_property
+    def link_between(self) -> npt.NDArray[np.int64]:
+        """Int array (world_size, world_size): the index of the link from rank `row` to rank `column`; -1: none."""
+        n = self.world_size
+        found = np.full((n, n), -1, dtype=np.int64)
+        direct = (self._ends < n).all(axis=1)
+        found[self._ends[direct, 0], self._ends[direct, 1]] = np.flatnonzero(direct)
+        found.setflags(write=False)
+        return found
+
+    def crossings(self) -> Iterator[tuple[list[int], list[int]]]:
         """Ranks that have a link to some switches, and the ranks that these switches lead to.
 
         Switches that reach each other lead to the same ranks, so one of them is followed for all.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,18 @@ from tasp_lab.topology import Topology
 from tests.strategies import topologies_and_schedules
 
 
+@given(st.integers(1, 10**9), st.lists(st.integers(1, 10**6), min_size=1, max_size=60))
+def test_pieces_are_their_shares_rounded_down_or_up(size_bytes: int, weights: list[int]) -> None:
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    pieces = split_bytes(size_bytes, shares)
+    assert sum(pieces) == size_bytes
+    assert all(abs(piece - size_bytes * share) < 1 for piece, share in zip(pieces, shares, strict=True))
+
+
 @given(st.integers(1, 10**9), st.integers(1, 600))
-def test_pieces_differ_by_at_most_one_byte(size_bytes: int, pieces: int) -> None:
-    cut = split_bytes(size_bytes, pieces)
-    assert sum(cut) == size_bytes
-    assert len(cut) == pieces
-    assert max(cut) - min(cut) <= 1
+def test_equal_pieces_differ_by_at_most_one_byte(size_bytes: int, count: int) -> None:
+    pieces = split_bytes(size_bytes, [Fraction(1, count)] * count)
+    assert max(pieces) - min(pieces) <= 1
 
 
 @given(topologies_and_schedules(), st.integers(1, 1000))

@@ -22,10 +22,12 @@ from runtime.setup import Placement
 from sim.engine import simulate
 from tasp_lab.all_gather import all_gather
 from tasp_lab.bound import all_gather_bound_s
-from tasp_lab.cli.prediction import Prediction, Say, predict_schedule, say_nothing
+from tasp_lab.cli.prediction import Prediction, predict_schedule
+from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import QuantityError, RunError
 from tasp_lab.machine import Machine
 from tasp_lab.quantities import Number, format_bandwidth
+from tasp_lab.rings import Say, say_nothing
 from tasp_lab.schedule import Schedule
 from tasp_lab.timeline import Timeline
 from tasp_lab.topology import Topology
@@ -113,6 +115,7 @@ def validate(
     schedules: Sequence[str],
     shard_bytes: int,
     *,
+    decomposition: Decomposition | None = None,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
     repeats: int = 5,
@@ -126,6 +129,7 @@ def validate(
     machine : what to run on; its bandwidths are scaled on the emulated fabric.
     schedules : names of schedules; the first is the one that others are compared with.
     shard_bytes : bytes per rank.
+    decomposition : that of ``multi-ring``, if not the topology's own.
     fabric : ``emulated`` (network namespaces), ``local`` (plain processes) or ``torchrun`` (this process is a rank).
     scale : bandwidth of the emulated fabric over that of the machine; chosen by `default_scale` when None.
     repeats : timed repetitions per schedule, after one to warm up.
@@ -138,7 +142,7 @@ def validate(
     Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `all_gather` raises.
     """
     _check(repeats, scale, fabric)
-    built = [all_gather(name, machine.topology, shard_bytes) for name in schedules]
+    built = [all_gather(name, machine.topology, shard_bytes, decomposition) for name in schedules]
     topology = machine.topology
     if fabric == "emulated":
         at_full_speed_s = (repeats + 1) * sum(_nominal_s(schedule, topology, fabric) for schedule in built)

@@ -8,26 +8,28 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter, Token
 
-from tasp_lab.catalogue import (
-    catalogue_names,
-    expression_defaults,
-    is_expression,
-    load_machine,
-    topology_document,
-)
+from tasp_lab.catalogue import catalogue_names, is_expression, load_machine, topology_document
+from tasp_lab.changes import with_links, without_links
 from tasp_lab.cli import report
 from tasp_lab.cli.doctor import examine, print_examination
 from tasp_lab.errors import OutputError, QuantityError, TaspLabError
+from tasp_lab.expressions import expression_defaults
 from tasp_lab.machine import Machine
 from tasp_lab.output import check_writable, write_whole
-from tasp_lab.quantities import format_bandwidth, format_time, parse_size_bytes
+from tasp_lab.quantities import format_bandwidth, format_time, parse_size_bytes, parse_time_s
 from tasp_lab.timeline import Timeline
+from tasp_lab.topology import Topology
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from tasp_lab.decomposition import Decomposition
 
 app = App(
     name="tasp-lab",
@@ -39,7 +41,8 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSO
 TopologyText = Annotated[
     str,
     Parameter(help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, "
-              "nodes:2x8, nodes:2x8:switch, nodes:2x8:rails."),
+              "bidirectional-ring:8, torus:4x4, hypercube:3, circulant:8:1,-1, multipartite:3x2, nodes:2x8, "
+              "nodes:2x8:switch, nodes:2x8:rails."),
 ]  # fmt: skip
 Schedules = Annotated[
     list[str], Parameter(name="--schedule", negative=(), help="ring, multi-ring or direct; repeatable.")
@@ -59,6 +62,68 @@ def _whole_number(_: object, tokens: Sequence[Token]) -> int:
 def _number(usual: str, text: str) -> Parameter:
     """A number of expressions; None when it is not given, so that giving it where it has no use can be refused."""
     return Parameter(help=text, show_default=lambda _: usual)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LinkChanges:
+    """Links that fail or are slower than others, on any topology."""
+
+    without_link: Annotated[
+        tuple[str, ...],
+        Parameter(negative=(), help="Leave a link out: 0-3 is both directions, 0>3 one; repeatable."),
+    ] = ()
+    link: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Give a link another bandwidth, like 0-3=10GB/s; repeatable.")
+    ] = ()
+
+    def apply(self, machine: Machine) -> Machine:
+        """The machine with these links changed."""
+        changed = with_links(without_links(machine.topology, self.without_link), self.link)
+        return replace(machine, topology=changed)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RingChoice:
+    """Which rings are sought, and for how long."""
+
+    fold: Annotated[
+        int | None,
+        Parameter(converter=_whole_number, help="How many rings may use a pair of ranks, 1 or 2; else the fewest."),
+    ] = None
+    lanes: Annotated[int | None, Parameter(converter=_whole_number, help="At most so many rings, the best ones.")] = (
+        None
+    )
+    rail_aligned: Annotated[
+        bool | None, Parameter(help="Hops between nodes join equal local ranks; where that is possible, if not given.")
+    ] = None
+    time_limit: Annotated[str, Parameter(help="For a search, where no rings are known.")] = "30s"
+
+    def find(self, topology: Topology) -> Decomposition:
+        """The rings of a topology."""
+        from tasp_lab.decomposition import decompose
+
+        return decompose(
+            topology,
+            self.fold,
+            lanes=self.lanes,
+            rail_aligned=self.rail_aligned,
+            time_limit_s=parse_time_s(self.time_limit),
+            say=report.say,
+        )
+
+    def find_for(self, topology: Topology, schedules: Sequence[str]) -> Decomposition | None:
+        """The rings that the schedules need, if any; a choice that none needs is refused."""
+        if "multi-ring" in schedules:
+            return self.find(topology)
+        if self != _USUAL_RINGS:
+            raise QuantityError("--fold, --lanes, --rail-aligned and --time-limit apply to multi-ring only")
+        return None
+
+
+_USUAL_RINGS = RingChoice()
+_AS_IT_IS = LinkChanges()
 
 
 @Parameter(name="*")
@@ -93,12 +158,17 @@ def _options_apply(names: Sequence[str]) -> str:
 _USUAL_NUMBERS = ExpressionNumbers()
 
 
-@app.command
+topologies_app = App(name="topologies")
+app.command(topologies_app)
+
+
+@topologies_app.default
 def topologies(
     name: str | None = None,
     /,
     *,
     numbers: ExpressionNumbers = _USUAL_NUMBERS,
+    changes: LinkChanges = _AS_IT_IS,
     json: Json = False,
 ) -> None:
     """List the machines of the catalogue, or show one topology with its links and the source of each constant.
@@ -110,6 +180,8 @@ def topologies(
     if name is None:
         if numbers.given:
             raise QuantityError(f"{_options_apply(list(numbers.given))} to expressions only")
+        if changes != _AS_IT_IS:
+            raise QuantityError("--without-link and --link apply to one topology only")
         machines = [(each, load_machine(each)) for each in catalogue_names()]
         if json:
             report.print_json({"topologies": [
@@ -119,11 +191,45 @@ def topologies(
         rows = [(each, str(m.topology.world_size), m.summary) for each, m in machines]
         report.print_table("machines", ("name", "ranks", "summary"), rows, texts=(0, 2))
         return
-    machine = numbers.load(name)
+    _show_machine(changes.apply(numbers.load(name)), json)
+
+
+def _show_machine(machine: Machine, json: bool) -> None:
     if json:
         report.print_json(topology_document(machine))
-        return
-    _print_machine(machine)
+    else:
+        _print_machine(machine)
+
+
+@topologies_app.command(name="import")
+def import_file(
+    file: Path,
+    /,
+    *,
+    link_bandwidth: Annotated[str | None, Parameter(help="Of one NVLink or xGMI link, one way.")] = None,
+    pcie_bandwidth: Annotated[str | None, Parameter(help="Of one PCIe link, one way.")] = None,
+    cpu_bandwidth: Annotated[str | None, Parameter(help="Between two NUMA nodes, one way.")] = None,
+    nvswitch: Annotated[bool | None, Parameter(help="Whether NVLinks lead to switches; decided if not given.")] = None,
+    pcie: Annotated[bool | None, Parameter(help="Whether to include PCIe; where it is needed, if not given.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a topology of what a machine prints: nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
+
+    What `--json` prints is a topology file.
+
+    Example: nvidia-smi topo -m > topo.txt; tasp-lab topologies import topo.txt --json > machine.json
+    """
+    from tasp_lab.imports import read_topology
+
+    machine = read_topology(
+        file,
+        link_bandwidth=link_bandwidth,
+        pcie_bandwidth=pcie_bandwidth,
+        cpu_bandwidth=cpu_bandwidth,
+        nvswitch=nvswitch,
+        pcie=pcie,
+    )
+    _show_machine(machine, json)
 
 
 def _print_machine(machine: Machine) -> None:
@@ -148,25 +254,31 @@ def _print_machine(machine: Machine) -> None:
 
 
 @app.command
-def decompose(topology: TopologyText, /, *, json: Json = False) -> None:
-    """Decompose a topology into rings that share no pair of ranks.
+def decompose(
+    topology: TopologyText,
+    /,
+    *,
+    numbers: ExpressionNumbers = _USUAL_NUMBERS,
+    changes: LinkChanges = _AS_IT_IS,
+    rings: RingChoice = _USUAL_RINGS,
+    plot: Annotated[Path | None, Parameter(help="Draw the rings into this file (.png or .svg).")] = None,
+    json: Json = False,
+) -> None:
+    """Decompose a topology into the rings that carry most together, and say how far they are from the bound.
 
-    Example: tasp-lab decompose full-mesh:8
+    Example: tasp-lab decompose full-mesh:5 --without-link 0-3
     """
-    from tasp_lab.decomposition import decompose as find_rings
+    machine = changes.apply(numbers.load(topology))
+    _check_outputs(topology, None, plot)
+    decomposition = rings.find(machine.topology)
+    if plot is not None:
+        from tasp_lab.ring_pictures import draw_decomposition
 
-    decomposition = find_rings(load_machine(topology).topology)
+        _write_picture(draw_decomposition(decomposition, report.on_one_line(f"Rings of {machine.topology.name}")), plot)
     if json:
         report.print_json(report.decomposition_document(decomposition))
-        return
-    count, used, total = len(decomposition.rings), decomposition.links_used, decomposition.links_total
-    print(
-        f"{decomposition.topology.name}: {count} rings of fold {decomposition.fold}, "
-        f"{used} of {total} pairs of ranks used"
-    )
-    print(decomposition.reason)
-    for ring in decomposition.rings.tolist():
-        print(" ".join(str(rank) for rank in ring))
+    else:
+        report.print_decomposition(decomposition)
 
 
 @app.command
@@ -177,6 +289,8 @@ def predict(
     schedule: Schedules,
     shard_bytes: ShardBytes,
     numbers: ExpressionNumbers = _USUAL_NUMBERS,
+    changes: LinkChanges = _AS_IT_IS,
+    rings: RingChoice = _USUAL_RINGS,
     trace: Trace = None,
     plot: Plot = None,
     explain: Annotated[bool, Parameter(negative=(), help="Say what bound the transfers.")] = False,
@@ -188,10 +302,11 @@ def predict(
     """
     from tasp_lab.cli.prediction import predict as ask_simulator
 
-    machine = numbers.load(topology)
+    machine = changes.apply(numbers.load(topology))
     size = parse_size_bytes(shard_bytes)
     _check_outputs(topology, trace, plot)
-    predictions = ask_simulator(machine, schedule, size, say=report.say)
+    decomposition = rings.find_for(machine.topology, schedule)
+    predictions = ask_simulator(machine, schedule, size, decomposition=decomposition, say=report.say)
     _write_timelines([prediction.timeline for prediction in predictions], trace, plot, f"AllGather on {topology}")
     if json:
         documents = [report.prediction_document(prediction) for prediction in predictions]
@@ -228,6 +343,8 @@ def validate(
         Literal["auto", "p2p", "batched", "all-to-all"], Parameter(help="How blocks are sent.")
     ] = "auto",
     numbers: ExpressionNumbers = _USUAL_NUMBERS,
+    changes: LinkChanges = _AS_IT_IS,
+    rings: RingChoice = _USUAL_RINGS,
     trace: Trace = None,
     plot: Plot = None,
     json: Json = False,
@@ -238,11 +355,19 @@ def validate(
     """
     from tasp_lab.cli.comparison import validate as run_and_compare
 
-    machine = numbers.load(topology)
+    machine = changes.apply(numbers.load(topology))
     size = parse_size_bytes(shard_bytes)
     _check_outputs(topology, trace, plot)
     comparison = run_and_compare(
-        machine, schedule, size, fabric=fabric, scale=scale, repeats=repeat, transport=transport, say=report.say
+        machine,
+        schedule,
+        size,
+        decomposition=rings.find_for(machine.topology, schedule),
+        fabric=fabric,
+        scale=scale,
+        repeats=repeat,
+        transport=transport,
+        say=report.say,
     )
     if not comparison.speaks:
         return
@@ -288,11 +413,16 @@ def _write_timelines(timelines: list[Timeline], trace: Path | None, plot: Path |
         write_whole(trace, chrome_trace(timelines))
         report.say(f"trace: {trace}")
     if plot is not None:
-        from tasp_lab.pictures import draw_timelines, render
+        from tasp_lab.pictures import draw_timelines
 
-        figure = draw_timelines(timelines, report.on_one_line(title))
-        write_whole(plot, render(figure, plot.suffix.lower().removeprefix(".")))
-        report.say(f"picture: {plot}")
+        _write_picture(draw_timelines(timelines, report.on_one_line(title)), plot)
+
+
+def _write_picture(figure: Figure, path: Path) -> None:
+    from tasp_lab.pictures import render
+
+    write_whole(path, render(figure, path.suffix.lower().removeprefix(".")))
+    report.say(f"picture: {path}")
 
 
 def main() -> None:

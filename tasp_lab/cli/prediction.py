@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.engine import simulate
 from tasp_lab.all_gather import all_gather
 from tasp_lab.bound import all_gather_bound_s, busbw_bytes_per_s
+from tasp_lab.decomposition import Decomposition
 from tasp_lab.machine import Machine
 from tasp_lab.quantities import Number
+from tasp_lab.rings import Say, say_nothing
 from tasp_lab.schedule import Schedule
 from tasp_lab.timeline import Timeline
 
-Say = Callable[[str], None]
-"""Takes lines of progress."""
-
 MANY_TRANSFERS = 10_000
 """From how many transfers on a simulation may take more than a few seconds, and is announced."""
-
-
-def say_nothing(_: str) -> None:
-    """Progress that nobody wants to hear."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +38,16 @@ class Prediction:
 
 
 def predict(
-    machine: Machine, schedules: Sequence[str], shard_bytes: int, *, say: Say = say_nothing
+    machine: Machine,
+    schedules: Sequence[str],
+    shard_bytes: int,
+    *,
+    decomposition: Decomposition | None = None,
+    say: Say = say_nothing,
 ) -> list[Prediction]:
     """Predict AllGather of `shard_bytes` per rank by each of the named schedules; `say` is told of long ones.
+
+    `decomposition` is that of ``multi-ring``, if not the topology's own.
 
     >>> from tasp_lab.catalogue import load_machine
     >>> [round(p.time_s * 1e6) for p in predict(load_machine("full-mesh:8"), ["ring", "multi-ring"], 2**20)]
@@ -53,7 +55,7 @@ def predict(
     """
     predictions = []
     for name in schedules:
-        schedule = all_gather(name, machine.topology, shard_bytes)
+        schedule = all_gather(name, machine.topology, shard_bytes, decomposition)
         if schedule.transfers > MANY_TRANSFERS:
             say(f"simulating {schedule.transfers:,} transfers of {name}; this may take a while")
         predictions.append(predict_schedule(machine, schedule, shard_bytes))

@@ -59,9 +59,36 @@ def decomposition_document(decomposition: Decomposition) -> Document:
         "fold": decomposition.fold,
         "reason": decomposition.reason,
         "rings": decomposition.rings.tolist(),
+        "shares": [float(share) for share in decomposition.shares],
         "links_used": decomposition.links_used,
         "links_total": decomposition.links_total,
+        "rate_bytes_per_s": float(decomposition.rate_bytes_per_s),
+        "ring_limit_bytes_per_s": float(decomposition.ring_limit_bytes_per_s),
+        "bound_bytes_per_s": float(decomposition.bound_bytes_per_s),
+        "share_of_bound": decomposition.share_of_bound,
+        "proved_optimal": decomposition.proved_optimal,
     }
+
+
+def print_decomposition(found: Decomposition) -> None:
+    """The rings, each with its share where these differ, and how far they are from what is possible."""
+    plural = "s" if len(found.rings) != 1 else ""
+    print(
+        f"{found.topology.name}: {len(found.rings)} ring{plural} of fold {found.fold}, "
+        f"{found.links_used} of {found.links_total} links used"
+    )
+    print(found.reason)
+    if len(found.rings):
+        proof = "as much as such rings can" if found.proved_optimal else "not proved to be the most for rings"
+        print(
+            f"{format_bandwidth(found.rate_bytes_per_s)} into every rank ({proof}): "
+            f"{found.share_of_bound:.1%} of the AllGather bound of {format_bandwidth(found.bound_bytes_per_s)}"
+        )
+    if found.ring_limit_bytes_per_s < found.bound_bytes_per_s:
+        print("the rest is beyond rings: they pass all shards through a cut that trees pass only with those needed")
+    equal = len(set(found.shares)) <= 1
+    for ring, share in zip(found.rings.tolist(), found.shares, strict=True):
+        print(("" if equal else f"{float(share):6.2%}  ") + " ".join(str(rank) for rank in ring))
 
 
 def prediction_document(prediction: Prediction) -> Document:

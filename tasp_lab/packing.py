@@ -1,0 +1,183 @@
+"""The fastest rings by linear programming: a *fractional packing*, rings that carry unequal shares.
+
+Ring j carries w_j bytes/s. What passes a constraint must not exceed its bandwidth; the sum of all w_j is sought as
+large as can be. There are far too many rings to list for more than eight ranks or so, so rings are added as they are
+needed: the dual solution puts a price on every constraint, and only a ring whose hops cost less than 1 in all can
+improve the packing (column generation: P. Gilmore, R. Gomory, Operations Research 9, 1961). When no ring does, the
+packing is optimal, and the prices prove it: no packing carries more than the sum of price times bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import LinearConstraint, linear_sum_assignment, linprog, milp
+
+from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
+
+ENOUGH = 1e-9
+"""Relative difference that rounding may make; below it a packing counts as reaching a limit."""
+
+
+_MOST_PARTS = 200
+_FINEST = 2**40
+"""Shares that are no multiples of a small fraction are rounded to one of this many parts."""
+
+_AT_A_TIME = 8
+_LEAST_POOL = 1000
+_LEAST_GAIN = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Rings, an int array (rings, world_size), with what each carries in bytes/s, and the price of each constraint.
+
+    `pool` are the rings that there were to choose from.
+    """
+
+    rings: IntArray
+    carried: FloatArray
+    prices: FloatArray
+    pool: IntArray
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """What all rings carry."""
+        return float(self.carried.sum())
+
+
+def best_packing(problem: RingProblem, rings: IntArray) -> Packing:
+    """The packing of these rings that carries most. Rings that carry nothing are left out.
+
+    >>> from tasp_lab.builders import full_mesh
+    >>> problem = RingProblem.of(full_mesh(4, 50))
+    >>> round(best_packing(problem, problem.every_ring(6)).rate_bytes_per_s)
+    150
+    """
+    largest = float(max(problem.bandwidths))
+    loads, most = problem.loads(rings), problem.relative_bandwidths
+    result = linprog(-np.ones(len(rings)), A_ub=loads, b_ub=most, method="highs")  # type: ignore[call-overload]
+    carried = np.maximum(result.x, 0.0)
+    used = carried > 1e-12
+    return Packing(rings[used], carried[used] * largest, -np.asarray(result.ineqlin.marginals), rings)
+
+
+def whole_packing(problem: RingProblem, rings: IntArray, capacities: Sequence[int], count: int) -> IntArray | None:
+    """So many of these rings, each as often as need be, that use no constraint more often than its capacity.
+
+    None if there are none: that is proved. For few rings only, by mixed-integer programming.
+
+    >>> from tasp_lab.builders import full_mesh
+    >>> problem = RingProblem.of(full_mesh(4))
+    >>> whole_packing(problem, problem.every_ring(6), [1] * 12, 3) is None
+    True
+    """
+    constraints = [LinearConstraint(problem.loads(rings), ub=np.array(capacities, dtype=float))]
+    constraints.append(LinearConstraint(np.ones((1, len(rings))), lb=count, ub=count))
+    result = milp(np.zeros(len(rings)), integrality=np.ones(len(rings), dtype=np.int64), constraints=constraints)
+    return None if result.x is None else np.repeat(rings, np.rint(result.x).astype(np.int64), axis=0)
+
+
+def exact_shares(carried: FloatArray) -> tuple[Fraction, ...]:
+    """What each ring carries of the whole, as fractions of a small denominator where rounding hides them.
+
+    >>> exact_shares(np.array([0.5, 0.25 + 1e-15]))
+    (Fraction(2, 3), Fraction(1, 3))
+    """
+    for parts in range(1, _MOST_PARTS):
+        whole = carried / carried.max() * parts
+        if np.abs(whole - np.rint(whole)).max() < ENOUGH * parts:
+            break
+    else:
+        whole = np.maximum(carried / carried.sum() * _FINEST, 1)
+    weights = [int(weight) for weight in np.rint(whole)]
+    return tuple(Fraction(weight, sum(weights)) for weight in weights)
+
+
+FindRing = Callable[[FloatArray], IntArray | None]
+"""Given what each arc costs, a ring that costs little, as an array (world_size,); None if none is found."""
+
+
+def improve(problem: RingProblem, packing: Packing, find: FindRing) -> Packing | None:
+    """The packing with more rings to choose from, those that `find` gives; None if none of them costs less than 1.
+
+    A few rings are found at a time, each at prices at which those before cost more.
+    """
+    prices = problem.uses.T @ packing.prices
+    raised = prices.copy()
+    found: list[IntArray] = []
+    for _ in range(_AT_A_TIME):
+        ring = find(raised)
+        if ring is None:
+            break
+        arcs = problem.arc_at[ring, np.roll(ring, -1)]
+        if prices[arcs].sum() > 1 - _LEAST_GAIN:
+            break
+        found.append(ring)
+        raised[arcs] += 1 / problem.world_size
+    if not found:
+        return None
+    latest = packing.pool[-max(_LEAST_POOL, len(problem.bandwidths)) :]
+    return best_packing(problem, np.concatenate([packing.rings, latest, np.array(found)]))
+
+
+class Patching:
+    """A cheap ring: the cheapest 1-factor, its cycles joined where that costs least (R. Karp, SIAM J. Comput. 8, 1979).
+
+    Small random costs break ties, so that asking again may give another ring.
+    """
+
+    def __init__(self, problem: RingProblem, random: Random) -> None:
+        self.problem = problem
+        self.random = np.random.default_rng(random.randrange(2**32))
+
+    def __call__(self, costs: FloatArray) -> IntArray | None:
+        """A ring for what each arc costs; None if the cycles cannot be joined."""
+        best: tuple[float, IntArray] | None = None
+        for _ in range(6):
+            ring = self._attempt(costs)
+            if ring is None:
+                continue
+            cost = float(costs[self.problem.arc_at[ring, np.roll(ring, -1)]].sum())
+            if best is None or cost < best[0]:
+                best = cost, ring
+        return None if best is None else best[1]
+
+    def _attempt(self, costs: FloatArray) -> IntArray | None:
+        n, arcs = self.problem.world_size, self.problem.arcs
+        noise = self.random.random(len(arcs)) * (1e-4 / n)
+        forbidden = 10.0 * n * (1.0 + float(costs.max()))
+        matrix = np.full((n, n), forbidden)
+        matrix[arcs[:, 0], arcs[:, 1]] = costs + noise
+        onward = linear_sum_assignment(matrix)[1].astype(np.int64)
+        while (label := _labels(onward)).max() > 0:
+            now = matrix[np.arange(n), onward]
+            change = matrix[:, onward] - now[:, None]
+            change = change + change.T
+            change[label[:, None] == label[None, :]] = np.inf
+            one, other = np.unravel_index(int(change.argmin()), change.shape)
+            onward[[one, other]] = onward[[other, one]]
+        if matrix[np.arange(n), onward].max() >= forbidden:
+            return None
+        ring = [0]
+        while len(ring) < n:
+            ring.append(int(onward[ring[-1]]))
+        return np.array(ring, dtype=np.int64)
+
+
+def _labels(onward: IntArray) -> npt.NDArray[np.int64]:
+    """The number of the cycle on which each vertex lies."""
+    label = np.full(len(onward), -1, dtype=np.int64)
+    cycles = 0
+    for start in range(len(onward)):
+        vertex = start
+        while label[vertex] < 0:
+            label[vertex] = cycles
+            vertex = int(onward[vertex])
+        cycles += label[start] == cycles
+    return label

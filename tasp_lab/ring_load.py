@@ -1,0 +1,69 @@
+"""What rings load, and how fast that lets them be.
+
+Blocks travel around all rings at once, each ring carrying its share of every shard. A link, a port or a shared
+capacity is then loaded by the shares of the rings that pass it, once for each hop that does. With shares that sum to
+one, the rate of all rings together is the least bandwidth per load: what each rank receives, in bytes per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from tasp_lab.topology import Topology
+
+IntArray = npt.NDArray[np.int64]
+
+
+def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights: Sequence[int]) -> IntArray:
+    """How much passes each of `Topology.constraints` when ring j carries `weights[j]`, as an int array.
+
+    `rings` is an int array (rings, world_size).
+
+    >>> from tasp_lab.builders import switch
+    >>> constraint_loads(switch(3), np.array([[0, 1, 2], [0, 2, 1]]), [1, 1])
+    array([2, 2, 2, 2, 2, 2])
+    """
+    n = topology.world_size
+    of_pair = np.zeros((n, n), dtype=np.int64)
+    amounts = np.broadcast_to(np.asarray(weights, dtype=np.int64)[:, None], rings.shape)
+    np.add.at(of_pair, (rings, np.roll(rings, -1, axis=1)), amounts)
+    direct = topology.link_between
+    simple = (of_pair > 0) & (direct >= 0) & (not topology.shared)
+    loads = np.zeros(len(topology.links) + len(topology.shared), dtype=np.int64)
+    loads[direct[simple]] = of_pair[simple]
+    for source, destination in np.argwhere((of_pair > 0) & ~simple).tolist():
+        loads[list(topology.route(source, destination).constraints)] += of_pair[source, destination]
+    return loads
+
+
+def ring_rate_bytes_per_s(topology: Topology, rings: npt.NDArray[np.integer], shares: Sequence[Fraction]) -> Fraction:
+    """Bytes/s that all rings carry together with these shares, which sum to one; exact.
+
+    >>> from tasp_lab.builders import full_mesh
+    >>> ring_rate_bytes_per_s(full_mesh(3, 50), np.array([[0, 1, 2], [0, 2, 1]]), [Fraction(1, 2)] * 2)
+    Fraction(100, 1)
+    """
+    whole, weights = whole_weights(shares)
+    loads = constraint_loads(topology, rings, weights)
+    passed = np.flatnonzero(loads)
+    bandwidths = [link.bandwidth_bytes_per_s for link in topology.links]
+    bandwidths += [shared.bandwidth_bytes_per_s for shared in topology.shared]
+    about = np.array([float(bandwidth) for bandwidth in bandwidths])[passed] / loads[passed]
+    least = passed[about <= about.min() * (1 + 1e-9)].tolist()
+    slowest = {(bandwidths[at], int(loads[at])) for at in least}
+    return min(Fraction(bandwidth) / load for bandwidth, load in slowest) * whole
+
+
+def whole_weights(shares: Sequence[Fraction]) -> tuple[int, list[int]]:
+    """Shares as whole numbers in the same proportions, and what they sum to.
+
+    >>> whole_weights([Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)])
+    (6, [3, 2, 1])
+    """
+    denominator = np.lcm.reduce([share.denominator for share in shares], dtype=object)
+    weights = [int(share * int(denominator)) for share in shares]
+    return sum(weights), weights
