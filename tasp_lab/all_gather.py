@@ -19,7 +19,7 @@ import numpy as np
 
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule import IntArray, Schedule, Step
+from tasp_lab.schedule import MOST_HOLDINGS, IntArray, Schedule, Step
 from tasp_lab.topology import Topology
 
 
@@ -110,6 +110,11 @@ def _all_gather(
     if sum(piece_bytes) < 1:
         raise ScheduleError(f"schedule {name!r}: shard size is {sum(piece_bytes)} bytes, expected 1 or more")
     n, pieces = topology.world_size, len(piece_bytes)
+    if n * n * pieces > MOST_HOLDINGS:
+        raise ScheduleError(
+            f"schedule {name!r}: {n} ranks that hold {n * pieces} blocks in the end are too many to prove, "
+            f"expected at most {MOST_HOLDINGS} blocks held in all"
+        )
     schedule = Schedule(
         name=name,
         world_size=n,

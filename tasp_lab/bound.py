@@ -31,11 +31,11 @@ def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
     n = topology.world_size
     if n == 1:
         return 0
-    into = _bandwidths_into(topology)
     latency = _least_latency_into(topology)
     cut = _all_gather_cut(topology)
-    across = cut.ranks_inside * shard_bytes / _like(into[0], cut.bandwidth_bytes_per_s) + min(latency)
-    received = [(n - 1) * shard_bytes / into[rank] + latency[rank] for rank in range(n)]
+    into = topology.bandwidths_into_ranks_bytes_per_s
+    across = _like(topology, cut.ranks_inside * shard_bytes / cut.bandwidth_bytes_per_s) + min(latency)
+    received = [_like(topology, (n - 1) * shard_bytes / into[rank]) + latency[rank] for rank in range(n)]
     shared = [
         len(behind) * (n - 1) * shard_bytes / group.bandwidth_bytes_per_s + min(latency[rank] for rank in behind)
         for group in topology.shared
@@ -51,24 +51,15 @@ def _ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
     return [rank for rank in range(topology.world_size) if rank not in outside]
 
 
-def _bandwidths_into(topology: Topology) -> list[Number]:
-    """Bytes/s into each rank over all its links."""
-    into: list[Number] = [0] * topology.world_size
-    for link in topology.links:
-        if isinstance(link.destination, int):
-            into[link.destination] += link.bandwidth_bytes_per_s
-    return into
-
-
 @lru_cache(maxsize=4)
 def _all_gather_cut(topology: Topology) -> Cut:
     """The cut, once for the schedules that are compared on a topology."""
     return all_gather_cut(topology)
 
 
-def _like(example: Number, value: Fraction) -> Number:
+def _like(topology: Topology, value: Fraction) -> Number:
     """A fraction as a float where the topology's own numbers are floats."""
-    return float(value) if isinstance(example, float) else value
+    return float(value) if isinstance(topology.links[0].bandwidth_bytes_per_s, float) else value
 
 
 def _least_latency_into(topology: Topology) -> list[Number]:

@@ -12,8 +12,9 @@ from math import prod
 from typing import Literal
 
 from tasp_lab.errors import TopologyError
+from tasp_lab.links import Link, MeshLinks, Vertex
 from tasp_lab.quantities import Number
-from tasp_lab.topology import Link, Topology, Vertex, both_ways
+from tasp_lab.topology import Topology, both_ways
 
 DEFAULT_LINK_BANDWIDTH_BYTES_PER_S = 50e9
 DEFAULT_LINK_LATENCY_S = 1e-6
@@ -34,8 +35,8 @@ def full_mesh(
     >>> len(full_mesh(8).links)
     56
     """
-    links = _mesh_links(range(world_size), bandwidth_bytes_per_s, latency_s)
-    return Topology(f"full-mesh:{world_size}", world_size, tuple(links))
+    links = MeshLinks(world_size, bandwidth_bytes_per_s, latency_s)
+    return Topology(f"full-mesh:{world_size}", world_size, links)
 
 
 def switch(

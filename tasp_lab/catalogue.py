@@ -89,7 +89,7 @@ def topology_document(machine: Machine) -> dict[str, object]:
         "name": topology.name,
         "summary": machine.summary,
         "world_size": topology.world_size,
-        "links": [_plain(link) for link in topology.links],
+        "links": [_plain(link) for link in topology.listed_links()],
         "shared": [_plain(shared) for shared in topology.shared],
         "constants": [_plain(constant) for constant in machine.constants],
     }

@@ -23,7 +23,7 @@ def without_links(topology: Topology, names: Sequence[str]) -> Topology:
     if not names:
         return topology
     gone = {link for name in names for link in _links_named(topology, name)}
-    links = tuple(link for index, link in enumerate(topology.links) if index not in gone)
+    links = tuple(link for index, link in enumerate(topology.listed_links()) if index not in gone)
     left = {link.name for link in links}
     shared = tuple(_covering(each, left) for each in topology.shared if left & set(each.links))
     return replace(topology, name=f"{topology.name} without {', '.join(names)}", links=links, shared=shared)
@@ -57,7 +57,7 @@ def _covering(shared: SharedCapacity, names: set[str]) -> SharedCapacity:
 
 def _links_named(topology: Topology, name: str) -> list[int]:
     """The positions of the links that a name means: two for ``A-B``, one for ``A>B``."""
-    index_of = {(link.source, link.destination): index for index, link in enumerate(topology.links)}
+    index_of = {(link.source, link.destination): index for index, link in enumerate(topology.listed_links())}
     vertices = {str(vertex): vertex for vertex in topology.vertices}
     for mark in ">-":
         for source, destination in _ends(name, mark, vertices):

@@ -121,7 +121,7 @@ class Decomposition:
         """Bytes/s that every rank can receive in any AllGather: (n - 1) shards over the time of the bottleneck cut."""
         if self.world_size == 1:
             return Fraction(0)
-        if self.rate_bytes_per_s == _narrowest_way_in(self.topology):
+        if self.rate_bytes_per_s == min(self.topology.bandwidths_into_ranks_bytes_per_s):
             return self.rate_bytes_per_s
         cut = all_gather_cut(self.topology)
         return (self.world_size - 1) * cut.bandwidth_bytes_per_s / cut.ranks_inside
@@ -143,6 +143,11 @@ class Decomposition:
         """Whether no rings (no more of them, if a number of lanes was asked for) reach a higher rate."""
         return self.rate_bytes_per_s >= self.ring_limit_bytes_per_s * (1 - Fraction(ROUNDING))
 
+    @property
+    def beyond_rings(self) -> bool:
+        """Whether no rings reach the bound, however many: trees can (Edmonds 1973; ForestColl, arXiv 2402.06787)."""
+        return ring_limit_bytes_per_s(self.topology, self.rate_bytes_per_s) < self.bound_bytes_per_s
+
 
 def ring_limit_bytes_per_s(topology: Topology, reached: Fraction | int = 0) -> Fraction:
     """What no rings exceed together: the bandwidth of the narrowest cut; 0 for one rank.
@@ -151,19 +156,9 @@ def ring_limit_bytes_per_s(topology: Topology, reached: Fraction | int = 0) -> F
     """
     if topology.world_size == 1:
         return Fraction(0)
-    if reached and reached == _narrowest_way_in(topology):
+    if reached and reached == min(topology.bandwidths_into_ranks_bytes_per_s):
         return Fraction(reached)
     return ring_cut(topology).bandwidth_bytes_per_s
-
-
-def _narrowest_way_in(topology: Topology) -> Fraction:
-    """The least bandwidth of all links into one rank."""
-    exact = {bandwidth: Fraction(bandwidth) for bandwidth in {x.bandwidth_bytes_per_s for x in topology.links}}
-    totals: dict[int, Fraction] = dict.fromkeys(range(topology.world_size), Fraction(0))
-    for link in topology.links:
-        if isinstance(link.destination, int):
-            totals[link.destination] += exact[link.bandwidth_bytes_per_s]
-    return min(totals.values())
 
 
 def decompose(

@@ -14,13 +14,10 @@ from typing import NamedTuple
 from tasp_lab import builders
 from tasp_lab.errors import TopologyError
 from tasp_lab.quantities import Number, parse_bandwidth_bytes_per_s, parse_time_s
-from tasp_lab.topology import Topology
+from tasp_lab.topology import MOST_LISTED_LINKS, Topology
 
 MAX_WORLD_SIZE = 4096
 """The largest world size of an expression or a file."""
-
-MAX_LINKS = 1024 * 1023
-"""The most links of an expression: those of a full mesh of 1024 ranks, which takes seconds to build."""
 
 PARSERS: dict[str, tuple[str, Callable[[str], float]]] = {
     "link_bandwidth": ("link_bandwidth_bytes_per_s", parse_bandwidth_bytes_per_s),
@@ -83,8 +80,10 @@ def parse_expression(text: str) -> Expression:
     if expression is None or not 1 <= expression.world_size <= MAX_WORLD_SIZE:
         expected = form.text if form else " or ".join(expression_forms().values())
         raise TopologyError(f"machine {text!r}: expected {expected} with 1 to {MAX_WORLD_SIZE} ranks in all")
-    if expression.link_count > MAX_LINKS:
-        raise TopologyError(f"machine {text!r}: that is {expression.link_count} links, expected at most {MAX_LINKS}")
+    if expression.link_count > MOST_LISTED_LINKS:
+        raise TopologyError(
+            f"machine {text!r}: that is {expression.link_count} links, expected at most {MOST_LISTED_LINKS}"
+        )
     return expression
 
 
@@ -106,8 +105,8 @@ def _over_links(build: _Builder) -> _Build:
 
 
 def _full_mesh(match: re.Match[str]) -> Expression:
-    n = int(match[1])
-    return Expression(n, n * (n - 1), _over_links(lambda b, s: builders.full_mesh(n, b, s)), n > 1)
+    n = int(match[1])  # its links are made when asked for, so that they need not be counted
+    return Expression(n, 0, _over_links(lambda b, s: builders.full_mesh(n, b, s)), n > 1)
 
 
 def _switch(match: re.Match[str]) -> Expression:

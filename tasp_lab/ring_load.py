@@ -13,6 +13,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from tasp_lab.links import MeshLinks
 from tasp_lab.topology import Topology
 
 IntArray = npt.NDArray[np.int64]
@@ -50,12 +51,18 @@ def ring_rate_bytes_per_s(topology: Topology, rings: npt.NDArray[np.integer], sh
     whole, weights = whole_weights(shares)
     loads = constraint_loads(topology, rings, weights)
     passed = np.flatnonzero(loads)
-    bandwidths = [link.bandwidth_bytes_per_s for link in topology.links]
-    bandwidths += [shared.bandwidth_bytes_per_s for shared in topology.shared]
-    about = np.array([float(bandwidth) for bandwidth in bandwidths])[passed] / loads[passed]
-    least = passed[about <= about.min() * (1 + 1e-9)].tolist()
-    slowest = {(bandwidths[at], int(loads[at])) for at in least}
-    return min(Fraction(bandwidth) / load for bandwidth, load in slowest) * whole
+    of_shared = [float(shared.bandwidth_bytes_per_s) for shared in topology.shared]
+    about = np.concatenate([topology.link_bandwidths_bytes_per_s, of_shared])[passed] / loads[passed]
+    slowest = passed[about <= about.min() * (1 + 1e-9)]
+    if isinstance(topology.links, MeshLinks):
+        slowest = slowest[[loads[slowest].argmax()]]  # all links are alike
+    count = len(topology.links)
+    exact = {
+        Fraction((topology.links[at] if at < count else topology.shared[at - count]).bandwidth_bytes_per_s) / load
+        for at, load in zip(slowest.tolist(), loads[slowest].tolist(), strict=True)
+    }
+    rate: Fraction = min(exact) * whole
+    return rate
 
 
 def whole_weights(shares: Sequence[Fraction]) -> tuple[int, list[int]]:

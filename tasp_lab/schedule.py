@@ -26,6 +26,9 @@ import numpy.typing as npt
 from tasp_lab.errors import ScheduleError
 from tasp_lab.topology import Topology
 
+MOST_HOLDINGS = 2**30
+"""Ranks times blocks that a proof has room for: three bytes each."""
+
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -26,10 +27,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.errors import NoRouteError, TopologyError
+from tasp_lab.links import Link as Link
+from tasp_lab.links import MeshLinks
+from tasp_lab.links import Vertex as Vertex
 from tasp_lab.quantities import Number
-
-Vertex = int | str
-"""A rank (int) or a switch (str)."""
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -39,24 +40,8 @@ LEAST_BANDWIDTH_BYTES_PER_S, MOST_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
 MOST_LATENCY_S = 1e9
 """Thirty years."""
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One directed physical connection: bandwidth in bytes/s one way, latency in seconds."""
-
-    source: Vertex
-    destination: Vertex
-    bandwidth_bytes_per_s: Number
-    latency_s: Number
-
-    @property
-    def name(self) -> str:
-        """The link as it appears in messages and explanations.
-
-        >>> Link(0, "switch", 50e9, 0.0).name
-        '0->switch'
-        """
-        return f"{self.source}->{self.destination}"
+MOST_LISTED_LINKS = 1024 * 1023
+"""So many links, those of a full mesh of 1024 ranks, can be looked at one by one in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,7 @@ class Topology:
 
     name: str
     world_size: int
-    links: tuple[Link, ...]
+    links: tuple[Link, ...] | MeshLinks
     shared: tuple[SharedCapacity, ...] = ()
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, init=False, repr=False, compare=False)
     _ways: dict[int, dict[Vertex, _Way]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -119,7 +104,7 @@ class Topology:
         for switch in self.vertices[self.world_size :]:
             self._check_switch(str(switch))
         seen: set[tuple[Vertex, Vertex]] = set()
-        for link in self.links:
+        for link in self.links[:1] if isinstance(self.links, MeshLinks) else self.links:
             self._check_link(link)
             if (link.source, link.destination) in seen:
                 raise TopologyError(f"topology {self.name!r}: link {link.name} is listed twice")
@@ -165,6 +150,8 @@ class Topology:
 
     def _check_connected(self) -> None:
         """Every rank must reach every other, and every switch must have a way in and a way out."""
+        if isinstance(self.links, MeshLinks):
+            return
         component = self._components(self._ends)
         for vertex, label in zip(self.vertices, component.tolist(), strict=True):
             if label != component[0]:
@@ -176,6 +163,8 @@ class Topology:
     @cached_property
     def vertices(self) -> tuple[Vertex, ...]:
         """All ranks, then the switches in the order in which links name them."""
+        if isinstance(self.links, MeshLinks):
+            return tuple(range(self.world_size))
         ends = (end for link in self.links for end in (link.source, link.destination))
         return (*range(self.world_size), *dict.fromkeys(end for end in ends if isinstance(end, str)))
 
@@ -216,11 +205,42 @@ class Topology:
         linked.setflags(write=False)
         return linked
 
+    def listed_links(self) -> tuple[Link, ...]:
+        """The links one by one; `TopologyError` for a full mesh that has too many."""
+        if len(self.links) > MOST_LISTED_LINKS:
+            raise TopologyError(
+                f"topology {self.name!r} has {len(self.links)} links, expected at most {MOST_LISTED_LINKS} for this"
+            )
+        return tuple(self.links)
+
+    @cached_property
+    def link_bandwidths_bytes_per_s(self) -> npt.NDArray[np.float64]:
+        """The bandwidth of each link, an array (links,); rounded where the numbers are exact."""
+        if isinstance(self.links, MeshLinks):
+            return np.full(len(self.links), float(self.links.bandwidth_bytes_per_s))
+        return np.array([float(link.bandwidth_bytes_per_s) for link in self.links])
+
+    @cached_property
+    def bandwidths_into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
+        """The bandwidth of all links into each rank, exact."""
+        if isinstance(self.links, MeshLinks):
+            return ((self.world_size - 1) * Fraction(self.links.bandwidth_bytes_per_s),) * self.world_size
+        exact = {number: Fraction(number) for number in {link.bandwidth_bytes_per_s for link in self.links}}
+        into = [Fraction(0)] * self.world_size
+        for link in self.links:
+            if isinstance(link.destination, int):
+                into[link.destination] += exact[link.bandwidth_bytes_per_s]
+        return tuple(into)
+
     @cached_property
     def link_between(self) -> npt.NDArray[np.int64]:
         """Int array (world_size, world_size): the index of the link from rank `row` to rank `column`; -1: none."""
         n = self.world_size
         found = np.full((n, n), -1, dtype=np.int64)
+        if isinstance(self.links, MeshLinks):
+            found[~np.eye(n, dtype=bool)] = np.arange(len(self.links))
+            found.setflags(write=False)
+            return found
         direct = (self._ends < n).all(axis=1)
         found[self._ends[direct, 0], self._ends[direct, 1]] = np.flatnonzero(direct)
         found.setflags(write=False)
@@ -231,6 +251,8 @@ class Topology:
 
         Switches that reach each other lead to the same ranks, so one of them is followed for all.
         """
+        if len(self.vertices) == self.world_size:
+            return
         sources, destinations = self._ends.T
         between = (sources >= self.world_size) & (destinations >= self.world_size)
         component = self._components(self._ends[between])
@@ -297,7 +319,7 @@ class Topology:
         for rank in (source, destination):
             if not 0 <= rank < self.world_size:
                 raise NoRouteError(f"topology {self.name!r} has no rank {rank}, expected 0 to {self.world_size - 1}")
-        if (direct := self._links_from[source].get(destination)) is not None:
+        if (direct := int(self.link_between[source, destination])) >= 0:
             return (direct,)
         if source not in self._ways:
             self._ways[source] = self._ways_from(source)
@@ -337,7 +359,7 @@ class Topology:
 
     def map_links(self, change: Callable[[int, Link], Link], name: str | None = None) -> Topology:
         """The same graph with every link (given with its index) replaced by what `change` makes of it."""
-        links = tuple(change(index, link) for index, link in enumerate(self.links))
+        links = tuple(change(index, link) for index, link in enumerate(self.listed_links()))
         return replace(self, name=self.name if name is None else name, links=links)
 
     def scaled(self, scale: Number) -> Topology:

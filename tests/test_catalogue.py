@@ -169,7 +169,6 @@ def test_the_defaults_do_not_touch_names_and_files() -> None:
         ("switch:8\n", "switch:N with 1 to 4096 ranks"),
         ("ring:4097", "ring:N with 1 to 4096 ranks"),
         ("ring:" + "9" * 5000, "ring:N with 1 to 4096 ranks"),
-        ("full-mesh:1025", "1049600 links, expected at most 1047552"),
         ("nodes:2x1024", "2095104 links, expected at most 1047552"),
         ("nodes:8", "nodes:UxM[:switch][:rails] with 1 to 4096 ranks in all"),
         ("nodes:0x8", "nodes:UxM[:switch][:rails] with 1 to 4096 ranks in all"),

@@ -174,6 +174,8 @@ def test_rings_cannot_reach_what_trees_can_where_ports_exceed_nics() -> None:
     found = decompose(nodes(2, 8, "switch", link_bandwidth_bytes_per_s=450, nic_bandwidth_bytes_per_s=50))
     assert (found.rate_bytes_per_s, found.bound_bytes_per_s) == (400, 500)
     assert found.proved_optimal
+    assert found.beyond_rings
+    assert not decompose(full_mesh(8), lanes=4).beyond_rings
 
 
 # Relabelling, failing links, slow links

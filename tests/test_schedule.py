@@ -195,3 +195,8 @@ def test_what_was_proven_cannot_be_changed() -> None:
 def test_fewer_bytes_than_rings() -> None:
     assert all_gather("multi-ring", full_mesh(8), 3).lanes == 3
     assert all_gather("multi-ring", full_mesh(1), 3).transfers == 0
+
+
+def test_a_schedule_too_large_to_prove_is_refused_at_once() -> None:
+    with pytest.raises(ScheduleError, match="2048 ranks that hold 4192256 blocks"):
+        all_gather("multi-ring", full_mesh(2048), 2**20)

@@ -237,7 +237,7 @@ def _print_machine(machine: Machine) -> None:
     if machine.summary:
         print(machine.summary)
     kinds: dict[tuple[str, str, str], int] = {}
-    for link in topology.links:
+    for link in topology.listed_links():
         ends = (
             "rank to rank"
             if isinstance(link.source, int) and isinstance(link.destination, int)

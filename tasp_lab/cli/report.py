@@ -67,6 +67,7 @@ def decomposition_document(decomposition: Decomposition) -> Document:
         "bound_bytes_per_s": float(decomposition.bound_bytes_per_s),
         "share_of_bound": decomposition.share_of_bound,
         "proved_optimal": decomposition.proved_optimal,
+        "beyond_rings": decomposition.beyond_rings,
     }
 
 
@@ -84,8 +85,8 @@ def print_decomposition(found: Decomposition) -> None:
             f"{format_bandwidth(found.rate_bytes_per_s)} into every rank ({proof}): "
             f"{found.share_of_bound:.1%} of the AllGather bound of {format_bandwidth(found.bound_bytes_per_s)}"
         )
-    if found.ring_limit_bytes_per_s < found.bound_bytes_per_s:
-        print("the rest is beyond rings: they pass all shards through a cut that trees pass only with those needed")
+    if found.beyond_rings:
+        print("no rings reach the bound: all shards pass every cut with each ring, with trees only those that must")
     equal = len(set(found.shares)) <= 1
     for ring, share in zip(found.rings.tolist(), found.shares, strict=True):
         print(("" if equal else f"{float(share):6.2%}  ") + " ".join(str(rank) for rank in ring))
