@@ -25,7 +25,9 @@ check: $(INSTALLED)
 # The long tables, written to experiments/results and benchmarks/results.
 experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.all_gather_table
+	$(BIN)/python -m experiments.decomposition_table --measure
 	$(BIN)/python -m benchmarks.simulator_speed
+	$(BIN)/python -m benchmarks.decomposition_speed
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from experiments.record import markdown_table, write_record
+from experiments.record import Record, comparison_table, write_record
 from tasp_lab.catalogue import load_machine
 from tasp_lab.cli.comparison import validate
 from tasp_lab.cli.report import comparison_document, say
@@ -22,8 +21,6 @@ SCHEDULES = ("ring", "multi-ring", "direct")
 SHARD_BYTES = 4 * 2**20
 REPEATS = 5
 RESULTS = Path(__file__).parent / "results"
-
-Record = dict[str, Any]
 
 
 def main() -> None:
@@ -42,11 +39,6 @@ def _file(topology: str) -> Path:
 
 
 def _table(records: list[Record]) -> str:
-    columns = (
-        "topology, schedule", "predicted s", "measured s", "spread s", "error", "speed-up predicted",
-        "speed-up measured", "measured share of bound", "cores busy",
-    )  # fmt: skip
-    rows = [_row(run, record["runs"][0]) for record in records for run in record["runs"]]
     made = "python -m experiments.all_gather_table"
     dates = sorted({record["machine"]["date"] for record in records})
     head = (
@@ -55,21 +47,7 @@ def _table(records: list[Record]) -> str:
         "repeat. Speed-up: over ring. Bound: the topology's nominal bandwidth at the fabric's scale, packet headers "
         "not counted."
     )
-    return f"{head}\n\n{markdown_table(columns, rows)}"
-
-
-def _row(run: Record, ring: Record) -> list[str]:
-    return [
-        f"{run['topology']}, {run['schedule']}",
-        f"{run['predicted_s']:.3f}",
-        f"{run['measured_s']:.3f}",
-        f"{run['measured_spread_s']:.3f}",
-        f"{run['relative_error']:+.1%}",
-        f"{ring['predicted_s'] / run['predicted_s']:.2f}",
-        f"{ring['measured_s'] / run['measured_s']:.2f}",
-        f"{run['bound_s'] / run['measured_s']:.1%}",
-        f"{run['cpu_busy_share']:.0%}",
-    ]
+    return f"{head}\n\n{comparison_table(records)}"
 
 
 if __name__ == "__main__":

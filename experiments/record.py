@@ -8,9 +8,12 @@ import platform
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from runtime.host import usable_cores
 from tasp_lab.output import write_whole
+
+Record = dict[str, Any]
 
 LIBRARIES = ("torch", "simpy", "numpy", "pyroute2")
 
@@ -49,3 +52,27 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     """
     rule = [":--", *["--:"] * (len(columns) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows))
+
+
+def comparison_table(comparisons: Sequence[Record]) -> str:
+    """Comparisons as the command line writes them, a row per schedule; speed-ups are over the first schedule."""
+    columns = (
+        "topology, schedule", "predicted s", "measured s", "spread s", "error", "speed-up predicted",
+        "speed-up measured", "measured share of bound", "cores busy",
+    )  # fmt: skip
+    rows = [_row(run, comparison["runs"][0]) for comparison in comparisons for run in comparison["runs"]]
+    return markdown_table(columns, rows)
+
+
+def _row(run: Record, ring: Record) -> list[str]:
+    return [
+        f"{run['topology']}, {run['schedule']}",
+        f"{run['predicted_s']:.3f}",
+        f"{run['measured_s']:.3f}",
+        f"{run['measured_spread_s']:.3f}",
+        f"{run['relative_error']:+.1%}",
+        f"{ring['predicted_s'] / run['predicted_s']:.2f}",
+        f"{ring['measured_s'] / run['measured_s']:.2f}",
+        f"{run['bound_s'] / run['measured_s']:.1%}",
+        f"{run['cpu_busy_share']:.0%}",
+    ]

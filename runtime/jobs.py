@@ -6,7 +6,7 @@ All ranks of a group perform the same job at the same time; each returns its own
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from runtime.records import RankRecord
 from tasp_lab.schedule import Schedule
@@ -52,6 +52,9 @@ Job = RunSchedule | MeasurePair
 Result = list[RankRecord] | PairTimes | None
 
 
+Value = TypeVar("Value")
+
+
 class Ranks(Protocol):
     """A group of ranks that perform jobs together, wherever they run."""
 
@@ -60,4 +63,8 @@ class Ranks(Protocol):
 
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
         """The results of all ranks. Raises `RunError` when a rank dies, or is silent for longer than given."""
+        ...
+
+    def agree(self, value: Value) -> Value:
+        """The value of rank 0 where every rank has come to one of its own, else the value."""
         ...

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 
-from runtime.jobs import Job, Result
+from runtime.jobs import Job, Result, Value
 from runtime.pulse import Pulse, Watch
 from runtime.setup import Placement, RankSetup, our_module
 from tasp_lab.errors import RunError
@@ -87,6 +87,10 @@ class LaunchedRanks:
     def wait_until_ready(self) -> None:
         """Return when every rank has joined the process group. Raises `RunError`."""
         self._collect("the start", time.monotonic() + START_LIMIT_S, None)
+
+    def agree(self, value: Value) -> Value:
+        """See `runtime.jobs.Ranks`: the ranks are told what to do, they decide nothing."""
+        return value
 
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
         """See `runtime.jobs.Ranks`. After a `RunError` all ranks are gone."""

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from runtime.jobs import Job, Result
+from runtime.jobs import Job, Result, Value
 from runtime.perform import perform
 from tasp_lab.errors import RunError, first_line
 
@@ -37,6 +37,15 @@ class TorchrunRanks:
         except RuntimeError as error:
             raise RunError(f"rank {self.rank}: lost a rank ({first_line(error)})") from None
         return results
+
+    def agree(self, value: Value) -> Value:
+        """See `runtime.jobs.Ranks`. Searches for rings that run out of time may end differently on every rank."""
+        shared = [value]
+        try:
+            dist.broadcast_object_list(shared, src=0)
+        except RuntimeError as error:
+            raise RunError(f"rank {self.rank}: lost a rank ({first_line(error)})") from None
+        return shared[0]
 
 
 @contextlib.contextmanager

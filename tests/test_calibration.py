@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.calibration import RouteClass, calibrate, calibrate_shared_medium, fit, route_classes
-from runtime.jobs import Job, MeasurePair, PairTimes, Result
+from runtime.jobs import Job, MeasurePair, PairTimes, Result, Value
 from tasp_lab.builders import full_mesh, nodes, ring, switch
 from tasp_lab.errors import RunError
 from tasp_lab.topology import Link, Topology
@@ -25,6 +25,9 @@ class FakeRanks:
 
     def __init__(self, topology: Topology, efficiency: dict[int, float]) -> None:
         self.world_size, self._topology, self._efficiency = topology.world_size, topology, efficiency
+
+    def agree(self, value: Value) -> Value:
+        return value
 
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
         assert isinstance(job, MeasurePair), "the collectives are never used to calibrate"

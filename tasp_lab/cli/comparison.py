@@ -154,6 +154,7 @@ def validate(
             say = say_nothing
         if ranks.world_size != topology.world_size:
             raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
+        built = ranks.agree(built)
         calibration = (calibrate_shared_medium if fabric == "local" else calibrate)(topology, ranks, say)
         nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
         runs = [_run(ranks, each, shard_bytes, calibration.machine, nominal, repeats, transport, say) for each in built]
