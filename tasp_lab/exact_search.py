@@ -20,9 +20,6 @@ from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-MOST_VARIABLES = 150_000
-"""Larger questions are not asked: the solver would need minutes only to read them."""
-
 _WORKERS = 2
 _PRICE_UNIT = 1e-7
 
@@ -51,8 +48,6 @@ def rings_within(problem: RingProblem, capacities: Sequence[int], count: int, ti
     """
     from ortools.sat.python import cp_model
 
-    if count * len(problem.arcs) > MOST_VARIABLES:
-        return Answer.UNKNOWN
     model = cp_model.CpModel()
     chosen = [_circuit(model, problem) for _ in range(count)]
     uses = problem.uses.tocsr()

@@ -38,6 +38,9 @@ _MOST_COMBINED = 400
 _MOST_CHOICES = 3000
 """Where ports are shared, equal rings are sought where rings times arcs are no more than that."""
 
+_MOST_DECIDED = 6000
+"""With more rings times arcs than that, CP-SAT hardly ever ends in time."""
+
 _SECOND_LOOK_S = 5.0
 """How long few equal rings are sought where rings with shares are found at once."""
 
@@ -104,11 +107,16 @@ class RingSearch:
         """So many rings within these capacities, or how the search for them ended."""
         if self.every is not None and len(self.every) <= _MOST_COMBINED:
             return whole_packing(self.problem, self.every, capacities, count), Answer.IMPOSSIBLE.value
+        large = count * len(self.problem.arcs) > _MOST_DECIDED
         simple = self.problem.is_uniform and fold == 1
         if simple:
-            rings = self._switched(count, min(_FIRST_LOOK_S, self.patience.left_s))
+            rings = self._switched(
+                count, self.patience.left_s / 2 if large else min(_FIRST_LOOK_S, self.patience.left_s)
+            )
             if rings is not None:
                 return rings, ""
+        if large:
+            return None, f"{Answer.UNKNOWN.value}, too large a question for an exact search"
         if exact_search.is_installed():
             limit_s = self.patience.left_s / 2 if self.problem.is_uniform else min(_SECOND_LOOK_S, self.patience.left_s)
             self.patience.say(f"searching for {count} rings of fold {fold} by CP-SAT, up to {limit_s:.0f} s")

@@ -118,6 +118,43 @@ def test_decompose(command: Command, topology: str, rings: int, fold: int, links
     assert document["shares"] == [pytest.approx(1 / rings)] * rings
 
 
+def test_decompose_with_changed_links_and_lanes(command: Command) -> None:
+    broken = json.loads(command("decompose", "full-mesh:5", "--without-link", "0-3", "--json").stdout)
+    assert (len(broken["rings"]), broken["links_total"], broken["share_of_bound"]) == (3, 18, 1.0)
+    slow = json.loads(command("decompose", "full-mesh:8", "--link", "0-3=13GB/s", "--json").stdout)
+    assert slow["rate_bytes_per_s"] == pytest.approx(313e9)
+    assert sum(slow["shares"]) == pytest.approx(1)
+    few = json.loads(command("decompose", "full-mesh:8", "--lanes", "4", "--json").stdout)
+    assert (len(few["rings"]), few["rate_bytes_per_s"], few["proved_optimal"]) == (4, 200e9, True)
+    h100 = json.loads(command("decompose", "h100-2x8", "--json").stdout)
+    assert (h100["share_of_bound"], h100["proved_optimal"], h100["beyond_rings"]) == (0.8, True, True)
+
+
+def test_decompose_draws_the_rings(command: Command) -> None:
+    assert command("decompose", "torus:3x3", "--plot", "rings.png").returncode == 0
+    assert (command.folder / "rings.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_mesh_of_4096_ranks_is_decomposed(command: Command) -> None:
+    document = json.loads(command("decompose", "full-mesh:4096", "--json").stdout)
+    assert (len(document["rings"]), len(document["rings"][0]), document["links_used"]) == (4095, 4096, 4095 * 4096)
+
+
+def test_lanes_and_changed_links_reach_the_prediction(command: Command) -> None:
+    options = ("--schedule", "multi-ring", "--shard-bytes", "40MB", "--link-latency", "0s", "--json")
+    few = command("predict", "full-mesh:8", "--lanes", "4", *options)
+    assert json.loads(few.stdout)["predictions"][0]["time_s"] == pytest.approx(7 * 10e6 / 50e9)
+    broken = command("predict", "full-mesh:5", "--without-link", "0-3", *options)
+    assert json.loads(broken.stdout)["predictions"][0]["time_s"] == pytest.approx(4 * (40e6 / 3) / 50e9, rel=1e-6)
+
+
+def test_topologies_import_what_a_machine_prints(command: Command) -> None:
+    sample = str(ROOT / "tests/samples/dgx-1v.nvidia-smi.txt")
+    (command.folder / "dgx.json").write_text(command("topologies", "import", sample, "--json").stdout)
+    document = json.loads(command("decompose", "dgx.json", "--json").stdout)
+    assert (document["links_used"], document["rate_bytes_per_s"]) == (32, 150e9)
+
+
 def test_what_topologies_prints_is_a_topology_file(command: Command) -> None:
     for name in ("a10-4-pcie", "dgx-1v", "h100-2x8-rails"):
         (command.folder / "machine.json").write_text(command("topologies", name, "--json").stdout)
@@ -172,6 +209,23 @@ PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1Mi
         (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--scale", "2"), "at most 1"),
         (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--scale", "nan"), "scale: nan"),
         (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--fabric", "torchrun"), "not started by torch"),
+        (("decompose", "full-mesh:4", "--fold", "1"), "K*_4 has at most 2 of the 3"),
+        (("decompose", "hypercube:3", "--fold", "1"), "2 rings do share no link, and no more can"),
+        (("decompose", "full-mesh:5", "--fold", "3"), "fold 3: expected 1 or 2"),
+        (("decompose", "full-mesh:5", "--lanes", "0"), "0 lanes: expected 1 or more"),
+        (("decompose", "full-mesh:5", "--lanes", "2", "--fold", "1"), "not both"),
+        (("decompose", "full-mesh:5", "--rail-aligned"), "full-mesh:5 is no set of nodes"),
+        (("decompose", "nodes:3x2", "--rail-aligned"), "nodes"),
+        (("decompose", "full-mesh:5", "--time-limit", "0s"), "time limit"),
+        (("decompose", "full-mesh:5", "--without-link", "0-9"), "full-mesh:5 has no link '0-9'"),
+        (("decompose", "full-mesh:5", "--link", "0-3"), "like 0-3=10GB/s"),
+        (("decompose", "full-mesh:5", "--link", "0-3=fast"), "fast"),
+        (("decompose", "ring:4", "--without-link", "0>1"), "not connected"),
+        (("decompose", "full-mesh:5", "--plot", "rings.gif"), ".png or .svg"),
+        ((*PREDICT, "--lanes", "2"), "apply to multi-ring only"),
+        (("topologies", "--without-link", "0-1"), "apply to one topology only"),
+        (("topologies", "import", "no-such-file"), "no-such-file"),
+        (("topologies", "full-mesh:4096"), "16773120 links, expected at most"),
         (("frobnicate",), "frobnicate"),
         (("frob\x1b[31m\nnicate",), r"frob\x1b[31m"),
         (("predict", "full-mesh:4", *AGAINST, "--shard-bytes", "1e30"), "expected at most 1125899906842624 bytes"),
