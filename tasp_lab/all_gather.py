@@ -22,6 +22,9 @@ from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule import MOST_HOLDINGS, IntArray, Schedule, Step
 from tasp_lab.topology import Topology
 
+MOST_LANES_OF_SHARES = 128
+"""About so many lanes at most where shares are unequal; more follow the shares better, and cost more messages."""
+
 
 def split_bytes(size_bytes: int, shares: Sequence[Fraction]) -> list[int]:
     """Cut a size into pieces in proportion to shares that sum to one, each rounded down or up.
@@ -78,11 +81,27 @@ def ring_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
 def multi_ring_all_gather(topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None) -> Schedule:
     """AllGather of `shard_bytes` per rank around all rings of a decomposition at once (TASP).
 
-    Each ring carries its share of every shard; rings for which not a byte is left are not used. Without a
-    decomposition it is the topology's own, `decompose(topology)`.
+    Each ring carries its share of every shard; rings for which not a byte is left are not used. Links are shared
+    fairly between lanes, so a ring with a larger share takes several lanes, of about equal shares all of them. Without
+    a decomposition it is the topology's own, `decompose(topology)`.
     """
     found = decomposition or decompose(topology)
-    return _around_rings("multi-ring", topology, found.rings.astype(np.int64), found.shares, shard_bytes)
+    lanes = lanes_of(found.shares)
+    rings = np.repeat(found.rings.astype(np.int64), lanes, axis=0)
+    shares = [share / count for share, count in zip(found.shares, lanes, strict=True) for _ in range(count)]
+    return _around_rings("multi-ring", topology, rings, shares, shard_bytes)
+
+
+def lanes_of(shares: Sequence[Fraction]) -> list[int]:
+    """How many lanes each ring takes: as many as its share holds the smallest, unless that makes too many lanes.
+
+    >>> lanes_of([Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)])
+    [2, 1, 1]
+    """
+    if not shares:
+        return []
+    finest = max(min(shares), Fraction(1, max(MOST_LANES_OF_SHARES, len(shares))))
+    return [max(1, round(share / finest)) for share in shares]
 
 
 def direct_all_gather(topology: Topology, shard_bytes: int) -> Schedule:

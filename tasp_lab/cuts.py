@@ -30,6 +30,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from tasp_lab.errors import TopologyError
+from tasp_lab.links import MeshLinks
 from tasp_lab.quantities import Number
 from tasp_lab.topology import BoolArray, Topology, Vertex
 
@@ -66,6 +67,8 @@ def all_gather_cut(topology: Topology) -> Cut:
 
     Raises `TopologyError` for a topology of one rank, which no set divides.
     """
+    if isinstance(topology.links, MeshLinks) and len(topology.links) and not topology.shared:
+        return _of_mesh(topology.links, range(1, topology.world_size))
     graph = _graph(topology)
     return _as_cut(topology, graph, _narrowest(graph, ~graph.backward().least_rank(), per_rank=True))
 
@@ -82,10 +85,18 @@ def ring_cut(topology: Topology) -> Cut:
 
     Raises `TopologyError` for a topology of one rank, which no set divides.
     """
+    if isinstance(topology.links, MeshLinks) and len(topology.links) and not topology.shared:
+        return _of_mesh(topology.links, range(1))
     graph = _graph(topology)
     inside = min(graph.least_rank(), ~graph.backward().least_rank(), key=graph.leaving)
     inside = _narrowest(graph, inside, per_rank=False)  # of the sets that hold rank 0
     return _as_cut(topology, graph, ~_narrowest(graph.backward(), ~inside, per_rank=False))  # and of all others
+
+
+def _of_mesh(links: MeshLinks, inside: range) -> Cut:
+    """One rank or all but one: r of n ranks that are all joined alike have r (n - r) links to the others."""
+    crossing = len(inside) * (links.world_size - len(inside))
+    return Cut(tuple(inside), len(inside), crossing * Fraction(links.bandwidth_bytes_per_s))
 
 
 @dataclass(frozen=True)

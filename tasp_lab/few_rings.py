@@ -16,6 +16,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, eye_array, hstack, vstack
 
+from tasp_lab.links import MeshLinks
 from tasp_lab.packing import best_packing, exact_shares
 from tasp_lab.quantities import Number
 from tasp_lab.ring_load import ring_rate_bytes_per_s
@@ -51,6 +52,8 @@ def best_few(topology: Topology, known: Rings, lanes: int, ring_limit: Fraction,
 
 def _most_of_one_ring(topology: Topology) -> Fraction:
     """The least, over all ranks, of the fastest link out of a rank and into it."""
+    if isinstance(topology.links, MeshLinks):
+        return Fraction(topology.links.bandwidth_bytes_per_s)
     fastest: dict[tuple[bool, Vertex], Number] = defaultdict(int)
     for link in topology.links:
         for end in ((False, link.source), (True, link.destination)):

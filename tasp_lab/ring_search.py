@@ -89,11 +89,20 @@ class RingSearch:
         for count, capacities in self._questions(fold):
             rings, note = self._whole(count, capacities, fold)
             if rings is not None:
-                times = "share no link" if fold == 1 else "use no link more than twice"
-                reason = f"{count} rings that {times} carry {format_bandwidth(self.limit)}, as much as any rings can"
-                return Rings(rings, fold_of(rings), reason), ""
+                return self._equal(rings), ""
             return None, f"{count} rings of fold {fold}: {note}"
         return None, f"no number of equal rings of fold {fold} makes up {format_bandwidth(self.limit)}"
+
+    def _equal(self, rings: IntArray) -> Rings:
+        """Equal rings that carry the limit; the same ring several times is one with a larger share."""
+        carry = f"carry {format_bandwidth(self.limit)}, as much as any rings can"
+        if self.problem.is_uniform:
+            fold = fold_of(rings)
+            times = "share no link" if fold == 1 else "use no link more than twice"
+            return Rings(rings, fold, f"{len(rings)} rings that {times} {carry}")
+        distinct, times_found = np.unique(rings, axis=0, return_counts=True)
+        shares = tuple(Fraction(int(times), len(rings)) for times in times_found)
+        return Rings(distinct, fold_of(distinct), f"{len(distinct)} rings {carry}", shares)
 
     def _questions(self, fold: int) -> Iterator[tuple[int, list[int]]]:
         """Numbers of rings that would carry the limit, and how often they may then use each constraint."""

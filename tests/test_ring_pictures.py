@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import itertools
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import matplotlib
-import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,12 +23,20 @@ from matplotlib.collections import Collection, LineCollection, PatchCollection, 
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from tasp_lab import ring_pictures
-from tasp_lab.builders import full_mesh, nodes, ring, switch
+from tasp_lab import ring_layout, ring_pictures
+from tasp_lab.builders import circulant, full_mesh, hypercube, nodes, ring, switch, torus
+from tasp_lab.changes import without_links
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.hamiltonian import hamiltonian_cycles, two_fold_hamiltonian_cycles
 from tasp_lab.pictures import FloatArray, render
-from tasp_lab.ring_pictures import MOST_HOPS_TOGETHER, MOST_LINK_COLUMNS, MOST_RINGS_APART, draw_decomposition
+from tasp_lab.ring_layout import Layout, arrow, lay_out, smooth
+from tasp_lab.ring_pictures import (
+    MOST_HOPS_TOGETHER,
+    MOST_LINK_COLUMNS,
+    MOST_RINGS_DRAWN,
+    MOST_WIRES,
+    draw_decomposition,
+)
 from tasp_lab.topology import Link, Topology
 from tests.conftest import ROOT
 
@@ -52,31 +58,13 @@ def linked(name: str, ranks: int, ends: Sequence[tuple[int, int]]) -> Topology:
     return Topology(name, ranks, tuple(Link(a, b, 50e9, 1e-6) for a, b in ends))
 
 
-def torus(*shape: int) -> Topology:
-    """Links both ways to the neighbours along each dimension, around the end too."""
-    place = np.arange(np.prod(shape)).reshape(shape)
-    pairs = {
-        (int(a), int(b))
-        for axis in range(len(shape))
-        for step in (1, -1)
-        for a, b in zip(place.flat, np.roll(place, step, axis).flat, strict=True)
-        if a != b
-    }
-    return linked("torus:" + "x".join(map(str, shape)), place.size, sorted(pairs))
-
-
-def hypercube(dimensions: int) -> Topology:
-    ranks = range(2**dimensions)
-    return linked(f"hypercube:{dimensions}", len(ranks), [(a, a ^ 1 << b) for a in ranks for b in range(dimensions)])
-
-
 def both_ways(order: Sequence[int]) -> list[list[int]]:
     return [list(order), list(order)[::-1]]
 
 
 NODES = rings_on(nodes(2, 4), [[0, 1, 2, 3, 4, 5, 6, 7], [3, 2, 1, 0, 7, 6, 5, 4], [1, 3, 0, 2, 5, 7, 4, 6]])
-TORUS = rings_on(torus(3, 3), both_ways([0, 1, 2, 5, 3, 4, 7, 8, 6]) + both_ways([0, 3, 6, 7, 1, 4, 5, 8, 2]))
-CUSTOM = rings_on(linked("custom", 8, [(a, (a + s) % 8) for a in range(8) for s in (1, 2, 7)]), both_ways(range(8)))
+TORUS = rings_on(torus((3, 3)), both_ways([0, 1, 2, 5, 3, 4, 7, 8, 6]) + both_ways([0, 3, 6, 7, 1, 4, 5, 8, 2]))
+CUSTOM = rings_on(circulant(8, (1, 2, -1)), both_ways(range(8)))
 CUBE = rings_on(hypercube(3), both_ways([0, 1, 3, 2, 6, 7, 5, 4]))
 FEW = rings_on(nodes(2, 2, "switch", "rails"), [[0, 1, 3, 2]])
 EXAMPLES = {
@@ -87,12 +75,12 @@ EXAMPLES = {
     "switch": all_rings_on(switch(8)),
     "rails": all_rings_on(nodes(2, 4, "switch", "rails")),
     "nodes": NODES,
+    "few": FEW,
     "torus": TORUS,
     "cube": CUBE,
     "custom": CUSTOM,
     "two ranks": all_rings_on(full_mesh(2)),
-    "K12": all_rings_on(full_mesh(12)),
-    "K13": all_rings_on(full_mesh(13)),
+    "many rings": rings_on(full_mesh(3), both_ways(range(3)) * 7),
 }
 examples = pytest.mark.parametrize("name", EXAMPLES)
 
@@ -100,6 +88,12 @@ examples = pytest.mark.parametrize("name", EXAMPLES)
 @functools.cache
 def drawn(name: str) -> Figure:
     return draw_decomposition(EXAMPLES[name], "")
+
+
+@functools.cache
+def many() -> Figure:
+    """More rings and ranks than can be drawn well."""
+    return draw_decomposition(all_rings_on(full_mesh(101)), "many")
 
 
 def graphs(figure: Figure) -> list[Axes]:
@@ -166,8 +160,9 @@ def test_every_ring_is_shown_with_all_others_and_by_itself(name: str) -> None:
     decomposition = EXAMPLES[name]
     rings = len(decomposition.rings)
     figure = drawn(name)
-    apart = [[number] for number in range(min(rings, MOST_RINGS_APART))] if rings > 1 else []
-    together = [list(range(rings))] if rings < 2 or decomposition.rings.size <= MOST_HOPS_TOGETHER else []
+    apart = [[number] for number in range(min(rings, MOST_RINGS_DRAWN))] if rings > 1 else []
+    few = rings <= MOST_RINGS_DRAWN and decomposition.rings.size <= MOST_HOPS_TOGETHER
+    together = [list(range(rings))] if rings < 2 or few else []
     assert [sorted(lines_of(graph)) for graph in graphs(figure)] == together + apart
     names = [graph.get_title() for graph in graphs(figure)]
     assert names == (["all rings"] if together and apart else [""] if together else []) + [
@@ -179,16 +174,20 @@ def test_every_ring_is_shown_with_all_others_and_by_itself(name: str) -> None:
     ("decomposition", "said"),
     [
         (all_rings_on(full_mesh(16)), "shown: the first 12 of 15 rings"),
-        (all_rings_on(full_mesh(51)), "shown: the first 12 of 50 rings, without arrow heads"),
-        (rings_on(full_mesh(80), both_ways(range(80))), "shown: each ring"),
-        (all_rings_on(full_mesh(12)), ""),
+        (EXAMPLES["many rings"], "shown: the first 12 of 14 rings"),
+        (rings_on(ring(76), [range(76)] * 2), "shown: each ring"),
+        (EXAMPLES["K8"], ""),
     ],
 )
 def test_small_graphs_alone_say_what_they_leave_out(decomposition: Decomposition, said: str) -> None:
     figure = draw_decomposition(decomposition, "")
     assert [line for line in suptitles(figure)[0].splitlines() if "shown" in line] == [said] * bool(said)
-    heads = [child for child in graphs(figure)[0].collections if isinstance(child, PolyCollection)]
-    assert bool(heads) == ("without" not in said)
+
+
+@pytest.mark.parametrize(("ranks", "roomy"), [(30, True), (90, False)])
+def test_arrows_have_heads_where_there_is_room(ranks: int, roomy: bool) -> None:
+    graph = graphs(draw_decomposition(rings_on(ring(ranks), [range(ranks)] * 6), ""))[0]
+    assert bool([child for child in graph.collections if isinstance(child, PolyCollection)]) == roomy
 
 
 def suptitles(figure: Figure) -> list[str]:
@@ -205,20 +204,16 @@ def test_a_ring_has_one_colour_of_its_own_everywhere(name: str) -> None:
             colors[number] |= (
                 {to_hex(graph.title.get_color())} if len(lines_of(graph)) == 1 < len(graphs(figure)) else set()
             )
-    chips = labelled(table(figure), "colours")
-    assert chips is not None
-    for number, chip in enumerate(chips.get_facecolor()):
-        colors[number].add(to_hex(chip))
+    for number, name in enumerate(table(figure).get_yticklabels()[: len(colors)]):
+        colors[number].add(to_hex(name.get_color()))
         cells = labelled(table(figure), f"ring {number}")
         colors[number] |= {to_hex(cells.get_facecolor()[0])} if cells is not None else set()
     assert all(len(seen) == 1 for seen in colors.values())
     assert len(set.union(*colors.values())) == len(colors)
 
 
-def test_up_to_150_rings_of_one_graph_have_different_colours() -> None:
-    for count in (1, 12, 13, 75):
-        scene = ring_pictures._Scene(rings_on(full_mesh(2), [[0, 1]] * count))
-        assert len(set(scene.colors)) == count
+def test_all_rings_that_are_drawn_have_different_colours() -> None:
+    assert len(set(ring_pictures._COLORS)) == MOST_RINGS_DRAWN
 
 
 @examples
@@ -239,11 +234,8 @@ def test_hops_between_the_same_ranks_do_not_cover_each_other(name: str) -> None:
 @pytest.mark.parametrize("shape", [(3, 3), (2, 5), (4, 4), (6, 6), (3, 3, 3), (4, 4, 4)])
 def test_no_hop_of_a_torus_runs_through_a_rank(shape: tuple[int, ...]) -> None:
     """Links around the end pass all ranks of their row, or curve around them."""
-    topology = torus(*shape)
-    layout = ring_pictures._Layout(
-        topology, ring_pictures._positions(topology, np.zeros((0, topology.world_size), int))
-    )
-    for source, destination in topology.rank_pairs():
+    layout = without_rings(torus(shape))
+    for source, destination in layout.topology.rank_pairs():
         curve = layout.curve(source, destination, 0)
         others = np.delete(layout.points, [source, destination], axis=0)
         gap = np.hypot(*(curve[:, None] - others).transpose(2, 0, 1)).min()
@@ -256,8 +248,8 @@ def test_no_hop_of_a_torus_runs_through_a_rank(shape: tuple[int, ...]) -> None:
     st.floats(0.0, 0.2),
 )
 def test_an_arrow_touches_the_circle_it_points_at(bends: list[tuple[float, float]], size: float, head: float) -> None:
-    curve = ring_pictures._smooth(np.array([(-1.0, 0.0), *bends, (1.0, 0.0)]))
-    line, triangle = ring_pictures._arrow(curve, size, head)
+    curve = smooth(np.array([(-1.0, 0.0), *bends, (1.0, 0.0)]))
+    line, triangle = arrow(curve, size, head)
     to_end = [float(np.hypot(*(point - (1.0, 0.0)))) for point in (triangle[0], line[-1])]
     assert to_end[0] == pytest.approx(size, abs=0.02)
     assert to_end[1] == pytest.approx(size + head, abs=0.02)
@@ -265,12 +257,21 @@ def test_an_arrow_touches_the_circle_it_points_at(bends: list[tuple[float, float
     assert (triangle[1] + triangle[2]) / 2 == pytest.approx(line[-1])
 
 
-def test_unused_links_are_grey_and_used_ones_are_not() -> None:
-    for decomposition, unused in ((CUSTOM, 8), (CUBE, 4), (TORUS, 0), (rings_on(full_mesh(4), []), 6)):
-        for graph in graphs(draw_decomposition(decomposition, "")):
-            grey = labelled(graph, "unused")
-            assert grey is not None
-            assert len(grey.get_paths()) == unused
+@pytest.mark.parametrize(("name", "unused"), [("custom", 8), ("cube", 8), ("few", 12), ("torus", 0)])
+def test_unused_links_are_grey_and_used_ones_are_not(name: str, unused: int) -> None:
+    for graph in graphs(drawn(name)):
+        grey = labelled(graph, "unused")
+        assert grey is not None
+        assert len(grey.get_paths()) == unused
+
+
+def test_too_many_unused_links_are_left_out() -> None:
+    for ranks in (32, 33):
+        graph = graphs(draw_decomposition(rings_on(full_mesh(ranks), [range(ranks)]), ""))[0]
+        grey = labelled(graph, "unused")
+        assert grey is not None
+        unused = ranks * (ranks - 2)
+        assert len(grey.get_paths()) == (unused if unused <= MOST_WIRES else 0)
 
 
 def test_lines_are_as_wide_as_shares() -> None:
@@ -292,18 +293,23 @@ def test_lines_are_as_wide_as_shares() -> None:
 
 sizes = st.integers(1, 6)
 insides, networks = st.sampled_from(["full-mesh", "switch"]), st.sampled_from(["fabric", "rails"])
-many_ranks = st.one_of(*(st.builds(builder, st.integers(1, 150)) for builder in (full_mesh, switch, ring)))
+many_ranks = st.one_of(*(st.builds(builder, st.integers(1, 60)) for builder in (full_mesh, switch, ring)))
 topologies = st.one_of(
-    many_ranks, st.builds(torus, sizes, sizes, sizes), st.builds(nodes, sizes, sizes, insides, networks)
+    many_ranks,
+    st.builds(torus, st.lists(sizes, min_size=1, max_size=3)),
+    st.builds(nodes, sizes, sizes, insides, networks),
 )
+
+
+def without_rings(topology: Topology) -> Layout:
+    return lay_out(topology, np.empty((0, topology.world_size), dtype=np.int32))
 
 
 @settings(max_examples=30)
 @given(topologies)
 def test_no_two_vertices_share_a_place(topology: Topology) -> None:
-    found = ring_pictures._positions(topology, np.zeros((0, topology.world_size), dtype=np.int32))
-    assert found.keys() == set(topology.vertices)
-    layout = ring_pictures._Layout(topology, found)
+    layout = without_rings(topology)
+    assert layout.positions.keys() == set(topology.vertices)
     assert len(layout.points) < 2 or layout.nearest > 0.01 * layout.span
 
 
@@ -311,17 +317,31 @@ def test_no_two_vertices_share_a_place(topology: Topology) -> None:
 def test_switches_that_join_the_same_ranks_stand_beside_each_other(copies: int) -> None:
     ends = [(rank, f"plane{copy}") for copy in range(copies) for rank in range(4)]
     links = [Link(*pair, 50e9, 1e-6) for a, b in ends for pair in ((a, b), (b, a))]
-    found = ring_pictures._positions(Topology("planes", 4, tuple(links)), np.zeros((0, 4), dtype=np.int32))
+    found = without_rings(Topology("planes", 4, tuple(links))).positions
     planes = np.array([found[f"plane{copy}"] for copy in range(copies)])
     assert planes.mean(axis=0) == pytest.approx([0, 0], abs=1e-9)
     assert len(np.unique(planes.round(6), axis=0)) == copies
 
 
-def test_vertices_that_springs_pull_together_stand_on_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
-    near = {rank: (1.0 if rank else 0.0, 1e-3 * rank) for rank in range(8)}
-    monkeypatch.setattr(nx, "kamada_kawai_layout", lambda _: near)
-    found = ring_pictures._positions(CUSTOM.topology, CUSTOM.rings)
-    assert [np.hypot(*found[rank]) for rank in range(8)] == pytest.approx([1.0] * 8)
+def around(at: FloatArray) -> list[int]:
+    """Points on a circle clockwise, from the top."""
+    return [int(point) for point in np.argsort(np.arctan2(at[:, 0], at[:, 1]) % (2 * np.pi - 1e-9))]
+
+
+@pytest.mark.parametrize(
+    "topology", [full_mesh(7), switch(7), ring(7), circulant(7, (1, 3)), without_links(full_mesh(7), ["0-1"])]
+)
+def test_ranks_stand_on_a_circle_in_their_order(topology: Topology) -> None:
+    layout = lay_out(topology, np.array([[0, 2, 4, 6, 1, 3, 5]], dtype=np.int32))
+    assert around(layout.points[:7]) == list(range(7))
+
+
+@given(st.permutations(range(7)))
+def test_ranks_with_few_links_stand_in_the_order_of_their_ring(order: list[int]) -> None:
+    topology = linked("mixed", 7, list(zip(order, order[1:] + order[:1], strict=True)))
+    layout = lay_out(topology, np.array([order], dtype=np.int32))
+    start = order.index(0)
+    assert around(layout.points) == order[start:] + order[:start]
 
 
 def test_a_torus_is_a_grid() -> None:
@@ -335,7 +355,7 @@ def test_a_torus_is_a_grid() -> None:
 def test_a_name_alone_makes_no_grid() -> None:
     for name in ("torus:2x4", "torus:3x3", "torus:0x8", "torus:2x2x2x2x2"):
         topology = linked(name, 8, [(a, (a + step) % 8) for a in range(8) for step in (1, 3)])
-        assert ring_pictures._grid(topology) is None
+        assert ring_layout._grid_shape(topology) is None
 
 
 @pytest.mark.parametrize("inside", ["full-mesh", "switch"])
@@ -343,22 +363,13 @@ def test_a_name_alone_makes_no_grid() -> None:
 @pytest.mark.parametrize(("node_count", "per_node"), [(2, 2), (2, 4), (3, 3), (4, 8), (8, 4)])
 def test_ranks_of_a_node_stand_together(node_count: int, per_node: int, inside: str, network: str) -> None:
     topology = nodes(node_count, per_node, inside, network)  # type: ignore[arg-type]
-    found = ring_pictures._positions(topology, np.zeros((0, topology.world_size), dtype=np.int32))
-    at = np.array([found[rank] for rank in range(topology.world_size)]).reshape(node_count, per_node, 2)
+    layout = without_rings(topology)
+    at = layout.points[: topology.world_size].reshape(node_count, per_node, 2)
     width = max(float(np.hypot(*(a - b))) for node in at for a, b in itertools.combinations(node, 2))
     next_to_each_other = float(np.hypot(*(at[0, 0] - at[0, 1])))
-    assert ring_pictures._Layout(topology, found).nearest > 0.3 * next_to_each_other
+    assert layout.nearest > 0.3 * next_to_each_other
     centres = at.mean(axis=1)
     assert all(np.hypot(*(a - b)) > width for a, b in itertools.combinations(centres, 2))
-
-
-def test_one_directed_ring_is_drawn_as_one_whatever_its_order() -> None:
-    order = [0, 3, 1, 4, 2]
-    topology = linked("mixed", 5, [(a, order[(order.index(a) + 1) % 5]) for a in range(5)])
-    graph = graphs(draw_decomposition(rings_on(topology, [order]), ""))[0]
-    at = places(graph)[order]
-    sides = np.hypot(*(at - np.roll(at, 1, axis=0)).T)
-    assert sides == pytest.approx([sides[0]] * 5)
 
 
 # -------------------------------------------------------------------------------------------------------- table
@@ -415,7 +426,7 @@ def test_columns_are_grouped_by_where_links_start(name: str) -> None:
         assert gaps.tolist() == [1.0 if a == b else 1.5 for a, b in itertools.pairwise(sources)]
 
 
-@pytest.mark.parametrize("topology", [switch(8), full_mesh(13), nodes(3, 6)], ids=lambda topology: topology.name)
+@pytest.mark.parametrize("topology", [switch(8), full_mesh(13)], ids=lambda topology: topology.name)
 def test_a_table_of_ranks_says_where_each_sends(topology: Topology) -> None:
     decomposition = all_rings_on(topology)
     panel = table(draw_decomposition(decomposition, ""))
@@ -435,7 +446,7 @@ def test_a_table_of_ranks_says_where_each_sends(topology: Topology) -> None:
 
 
 def test_numbers_are_left_out_where_they_do_not_fit() -> None:
-    panel = table(draw_decomposition(all_rings_on(full_mesh(101)), ""))
+    panel = table(many())
     assert panel.images
     assert not [child for child in panel.collections if isinstance(child, PathCollection)]
 
@@ -465,7 +476,7 @@ def test_numbers_of_ranks_do_not_overlap_and_lie_in_their_circles(name: str) -> 
 
 @pytest.mark.parametrize("ranks", [64, 100, 255])
 def test_of_many_ranks_some_have_numbers_that_do_not_overlap(ranks: int) -> None:
-    figure = draw_decomposition(rings_on(full_mesh(ranks), [range(ranks)]), "")
+    figure = draw_decomposition(rings_on(ring(ranks), [range(ranks)]), "")
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     graph = graphs(figure)[0]
@@ -494,11 +505,9 @@ def test_all_that_is_drawn_lies_inside_its_panel(name: str) -> None:
         all_rings_on(full_mesh(1)),
         rings_on(full_mesh(3), []),
         rings_on(full_mesh(2), [[0, 1]] * 255),
-        rings_on(ring(64), [range(64)]),
-        all_rings_on(full_mesh(64)),
-        rings_on(torus(8, 8), both_ways(range(64))[:0]),
+        all_rings_on(switch(20)),
     ],
-    ids=["one rank", "no rings", "255 rings", "ring of 64", "K64", "torus without rings"],
+    ids=["one rank", "no rings", "255 rings", "switch of 20"],
 )
 def test_sizes_stay_bounded(decomposition: Decomposition) -> None:
     figure = draw_decomposition(decomposition, "sizes")
@@ -507,32 +516,32 @@ def test_sizes_stay_bounded(decomposition: Decomposition) -> None:
     assert is_png(render(figure, "png"))
 
 
-def test_255_rings_of_256_ranks() -> None:
-    figure = draw_decomposition(all_rings_on(full_mesh(256)), "many")
-    assert len(graphs(figure)) == MOST_RINGS_APART
-    svg = render(figure, "svg")
+def test_pictures_of_many_ranks_are_small_files() -> None:
+    svg = render(many(), "svg")
     ElementTree.fromstring(svg)
-    assert len(svg) < 4_000_000
+    assert len(svg) < 2_000_000
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_same_decomposition_gives_the_same_bytes(suffix: str) -> None:
-    first, second = (render(draw_decomposition(NODES, "same"), suffix) for _ in range(2))
+def test_the_same_decomposition_gives_the_same_bytes() -> None:
+    first, second = (render(draw_decomposition(FEW, "same"), "png") for _ in range(2))
     assert first == second
 
 
 def test_another_process_draws_the_same() -> None:
     """It orders sets of texts differently."""
-    program = (
-        "import hashlib\n"
-        "from tasp_lab.pictures import render\n"
-        "from tests.test_ring_pictures import FEW, draw_decomposition\n"
-        "print(hashlib.sha256(render(draw_decomposition(FEW, ''), 'svg')).hexdigest())\n"
-    )
+    program = """
+import numpy as np
+from tasp_lab.builders import nodes
+from tasp_lab.decomposition import Decomposition
+from tasp_lab.pictures import render
+from tasp_lab.ring_pictures import draw_decomposition
+few = Decomposition(nodes(2, 2, "switch", "rails"), np.array([[0, 1, 3, 2]]), 1, "because")
+print(render(draw_decomposition(few, "same"), "svg").decode())
+"""
     line = [sys.executable, "-c", program]
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == hashlib.sha256(render(draw_decomposition(FEW, ""), "svg")).hexdigest()
+    assert done.stdout.strip() == render(draw_decomposition(FEW, "same"), "svg").decode().strip()
 
 
 def test_nothing_global_is_set() -> None:
@@ -547,9 +556,7 @@ def test_any_text_is_taken_as_it_is(text: str) -> None:
     name = text.strip() or "switch"
     links = [Link(*pair, 50e9, 1e-6) for rank in range(3) for pair in ((rank, name), (name, rank))]
     decomposition = rings_on(Topology(text, 3, tuple(links)), [[0, 1, 2]], reason=text)
-    figure = draw_decomposition(decomposition, text)
-    assert is_png(render(figure, "png"))
-    ElementTree.fromstring(render(figure, "svg"))
+    ElementTree.fromstring(render(draw_decomposition(decomposition, text), "svg"))
 
 
 def test_the_switch_of_a_star_has_its_name_once() -> None:

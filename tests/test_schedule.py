@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.all_gather import all_gather, split_bytes
+from sim.engine import simulate
+from tasp_lab.all_gather import MOST_LANES_OF_SHARES, all_gather, lanes_of, multi_ring_all_gather, split_bytes
 from tasp_lab.builders import full_mesh, ring
+from tasp_lab.changes import with_links
+from tasp_lab.decomposition import decompose
 from tasp_lab.errors import ScheduleError
+from tasp_lab.machine import Machine
 from tasp_lab.schedule import Schedule, Step
 from tasp_lab.topology import Topology
 from tests.strategies import topologies_and_schedules
@@ -200,3 +204,22 @@ def test_fewer_bytes_than_rings() -> None:
 def test_a_schedule_too_large_to_prove_is_refused_at_once() -> None:
     with pytest.raises(ScheduleError, match="2048 ranks that hold 4192256 blocks"):
         all_gather("multi-ring", full_mesh(2048), 2**20)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40))
+def test_lanes_of_unequal_rings_carry_about_equal_shares(weights: list[int]) -> None:
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    lanes = lanes_of(shares)
+    assert min(lanes) == 1
+    assert sum(lanes) <= 2 * (MOST_LANES_OF_SHARES + len(shares))
+    per_lane = [share / count for share, count in zip(shares, lanes, strict=True)]
+    assert max(per_lane) <= 2 * max(min(per_lane), Fraction(1, MOST_LANES_OF_SHARES))
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(4, 30), (5, 30), (3, 10), (8, 20)])
+def test_rings_with_shares_carry_in_the_simulator_what_was_counted(ranks: int, slow: int) -> None:
+    """(n-1) shards at the rate of the decomposition: the slow link is shared as the shares say."""
+    topology = with_links(full_mesh(ranks, 50e9, 0.0), [f"0-1={slow}GB/s"])
+    found = decompose(topology)
+    time_s = simulate(multi_ring_all_gather(topology, 2**30, found), Machine(topology)).time_s
+    assert float(time_s) == pytest.approx((ranks - 1) * 2**30 / float(found.rate_bytes_per_s), rel=1e-3)
