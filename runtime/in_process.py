@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -55,8 +56,11 @@ class InProcess:
     ) -> None:
         self.receives_ahead, self.whole_steps = receives_ahead, whole_steps
         self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
+        self._posted: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        for message in messages:
+            self._posted[message.peer, message.tag].append(message)
         return [lambda m=m: self._take(m) for m in messages]  # type: ignore[misc]
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
@@ -65,8 +69,11 @@ class InProcess:
         return [lambda: None for _ in messages]
 
     def _take(self, message: Message) -> None:
-        try:
-            arrived = self._mailboxes.box(message.peer, self._rank, message.tag).get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise RuntimeError(f"nothing arrived within {self._timeout_s} s") from None
-        message.data.copy_(arrived)
+        """Wait for a message; those of one peer and tag arrive in the order in which they were posted."""
+        posted = self._posted[message.peer, message.tag]
+        while any(each is message for each in posted):
+            try:
+                arrived = self._mailboxes.box(message.peer, self._rank, message.tag).get(timeout=self._timeout_s)
+            except queue.Empty:
+                raise RuntimeError(f"nothing arrived within {self._timeout_s} s") from None
+            posted.popleft().data.copy_(arrived)

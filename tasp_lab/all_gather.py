@@ -2,7 +2,8 @@
 
 `ring_all_gather` passes whole shards around one ring (as Ring Attention passes keys and values).
 `multi_ring_all_gather` cuts every shard into one block per ring of a decomposition and passes them around all
-rings at once (TASP, arXiv:2509.26541). `direct_all_gather` has every rank send its shard to all others at once.
+rings at once (TASP, arXiv:2509.26541). `direct_all_gather` has every rank send its shard to all others at once. Along
+trees see `tasp_lab.tree_all_gather`.
 
 Block ``owner * pieces + piece`` is piece `piece` of the shard that rank `owner` starts with.
 """
@@ -12,34 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
 from typing import overload
 
 import numpy as np
 
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
+from tasp_lab.pieces import lanes_of, split_bytes
 from tasp_lab.schedule import MOST_HOLDINGS, IntArray, Schedule, Step
 from tasp_lab.topology import Topology
-
-MOST_LANES_OF_SHARES = 128
-"""About so many lanes at most where shares are unequal; more follow the shares better, and cost more messages."""
-
-
-def split_bytes(size_bytes: int, shares: Sequence[Fraction]) -> list[int]:
-    """Cut a size into pieces in proportion to shares that sum to one, each rounded down or up.
-
-    What rounding down leaves goes to the pieces that lost most by it, the first of them first.
-
-    >>> split_bytes(10, [Fraction(1, 4)] * 4), split_bytes(10, [Fraction(2, 3), Fraction(1, 3)])
-    ([3, 3, 2, 2], [7, 3])
-    """
-    exact = [size_bytes * share for share in shares]
-    pieces = [floor(each) for each in exact]
-    by_loss = sorted(range(len(exact)), key=lambda piece: pieces[piece] - exact[piece])
-    for piece in by_loss[: size_bytes - sum(pieces)]:
-        pieces[piece] += 1
-    return pieces
+from tasp_lab.tree_all_gather import tree_all_gather
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,18 +75,6 @@ def multi_ring_all_gather(topology: Topology, shard_bytes: int, decomposition: D
     return _around_rings("multi-ring", topology, rings, shares, shard_bytes)
 
 
-def lanes_of(shares: Sequence[Fraction]) -> list[int]:
-    """How many lanes each ring takes: as many as its share holds the smallest, unless that makes too many lanes.
-
-    >>> lanes_of([Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)])
-    [2, 1, 1]
-    """
-    if not shares:
-        return []
-    finest = max(min(shares), Fraction(1, max(MOST_LANES_OF_SHARES, len(shares))))
-    return [max(1, round(share / finest)) for share in shares]
-
-
 def direct_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
     """AllGather of `shard_bytes` per rank in one step: every rank sends its shard to all others."""
     n = topology.world_size
@@ -151,6 +122,7 @@ ALL_GATHER: Mapping[str, Callable[[Topology, int], Schedule]] = {
     "ring": ring_all_gather,
     "multi-ring": multi_ring_all_gather,
     "direct": direct_all_gather,
+    "trees": tree_all_gather,
 }
 """Every AllGather schedule by its name on the command line."""
 

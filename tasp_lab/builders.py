@@ -139,6 +139,8 @@ def multipartite(
     >>> len(multipartite(3, 2).links)
     24
     """
+    if parts < 1 or ranks_per_part < 1:
+        raise TopologyError(f"multipartite:{parts}x{ranks_per_part}: expected 1 or more parts and ranks per part")
     world_size = parts * ranks_per_part
     part = [rank // ranks_per_part for rank in range(world_size)]
     pairs = ((a, b) for a, b in product(range(world_size), repeat=2) if part[a] != part[b])

@@ -40,15 +40,18 @@ def with_links(topology: Topology, changes: Sequence[str]) -> Topology:
         return topology
     bandwidths: dict[int, float] = {}
     for change in changes:
-        name, equals, value = change.partition("=")
+        name, equals, value = change.rpartition("=")
         if not equals:
             raise TopologyError(f"link {change!r}: expected a link and its bandwidth, like 0-3=10GB/s")
-        bandwidths |= dict.fromkeys(_links_named(topology, name), parse_bandwidth_bytes_per_s(value))
+        bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(value)
+        for link in _links_named(topology, name):
+            if bandwidths.setdefault(link, bandwidth_bytes_per_s) != bandwidth_bytes_per_s:
+                raise TopologyError(f"link {change!r}: {topology.links[link].name} is given another bandwidth, too")
 
     def changed(index: int, link: Link) -> Link:
         return replace(link, bandwidth_bytes_per_s=bandwidths.get(index, link.bandwidth_bytes_per_s))
 
-    return topology.map_links(changed, f"{topology.name} with {', '.join(changes)}")
+    return topology.map_links(changed, f"{topology.name} with {', '.join(''.join(each.split()) for each in changes)}")
 
 
 def _covering(shared: SharedCapacity, names: set[str]) -> SharedCapacity:

@@ -232,8 +232,12 @@ def _candidates(topology: Topology, rail_aligned: bool | None, patience: Patienc
 
 
 def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, patience: Patience) -> Decomposition:
-    for rings in closed_forms(topology, fold, rail_aligned):
-        return _as_decomposition(topology, rings)
+    try:
+        for rings in closed_forms(topology, fold, rail_aligned):
+            return _as_decomposition(topology, rings)
+    except NoDecompositionError:
+        if len(topology.vertices) == topology.world_size or rail_aligned:
+            raise  # where ports are shared, fewer rings may carry as much
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), patience)
     found, note = search.equal_rings(fold)
     if found is None and fold == 1 and search.problem.is_uniform:

@@ -6,7 +6,6 @@ what it allows. The solver either finds the rings, proves that there are none, o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from enum import Enum
 from importlib.util import find_spec
@@ -102,24 +101,17 @@ def _order(model: cp_model.CpModel, problem: RingProblem, chosen: Sequence[list[
 
 
 def _solve(model: cp_model.CpModel, time_limit_s: float) -> tuple[cp_model.CpSolver, Any]:
-    """Solve in a thread, so that Ctrl-C is heard at once."""
+    """Solve; raises `KeyboardInterrupt` after Ctrl-C, which the solver takes as a wish to stop."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+    limit_s = max(time_limit_s, 0.01)
+    solver.parameters.max_time_in_seconds = limit_s
     solver.parameters.num_workers = _WORKERS
-    solver.parameters.catch_sigint_signal = False
-    status: list[Any] = []
-    thread = threading.Thread(target=lambda: status.append(solver.solve(model)), daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.1)
-    except BaseException:
-        solver.stop_search()
-        thread.join()
-        raise
-    return solver, status[0]
+    status = solver.solve(model)
+    if status in (cp_model.UNKNOWN, cp_model.FEASIBLE) and solver.wall_time < 0.9 * limit_s:
+        raise KeyboardInterrupt
+    return solver, status
 
 
 def _ring(solver: cp_model.CpSolver, problem: RingProblem, chosen: list[Any]) -> list[int]:

@@ -17,7 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, eye_array, hstack, vstack
 
 from tasp_lab.links import MeshLinks
-from tasp_lab.packing import best_packing, exact_shares
+from tasp_lab.packing import best_packing, with_exact_shares
 from tasp_lab.quantities import Number
 from tasp_lab.ring_load import ring_rate_bytes_per_s
 from tasp_lab.ring_problem import IntArray, RingProblem
@@ -107,5 +107,5 @@ def _chosen(problem: RingProblem, pool: IntArray, lanes: int, patience: Patience
     used = np.flatnonzero(result.x[count:] > 0.5) if result.x is not None else np.arange(lanes)
     packing = best_packing(problem, pool[used])
     reason = f"the best {lanes} of {count} rings"
-    shares = exact_shares(packing.carried)
-    return Rings(packing.rings, fold_of(packing.rings), reason, shares), result.status == 0
+    rings, shares = with_exact_shares(packing)
+    return Rings(rings, fold_of(rings), reason, shares), result.status == 0

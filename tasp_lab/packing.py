@@ -83,20 +83,22 @@ def whole_packing(problem: RingProblem, rings: IntArray, capacities: Sequence[in
     return None if result.x is None else np.repeat(rings, np.rint(result.x).astype(np.int64), axis=0)
 
 
-def exact_shares(carried: FloatArray) -> tuple[Fraction, ...]:
-    """What each ring carries of the whole, as fractions of a small denominator where rounding hides them.
+def with_exact_shares(packing: Packing) -> tuple[IntArray, tuple[Fraction, ...]]:
+    """The rings of a packing that carry something, and what each carries of the whole.
 
-    >>> exact_shares(np.array([0.5, 0.25 + 1e-15]))
-    (Fraction(2, 3), Fraction(1, 3))
+    Shares are fractions of a small denominator where rounding hides them; else they are rounded down, so that none
+    carries more than it can, and rings that carry less than the finest share are left out.
     """
+    carried = packing.carried
     for parts in range(1, _MOST_PARTS):
         whole = carried / carried.max() * parts
-        if np.abs(whole - np.rint(whole)).max() < ENOUGH * parts:
+        if np.abs(whole - np.rint(whole)).max() < ENOUGH * parts and np.rint(whole).min() >= 1:
+            weights = np.rint(whole).astype(np.int64)
             break
     else:
-        whole = np.maximum(carried / carried.sum() * _FINEST, 1)
-    weights = [int(weight) for weight in np.rint(whole)]
-    return tuple(Fraction(weight, sum(weights)) for weight in weights)
+        weights = np.floor(carried / carried.sum() * _FINEST).astype(np.int64)
+    used, total = weights > 0, int(weights.sum())
+    return packing.rings[used], tuple(Fraction(weight, total) for weight in weights[used].tolist())
 
 
 FindRing = Callable[[FloatArray], IntArray | None]

@@ -22,7 +22,7 @@ from tasp_lab import exact_search
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.exact_search import Answer
 from tasp_lab.hamiltonian import hamiltonian_cycles
-from tasp_lab.packing import ENOUGH, Packing, Patching, best_packing, exact_shares, improve, whole_packing
+from tasp_lab.packing import ENOUGH, Packing, Patching, best_packing, improve, whole_packing, with_exact_shares
 from tasp_lab.quantities import format_bandwidth
 from tasp_lab.ring_problem import IntArray, RingProblem
 from tasp_lab.rings import Patience, Rings, fold_of
@@ -86,11 +86,14 @@ class RingSearch:
 
     def equal_rings(self, fold: int) -> tuple[Rings | None, str]:
         """Rings that carry the limit in equal shares and use no link more than `fold` times, or why there are none."""
+        notes = []
         for count, capacities in self._questions(fold):
             rings, note = self._whole(count, capacities, fold)
             if rings is not None:
                 return self._equal(rings), ""
-            return None, f"{count} rings of fold {fold}: {note}"
+            notes.append(f"{count} rings of fold {fold}: {note}")
+        if notes:
+            return None, "; ".join(notes)
         return None, f"no number of equal rings of fold {fold} makes up {format_bandwidth(self.limit)}"
 
     def _equal(self, rings: IntArray) -> Rings:
@@ -230,6 +233,6 @@ class RingSearch:
             largest = float(max(self.problem.bandwidths))
             by_prices = float(packing.prices @ self.problem.relative_bandwidths) * largest / least
             limit = min(limit, Fraction(by_prices))
-        rings = packing.rings
+        rings, shares = with_exact_shares(packing)
         reason = f"the best shares of {among}, by linear programming"
-        return Rings(rings, fold_of(rings), reason, exact_shares(packing.carried), limit)
+        return Rings(rings, fold_of(rings), reason, shares, limit)

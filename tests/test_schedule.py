@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.engine import simulate
-from tasp_lab.all_gather import MOST_LANES_OF_SHARES, all_gather, lanes_of, multi_ring_all_gather, split_bytes
+from tasp_lab.all_gather import all_gather, multi_ring_all_gather
 from tasp_lab.builders import full_mesh, ring
 from tasp_lab.changes import with_links
 from tasp_lab.decomposition import decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machine import Machine
+from tasp_lab.pieces import MOST_LANES_OF_SHARES, lanes_of, split_bytes
 from tasp_lab.schedule import Schedule, Step
 from tasp_lab.topology import Topology
 from tests.strategies import topologies_and_schedules
@@ -183,7 +184,7 @@ def test_a_shard_has_bytes(shard: int) -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ScheduleError, match="unknown schedule 'tree', expected one of ring, multi-ring, direct"):
+    with pytest.raises(ScheduleError, match="unknown schedule 'tree', expected one of ring, multi-ring, direct, trees"):
         all_gather("tree", full_mesh(4), 1)
 
 

@@ -45,7 +45,7 @@ TopologyText = Annotated[
               "nodes:2x8:switch, nodes:2x8:rails."),
 ]  # fmt: skip
 Schedules = Annotated[
-    list[str], Parameter(name="--schedule", negative=(), help="ring, multi-ring or direct; repeatable.")
+    list[str], Parameter(name="--schedule", negative=(), help="ring, multi-ring, direct or trees; repeatable.")
 ]
 ShardBytes = Annotated[str, Parameter(help="Bytes that each rank contributes, like 64MiB.")]
 Trace = Annotated[Path | None, Parameter(help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")]
