@@ -235,16 +235,20 @@ def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, patience:
     try:
         for rings in closed_forms(topology, fold, rail_aligned):
             return _as_decomposition(topology, rings)
-    except NoDecompositionError:
+    except NoDecompositionError as error:
         if len(topology.vertices) == topology.world_size or rail_aligned:
-            raise  # where ports are shared, fewer rings may carry as much
+            raise
+        known = str(error)  # but where ports are shared, fewer rings may carry as much
+    else:
+        known = ""
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), patience)
     found, note = search.equal_rings(fold)
     if found is None and fold == 1 and search.problem.is_uniform:
         most, proved = search.most_disjoint()
         note += f"; {len(most)} rings do share no link" + (", and no more can" if proved else "")
     if found is None:
-        raise NoDecompositionError(f"{topology.name}: no rings of fold {fold} carry as much as the cuts allow: {note}")
+        general = f"{topology.name}: no rings of fold {fold} carry as much as the cuts allow: {note}"
+        raise NoDecompositionError(known or general)
     return _as_decomposition(topology, found)
 
 
