@@ -15,7 +15,10 @@ from tasp_lab.topology import Topology
 
 
 def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None) -> Iterator[Rings]:
-    """What is known of a topology, the best first. `fold` and `rail_aligned` as in `decomposition.decompose`."""
+    """What is known of a topology, the best first. `fold` and `rail_aligned` as in `decomposition.decompose`.
+
+    Rings of a larger fold are given where, by a theorem, those that carry as much on these links have no smaller one.
+    """
     groups = _nodes_of(topology)
     if groups is not None:
         yield _of_nodes(topology, groups, fold, rail_aligned)
@@ -23,7 +26,10 @@ def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None
         raise NoDecompositionError(f"{topology.name} is no set of nodes with one NIC per rank, so it has no rails")
     links = topology.linked_pairs
     if links.sum() == links.shape[0] * (links.shape[0] - 1):
-        yield _of_complete_digraph(topology.world_size, fold)
+        own_links = len(topology.vertices) == topology.world_size and not topology.shared
+        alike = own_links and len(set(topology.link_bandwidths_bytes_per_s.tolist())) < 2
+        if fold != 1 or alike or topology.world_size not in (4, 6):
+            yield _of_complete_digraph(topology.world_size, fold)
     if fold in (None, 1) and (links.sum(axis=0) == 1).all() and (links.sum(axis=1) == 1).all():
         yield Rings(_follow(links.argmax(axis=1)), 1, "the topology is one directed ring")
 
@@ -47,16 +53,13 @@ def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_align
     by_node = node_rings(node_count, per_node, rail_aligned=rail_aligned)
     rings = groups.ravel()[by_node]
     found = 2 if per_node in (3, 5) else 1
-    if fold is not None and fold < found:
-        raise NoDecompositionError(
-            f"{topology.name}: K*_{per_node} has no {per_node} Hamiltonian paths that share no pair of ranks; "
-            f"{len(rings)} two-fold rings exist"
-        )
     times = "once" if found == 1 else "twice"
     reason = (
         f"({per_node}-K_{per_node}-{per_node})^{node_count}: {len(rings)} rings of Hamiltonian paths inside the nodes "
         f"use every pair inside a node and every NIC {times}"
     )
+    if found == 2:
+        reason += f"; K*_{per_node} has no {per_node} Hamiltonian paths that share no pair of ranks"
     if is_rail_aligned(by_node, per_node):
         reason += "; every hop between nodes joins equal local ranks"
     if fold == 2 and found == 1:

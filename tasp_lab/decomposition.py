@@ -205,8 +205,11 @@ def decompose(
         return _of_fold(topology, fold, rail_aligned, patience)
     best: Decomposition | None = None
     for candidate in _candidates(topology, rail_aligned, patience):
+        limit = candidate.limit_bytes_per_s
         if best is None or candidate.rate_bytes_per_s > best.rate_bytes_per_s:
             best = candidate
+        elif limit is not None and limit < best.ring_limit_bytes_per_s:
+            best = replace(best, limit_bytes_per_s=max(limit, best.rate_bytes_per_s))
         if best.proved_optimal:
             return best
     assert best is not None  # a search that finds nothing raises
@@ -232,23 +235,23 @@ def _candidates(topology: Topology, rail_aligned: bool | None, patience: Patienc
 
 
 def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, patience: Patience) -> Decomposition:
-    try:
-        for rings in closed_forms(topology, fold, rail_aligned):
-            return _as_decomposition(topology, rings)
-    except NoDecompositionError as error:
-        if len(topology.vertices) == topology.world_size or rail_aligned:
-            raise
-        known = str(error)  # but where ports are shared, fewer rings may carry as much
-    else:
-        known = ""
+    more = ""
+    for rings in closed_forms(topology, fold, rail_aligned):
+        known = _as_decomposition(topology, rings)
+        if known.proved_optimal and known.fold <= fold:
+            return known
+        if known.fold > fold:
+            more = f"; {known.reason}"
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), patience)
-    found, note = search.equal_rings(fold)
+    found, note = search.equal_rings(fold, strictly=True)
     if found is None and fold == 1 and search.problem.is_uniform:
         most, proved = search.most_disjoint()
-        note += f"; {len(most)} rings do share no link" + (", and no more can" if proved else "")
+        if most is not None:
+            note += f"; {len(most)} rings do share no link" + (", and no more can" if proved else "")
     if found is None:
-        general = f"{topology.name}: no rings of fold {fold} carry as much as the cuts allow: {note}"
-        raise NoDecompositionError(known or general)
+        raise NoDecompositionError(
+            f"{topology.name}: no rings of fold {fold} carry as much as the cuts allow: {note}{more}"
+        )
     return _as_decomposition(topology, found)
 
 

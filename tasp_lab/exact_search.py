@@ -7,6 +7,7 @@ what it allows. The solver either finds the rings, proves that there are none, o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from enum import Enum
 from importlib.util import find_spec
 from itertools import pairwise
@@ -19,8 +20,8 @@ from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-_WORKERS = 2
-_PRICE_UNIT = 1e-7
+_WORKERS = 1
+_PRICE_UNIT = 1e-12
 
 
 class Answer(Enum):
@@ -35,8 +36,12 @@ def is_installed() -> bool:
     return find_spec("ortools") is not None
 
 
-def rings_within(problem: RingProblem, capacities: Sequence[int], count: int, time_limit_s: float) -> IntArray | Answer:
+def rings_within(
+    problem: RingProblem, capacities: Sequence[int], count: int, time_limit_s: float, fold: int | None = None
+) -> IntArray | Answer:
     """So many rings that use each constraint no more often than its capacity, as an array (count, world_size).
+
+    With `fold`, no pair of ranks is used more often than that.
 
     >>> from tasp_lab.builders import full_mesh
     >>> four = RingProblem.of(full_mesh(4))
@@ -53,6 +58,8 @@ def rings_within(problem: RingProblem, capacities: Sequence[int], count: int, ti
     for row, capacity in enumerate(capacities):
         arcs = uses.indices[uses.indptr[row] : uses.indptr[row + 1]].tolist()
         model.add(sum(ring[arc] for ring in chosen for arc in arcs) <= capacity)
+    for arc in range(len(problem.arcs) if fold is not None else 0):
+        model.add(sum(ring[arc] for ring in chosen) <= fold)
     _order(model, problem, chosen)
     solver, status = _solve(model, time_limit_s)
     if status == cp_model.INFEASIBLE:
@@ -101,17 +108,23 @@ def _order(model: cp_model.CpModel, problem: RingProblem, chosen: Sequence[list[
 
 
 def _solve(model: cp_model.CpModel, time_limit_s: float) -> tuple[cp_model.CpSolver, Any]:
-    """Solve; raises `KeyboardInterrupt` after Ctrl-C, which the solver takes as a wish to stop."""
+    """Solve in a thread, so that Ctrl-C is heard at once."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
-    limit_s = max(time_limit_s, 0.01)
-    solver.parameters.max_time_in_seconds = limit_s
+    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
     solver.parameters.num_workers = _WORKERS
-    status = solver.solve(model)
-    if status in (cp_model.UNKNOWN, cp_model.FEASIBLE) and solver.wall_time < 0.9 * limit_s:
-        raise KeyboardInterrupt
-    return solver, status
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(solver.solve, model)
+        try:
+            wait([answer])
+        except BaseException:
+            while not answer.done():  # a search that has not begun yet cannot be stopped
+                solver.stop_search()
+                wait([answer], timeout=0.1)
+            raise
+    return solver, answer.result()
 
 
 def _ring(solver: cp_model.CpSolver, problem: RingProblem, chosen: list[Any]) -> list[int]:

@@ -13,11 +13,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array, eye_array, hstack, vstack
 
 from tasp_lab.links import MeshLinks
-from tasp_lab.packing import best_packing, with_exact_shares
+from tasp_lab.packing import best_packing, solve_whole, with_exact_shares
 from tasp_lab.quantities import Number
 from tasp_lab.ring_load import ring_rate_bytes_per_s
 from tasp_lab.ring_problem import IntArray, RingProblem
@@ -42,12 +42,14 @@ def best_few(topology: Topology, known: Rings, lanes: int, ring_limit: Fraction,
     for rings in _attempts(topology, known, lanes, patience):
         shares = rings.shares or (Fraction(1, len(rings.rings)),) * len(rings.rings)
         rate = ring_rate_bytes_per_s(topology, rings.rings, shares)
-        if rate > best_rate or rings.limit_bytes_per_s is not None:
+        if rate > best_rate:
             best, best_rate = rings, rate
+        if rings.limit_bytes_per_s is not None:
+            limit = min(limit, max(rings.limit_bytes_per_s, best_rate))
         if best_rate >= limit:
             break
     assert best is not None  # the first attempt always gives rings
-    return best if best.limit_bytes_per_s is not None else replace(best, limit_bytes_per_s=limit)
+    return replace(best, limit_bytes_per_s=limit)
 
 
 def _most_of_one_ring(topology: Topology) -> Fraction:
@@ -97,12 +99,12 @@ def _chosen(problem: RingProblem, pool: IntArray, lanes: int, patience: Patience
         csr_array(np.repeat([0.0, 1.0], count)[None]),
     ])  # fmt: skip
     upper = np.concatenate([problem.relative_bandwidths, np.zeros(count), [lanes]])
-    result = milp(
+    result = solve_whole(
         np.repeat([-1.0, 0.0], count),
         integrality=np.repeat([0, 1], count),
         bounds=Bounds(0, np.repeat([np.inf, 1.0], count)),
         constraints=LinearConstraint(rows.tocsr(), ub=upper),
-        options={"time_limit": limit_s},
+        options={"time_limit": limit_s, "mip_rel_gap": 0.0},
     )
     used = np.flatnonzero(result.x[count:] > 0.5) if result.x is not None else np.arange(lanes)
     packing = best_packing(problem, pool[used])

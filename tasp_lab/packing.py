@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import LinearConstraint, linear_sum_assignment, linprog, milp
+from scipy.sparse import csr_array
 
 from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
 
@@ -25,9 +27,13 @@ ENOUGH = 1e-9
 
 
 _MOST_PARTS = 200
-_FINEST = 2**40
-"""Shares that are no multiples of a small fraction are rounded to one of this many parts."""
+_FINEST = 2**50
+"""Shares that are no multiples of a small fraction are rounded down to one of this many parts."""
 
+_LEAST_SHARE = 1e-12
+"""Rings that carry less of the whole are left out."""
+
+_SOLVER_ERROR = 4
 _AT_A_TIME = 8
 _LEAST_POOL = 1000
 _LEAST_GAIN = 1e-7
@@ -61,14 +67,27 @@ def best_packing(problem: RingProblem, rings: IntArray) -> Packing:
     """
     largest = float(max(problem.bandwidths))
     loads, most = problem.loads(rings), problem.relative_bandwidths
-    result = linprog(-np.ones(len(rings)), A_ub=loads, b_ub=most, method="highs")  # type: ignore[call-overload]
-    carried = np.maximum(result.x, 0.0)
-    used = carried > 1e-12
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    result = linprog(-np.ones(len(rings)), A_ub=loads, b_ub=most, method="highs", options=options)  # type: ignore[call-overload]
+    carried = _within(loads, most, np.maximum(result.x, 0.0))
+    used = carried > carried.sum() * _LEAST_SHARE
     return Packing(rings[used], carried[used] * largest, -np.asarray(result.ineqlin.marginals), rings)
 
 
-def whole_packing(problem: RingProblem, rings: IntArray, capacities: Sequence[int], count: int) -> IntArray | None:
+def _within(loads: csr_array, most: FloatArray, carried: FloatArray) -> FloatArray:
+    """What rings carry, less what rounding has put on a constraint too much: it counts where the constraint is slow."""
+    room = np.minimum(1.0, most / np.maximum(loads @ carried, np.finfo(float).tiny))
+    by_ring = loads.tocsc()
+    least: FloatArray = np.minimum.reduceat(room[by_ring.indices], by_ring.indptr[:-1])
+    return carried * least
+
+
+def whole_packing(
+    problem: RingProblem, rings: IntArray, capacities: Sequence[int], count: int, fold: int | None = None
+) -> IntArray | None:
     """So many of these rings, each as often as need be, that use no constraint more often than its capacity.
+
+    With `fold`, no pair of ranks is used more often than that.
 
     None if there are none: that is proved. For few rings only, by mixed-integer programming.
 
@@ -79,8 +98,25 @@ def whole_packing(problem: RingProblem, rings: IntArray, capacities: Sequence[in
     """
     constraints = [LinearConstraint(problem.loads(rings), ub=np.array(capacities, dtype=float))]
     constraints.append(LinearConstraint(np.ones((1, len(rings))), lb=count, ub=count))
-    result = milp(np.zeros(len(rings)), integrality=np.ones(len(rings), dtype=np.int64), constraints=constraints)
+    if fold is not None:
+        constraints.append(LinearConstraint(problem.hops(rings), ub=fold))
+    integrality = np.ones(len(rings), dtype=np.int64)
+    result = solve_whole(np.zeros(len(rings)), integrality=integrality, constraints=constraints)
     return None if result.x is None else np.repeat(rings, np.rint(result.x).astype(np.int64), axis=0)
+
+
+def solve_whole(*arguments: Any, options: Any = None, **named: Any) -> Any:
+    """scipy's `milp`, asked again without presolving where HiGHS fails because of that.
+
+    Its result has no `x` only if there is no solution, or none was found in time.
+    """
+    ask: Any = milp
+    result = ask(*arguments, options=options, **named)
+    if result.status == _SOLVER_ERROR:
+        result = ask(*arguments, options=dict(options or {}, presolve=False), **named)
+    if result.status == _SOLVER_ERROR:
+        raise RuntimeError(f"HiGHS: {result.message}")
+    return result
 
 
 def with_exact_shares(packing: Packing) -> tuple[IntArray, tuple[Fraction, ...]]:
@@ -92,7 +128,7 @@ def with_exact_shares(packing: Packing) -> tuple[IntArray, tuple[Fraction, ...]]
     carried = packing.carried
     for parts in range(1, _MOST_PARTS):
         whole = carried / carried.max() * parts
-        if np.abs(whole - np.rint(whole)).max() < ENOUGH * parts and np.rint(whole).min() >= 1:
+        if (np.abs(whole - np.rint(whole)) < ENOUGH / 10 * whole).all():
             weights = np.rint(whole).astype(np.int64)
             break
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,11 @@ import numpy.typing as npt
 from tasp_lab.links import MeshLinks
 from tasp_lab.topology import Topology
 
-IntArray = npt.NDArray[np.int64]
+WholeArray = npt.NDArray[Any]
+"""Whole numbers: of 64 bits, or Python's own where those could be too few."""
 
 
-def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights: Sequence[int]) -> IntArray:
+def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights: Sequence[int]) -> WholeArray:
     """How much passes each of `Topology.constraints` when ring j carries `weights[j]`, as an int array.
 
     `rings` is an int array (rings, world_size).
@@ -29,12 +31,13 @@ def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights
     array([2, 2, 2, 2, 2, 2])
     """
     n = topology.world_size
-    of_pair = np.zeros((n, n), dtype=np.int64)
-    amounts = np.broadcast_to(np.asarray(weights, dtype=np.int64)[:, None], rings.shape)
+    dtype = np.int64 if sum(weights) * n < 2**63 else np.object_
+    of_pair: WholeArray = np.zeros((n, n), dtype=dtype)
+    amounts = np.broadcast_to(np.asarray(weights, dtype=dtype)[:, None], rings.shape)
     np.add.at(of_pair, (rings, np.roll(rings, -1, axis=1)), amounts)
     direct = topology.link_between
     simple = (of_pair > 0) & (direct >= 0) & (not topology.shared)
-    loads = np.zeros(len(topology.links) + len(topology.shared), dtype=np.int64)
+    loads: WholeArray = np.zeros(len(topology.links) + len(topology.shared), dtype=dtype)
     loads[direct[simple]] = of_pair[simple]
     for source, destination in np.argwhere((of_pair > 0) & ~simple).tolist():
         loads[list(topology.route(source, destination).constraints)] += of_pair[source, destination]
@@ -52,7 +55,7 @@ def ring_rate_bytes_per_s(topology: Topology, rings: npt.NDArray[np.integer], sh
     loads = constraint_loads(topology, rings, weights)
     passed = np.flatnonzero(loads)
     of_shared = [float(shared.bandwidth_bytes_per_s) for shared in topology.shared]
-    about = np.concatenate([topology.link_bandwidths_bytes_per_s, of_shared])[passed] / loads[passed]
+    about = np.concatenate([topology.link_bandwidths_bytes_per_s, of_shared])[passed] / loads[passed].astype(float)
     slowest = passed[about <= about.min() * (1 + 1e-9)]
     if isinstance(topology.links, MeshLinks):
         slowest = slowest[[loads[slowest].argmax()]]  # all links are alike

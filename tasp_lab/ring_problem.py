@@ -79,11 +79,14 @@ class RingProblem:
 
     def loads(self, rings: npt.NDArray[np.integer]) -> csr_array:
         """How often each ring uses each constraint, as a sparse array (constraints, rings)."""
+        return csr_array(self.uses @ self.hops(rings))
+
+    def hops(self, rings: npt.NDArray[np.integer]) -> csr_array:
+        """Which arcs each ring uses, as a sparse array (arcs, rings)."""
         arcs = self.arc_at[rings, np.roll(rings, -1, axis=1)]
         count, n = rings.shape
         columns = np.repeat(np.arange(count), n)
-        incidence = csr_array((np.ones(arcs.size), (arcs.ravel(), columns)), shape=(len(self.arcs), count))
-        return csr_array(self.uses @ incidence)
+        return csr_array((np.ones(arcs.size), (arcs.ravel(), columns)), shape=(len(self.arcs), count))
 
     def every_ring(self, most: int) -> IntArray | None:
         """All rings from vertex 0 on, as an array (rings, world_size); None if there are more than `most`.

@@ -84,22 +84,26 @@ class RingSearch:
                 self.patience.say(note)
         yield from self._with_shares(found)
 
-    def equal_rings(self, fold: int) -> tuple[Rings | None, str]:
-        """Rings that carry the limit in equal shares and use no link more than `fold` times, or why there are none."""
+    def equal_rings(self, fold: int, *, strictly: bool = False) -> tuple[Rings | None, str]:
+        """Rings that carry the limit in equal shares and use no link more than `fold` times, or why there are none.
+
+        A link that is faster than others may be used more often, and the same ring be given once with a larger share,
+        unless the fold is meant strictly.
+        """
         notes = []
         for count, capacities in self._questions(fold):
-            rings, note = self._whole(count, capacities, fold)
+            rings, note = self._whole(count, capacities, fold, strictly=strictly)
             if rings is not None:
-                return self._equal(rings), ""
+                return self._equal(rings, strictly=strictly), ""
             notes.append(f"{count} rings of fold {fold}: {note}")
         if notes:
             return None, "; ".join(notes)
         return None, f"no number of equal rings of fold {fold} makes up {format_bandwidth(self.limit)}"
 
-    def _equal(self, rings: IntArray) -> Rings:
+    def _equal(self, rings: IntArray, *, strictly: bool) -> Rings:
         """Equal rings that carry the limit; the same ring several times is one with a larger share."""
         carry = f"carry {format_bandwidth(self.limit)}, as much as any rings can"
-        if self.problem.is_uniform:
+        if self.problem.is_uniform or strictly:
             fold = fold_of(rings)
             times = "share no link" if fold == 1 else "use no link more than twice"
             return Rings(rings, fold, f"{len(rings)} rings that {times} {carry}")
@@ -110,15 +114,18 @@ class RingSearch:
     def _questions(self, fold: int) -> Iterator[tuple[int, list[int]]]:
         """Numbers of rings that would carry the limit, and how often they may then use each constraint."""
         bandwidths = self.problem.bandwidths
-        for unit in sorted(set(bandwidths), reverse=True):
-            count = self.limit * fold / unit
+        for unit in sorted({each / parts for each in bandwidths for parts in range(1, fold + 1)}, reverse=True):
+            count = self.limit / unit
             if count.denominator == 1 and (self.problem.is_uniform or count * len(self.problem.arcs) <= _MOST_CHOICES):
-                yield int(count), [int(bandwidth * fold / unit) for bandwidth in bandwidths]
+                yield int(count), [int(bandwidth / unit) for bandwidth in bandwidths]
 
-    def _whole(self, count: int, capacities: list[int], fold: int) -> tuple[IntArray | None, str]:
+    def _whole(
+        self, count: int, capacities: list[int], fold: int, *, strictly: bool = True
+    ) -> tuple[IntArray | None, str]:
         """So many rings within these capacities, or how the search for them ended."""
+        most_of_pair = fold if strictly else None
         if self.every is not None and len(self.every) <= _MOST_COMBINED:
-            return whole_packing(self.problem, self.every, capacities, count), Answer.IMPOSSIBLE.value
+            return whole_packing(self.problem, self.every, capacities, count, most_of_pair), Answer.IMPOSSIBLE.value
         large = count * len(self.problem.arcs) > _MOST_DECIDED
         simple = self.problem.is_uniform and fold == 1
         if simple:
@@ -132,7 +139,7 @@ class RingSearch:
         if exact_search.is_installed():
             limit_s = self.patience.left_s / 2 if self.problem.is_uniform else min(_SECOND_LOOK_S, self.patience.left_s)
             self.patience.say(f"searching for {count} rings of fold {fold} by CP-SAT, up to {limit_s:.0f} s")
-            answer = exact_search.rings_within(self.problem, capacities, count, limit_s)
+            answer = exact_search.rings_within(self.problem, capacities, count, limit_s, most_of_pair)
             return (None, answer.value) if isinstance(answer, Answer) else (answer, "")
         rings = self._switched(count, self.patience.left_s / 2) if simple else None
         return rings, f"{Answer.UNKNOWN.value}; OR-tools, which could prove more, is not installed"
@@ -145,15 +152,18 @@ class RingSearch:
         start = hamiltonian_cycles(n).astype(np.int64) if nearly_complete else None
         return disjoint_rings(linked, count, limit_s, start)
 
-    def most_disjoint(self) -> tuple[IntArray, bool]:
-        """As many rings as can be found that share no link, on links that are all alike; and whether no more exist."""
+    def most_disjoint(self) -> tuple[IntArray | None, bool]:
+        """As many rings as can be found that share no link, on links that are all alike; and whether no more exist.
+
+        None if the time was too short to find any.
+        """
         proved = True
         for count in range(int(self.limit / self.problem.bandwidths[0]), 0, -1):
             rings, note = self._whole(count, [1] * len(self.problem.bandwidths), 1)
             if rings is not None:
                 return rings, proved
             proved = proved and note == Answer.IMPOSSIBLE.value
-        raise NoDecompositionError(f"{self.topology.name}: no ring was found in {self.patience.limit_s:g} s")
+        return None, False
 
     def _with_shares(self, found: list[IntArray]) -> Iterator[Rings]:
         if self.every is not None:
@@ -162,8 +172,13 @@ class RingSearch:
             return
         found = [*found, *self._over_fast_links()]
         find = Patching(self.problem, Random(0))
-        attempts = (find(np.zeros(len(self.problem.arcs))) for _ in range(2 * len(self.problem.linked)))
-        start = [*found, *(ring[None] for ring in attempts if ring is not None)]
+        self.patience.say(f"joining cycles to rings, up to {self.patience.left_s:.0f} s")
+        start = list(found)
+        for _ in range(2 * len(self.problem.linked)):
+            ring = find(np.zeros(len(self.problem.arcs)))
+            start += [] if ring is None else [ring[None]]
+            if not self.patience.left_s:
+                break
         if not start:
             start = self._any_ring()
         self.patience.say(f"improving rings with shares, up to {self.patience.left_s:.0f} s")
@@ -185,6 +200,7 @@ class RingSearch:
     def _any_ring(self) -> list[IntArray]:
         """One ring, by whatever finds one."""
         if exact_search.is_installed():
+            self.patience.say(f"searching for any ring by CP-SAT, up to {self.patience.left_s / 2:.0f} s")
             ring, least = exact_search.cheapest_ring(
                 self.problem, np.zeros(len(self.problem.arcs)), self.patience.left_s / 2
             )
@@ -192,7 +208,7 @@ class RingSearch:
                 return [ring[None]]
             if least == float("inf"):
                 raise NoDecompositionError(f"{self.topology.name} has no ring at all: {self._why_none()}")
-        rings = disjoint_rings(self.problem.linked, 1, self.patience.left_s / 2)
+        rings = self._switched(1, self.patience.left_s / 2)
         if rings is None:
             raise NoDecompositionError(
                 f"{self.topology.name}: no ring was found in {self.patience.limit_s:g} s, none was proved impossible"
