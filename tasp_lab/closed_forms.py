@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tasp_lab.errors import NoDecompositionError
+from tasp_lab.factors import rings_of
 from tasp_lab.hamiltonian import hamiltonian_cycles, two_fold_hamiltonian_cycles
 from tasp_lab.node_rings import is_rail_aligned, node_rings
 from tasp_lab.ring_problem import IntArray
@@ -31,7 +32,7 @@ def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None
         if fold != 1 or alike or topology.world_size not in (4, 6):
             yield _of_complete_digraph(topology.world_size, fold)
     if fold in (None, 1) and (links.sum(axis=0) == 1).all() and (links.sum(axis=1) == 1).all():
-        yield Rings(_follow(links.argmax(axis=1)), 1, "the topology is one directed ring")
+        yield Rings(rings_of(links.argmax(axis=1)[None]), 1, "the topology is one directed ring")
 
 
 def _of_complete_digraph(n: int, fold: int | None) -> Rings:
@@ -98,11 +99,3 @@ def _in_line(topology: Topology, first: IntArray, others: IntArray) -> IntArray:
     hops = np.array([[len(topology.route(a, b).links) for b in others.tolist()] for a in first.tolist()])
     nearest = hops.argmin(axis=1)
     return others[nearest] if len(np.unique(nearest)) == len(others) else others
-
-
-def _follow(onward: IntArray) -> IntArray:
-    """The one ring of a digraph in which every vertex has one way out, as an array (1, n)."""
-    ring = [0]
-    while len(ring) < len(onward):
-        ring.append(int(onward[ring[-1]]))
-    return np.array([ring], dtype=np.int64)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasp_lab.factors import rings_of
 from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def cheapest_ring(problem: RingProblem, costs: FloatArray, time_limit_s: float) 
     least = max(solver.best_objective_bound, 0.0) * _PRICE_UNIT
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, least
-    return np.array(_ring(solver, problem, chosen), dtype=np.int64), least
+    return _ring(solver, problem, chosen), least
 
 
 def _circuit(model: cp_model.CpModel, problem: RingProblem) -> list[Any]:
@@ -127,13 +128,7 @@ def _solve(model: cp_model.CpModel, time_limit_s: float) -> tuple[cp_model.CpSol
     return solver, answer.result()
 
 
-def _ring(solver: cp_model.CpSolver, problem: RingProblem, chosen: list[Any]) -> list[int]:
-    onward = {
-        source: destination
-        for (source, destination), arc in zip(problem.arcs.tolist(), chosen, strict=True)
-        if solver.boolean_value(arc)
-    }
-    ring = [0]
-    while len(ring) < problem.world_size:
-        ring.append(onward[ring[-1]])
+def _ring(solver: cp_model.CpSolver, problem: RingProblem, chosen: list[Any]) -> IntArray:
+    source, onward = problem.arcs[[solver.boolean_value(arc) for arc in chosen]].T
+    ring: IntArray = rings_of(onward[source.argsort()][None])[0]
     return ring

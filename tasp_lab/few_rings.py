@@ -22,11 +22,8 @@ from tasp_lab.quantities import Number
 from tasp_lab.ring_load import ring_rate_bytes_per_s
 from tasp_lab.ring_problem import IntArray, RingProblem
 from tasp_lab.rings import Patience, Rings, fold_of
-from tasp_lab.switching import disjoint_rings
+from tasp_lab.switching import FIRST_LOOK_S, disjoint_rings
 from tasp_lab.topology import Topology, Vertex
-
-_FIRST_LOOK_S = 2.0
-"""How long rings that share no link are sought."""
 
 _SECOND_LOOK_S = 5.0
 """How long the best are sought among others."""
@@ -68,7 +65,7 @@ def _attempts(topology: Topology, known: Rings, lanes: int, patience: Patience) 
     problem = RingProblem.of(topology)
     every = problem.every_ring(_MOST_CHOSEN_FROM)
     if every is None and problem.is_uniform:
-        limit_s = min(_FIRST_LOOK_S, patience.left_s)
+        limit_s = min(FIRST_LOOK_S, patience.left_s)
         patience.say(f"searching for {lanes} rings that share no link, up to {limit_s:.0f} s")
         rings = disjoint_rings(problem.linked, lanes, limit_s)
         if rings is not None:

@@ -20,11 +20,9 @@ import numpy.typing as npt
 from scipy.optimize import LinearConstraint, linear_sum_assignment, linprog, milp
 from scipy.sparse import csr_array
 
+from tasp_lab.factors import rings_of
 from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
-
-ENOUGH = 1e-9
-"""Relative difference that rounding may make; below it a packing counts as reaching a limit."""
-
+from tasp_lab.rings import ENOUGH
 
 _MOST_PARTS = 200
 _FINEST = 2**50
@@ -202,10 +200,8 @@ class Patching:
             onward[[one, other]] = onward[[other, one]]
         if matrix[np.arange(n), onward].max() >= forbidden:
             return None
-        ring = [0]
-        while len(ring) < n:
-            ring.append(int(onward[ring[-1]]))
-        return np.array(ring, dtype=np.int64)
+        ring: IntArray = rings_of(onward[None])[0]
+        return ring
 
 
 def _labels(onward: IntArray) -> npt.NDArray[np.int64]:

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from tasp_lab.links import MeshLinks
 from tasp_lab.topology import Topology
 
-WholeArray = npt.NDArray[Any]
-"""Whole numbers: of 64 bits, or Python's own where those could be too few."""
+ExactArray = npt.NDArray[Any]
+"""Exact numbers: whole ones of 64 bits, or Python's own (int, Fraction)."""
 
 
-def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights: Sequence[int]) -> WholeArray:
+def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights: Sequence[int]) -> ExactArray:
     """How much passes each of `Topology.constraints` when ring j carries `weights[j]`, as an int array.
 
     `rings` is an int array (rings, world_size).
@@ -32,12 +32,23 @@ def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights
     """
     n = topology.world_size
     dtype = np.int64 if sum(weights) * n < 2**63 else np.object_
-    of_pair: WholeArray = np.zeros((n, n), dtype=dtype)
-    amounts = np.broadcast_to(np.asarray(weights, dtype=dtype)[:, None], rings.shape)
-    np.add.at(of_pair, (rings, np.roll(rings, -1, axis=1)), amounts)
+    of_pair: ExactArray = np.zeros((n, n), dtype=dtype)
+    np.add.at(of_pair, (rings, np.roll(rings, -1, axis=1)), np.asarray(weights, dtype=dtype)[:, None])
+    return loads_of_pairs(topology, of_pair)
+
+
+def loads_of_pairs(topology: Topology, of_pair: ExactArray) -> ExactArray:
+    """How much passes each of `Topology.constraints` when `of_pair[a, b]` goes from rank a to rank b.
+
+    `of_pair` is an array (world_size, world_size), 0 where there is no route; the loads are of its dtype.
+
+    >>> from tasp_lab.builders import switch
+    >>> loads_of_pairs(switch(2), np.array([[0, 3], [5, 0]]))
+    array([3, 5, 5, 3])
+    """
     direct = topology.link_between
     simple = (of_pair > 0) & (direct >= 0) & (not topology.shared)
-    loads: WholeArray = np.zeros(len(topology.links) + len(topology.shared), dtype=dtype)
+    loads: ExactArray = np.zeros(len(topology.links) + len(topology.shared), dtype=of_pair.dtype)
     loads[direct[simple]] = of_pair[simple]
     for source, destination in np.argwhere((of_pair > 0) & ~simple).tolist():
         loads[list(topology.route(source, destination).constraints)] += of_pair[source, destination]

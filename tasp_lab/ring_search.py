@@ -22,11 +22,11 @@ from tasp_lab import exact_search
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.exact_search import Answer
 from tasp_lab.hamiltonian import hamiltonian_cycles
-from tasp_lab.packing import ENOUGH, Packing, Patching, best_packing, improve, whole_packing, with_exact_shares
+from tasp_lab.packing import Packing, Patching, best_packing, improve, whole_packing, with_exact_shares
 from tasp_lab.quantities import format_bandwidth
 from tasp_lab.ring_problem import IntArray, RingProblem
-from tasp_lab.rings import Patience, Rings, fold_of
-from tasp_lab.switching import disjoint_rings
+from tasp_lab.rings import ENOUGH, Patience, Rings, fold_of
+from tasp_lab.switching import FIRST_LOOK_S, disjoint_rings
 from tasp_lab.topology import BoolArray, Topology
 
 MOST_LISTED = 6000
@@ -46,9 +46,6 @@ _SECOND_LOOK_S = 5.0
 
 _WITHOUT_GAIN = 40
 """So many rounds of new rings that carry no more end the search for shares."""
-
-_FIRST_LOOK_S = 2.0
-"""How long switching, which proves nothing, is tried before a search that does."""
 
 
 class RingSearch:
@@ -130,7 +127,7 @@ class RingSearch:
         simple = self.problem.is_uniform and fold == 1
         if simple:
             rings = self._switched(
-                count, self.patience.left_s / 2 if large else min(_FIRST_LOOK_S, self.patience.left_s)
+                count, self.patience.left_s / 2 if large else min(FIRST_LOOK_S, self.patience.left_s)
             )
             if rings is not None:
                 return rings, ""
@@ -194,7 +191,7 @@ class RingSearch:
         own = (problem.uses.T @ problem.relative_bandwidths)[problem.arc_at]
         fast = problem.linked & (own >= float(usual / max(problem.bandwidths)) * (1 - ENOUGH))
         most = int(min(fast.sum(axis=0).min(), fast.sum(axis=1).min()))
-        rings = self._switched(most, min(_FIRST_LOOK_S, self.patience.left_s), fast) if most else None
+        rings = self._switched(most, min(FIRST_LOOK_S, self.patience.left_s), fast) if most else None
         return [] if rings is None else [rings]
 
     def _any_ring(self) -> list[IntArray]:

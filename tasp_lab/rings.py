@@ -1,4 +1,4 @@
-"""What a search for rings returns, and the patience it has."""
+"""What a search for rings returns, when that is enough, and the patience it has."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
+
+from tasp_lab.errors import NoDecompositionError
+
+ENOUGH = 1e-9
+"""Relative difference that rounding may make; below it a rate counts as the limit that was sought."""
 
 Say = Callable[[str], None]
 """Told of progress, a line at a time."""
@@ -45,11 +50,18 @@ def fold_of(rings: npt.NDArray[np.integer]) -> int:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a search may take in seconds, from now on, and whom it tells what it does."""
+    """How long a search may take in seconds, from now on, and whom it tells what it does.
+
+    Raises `NoDecompositionError` for a time limit that is none.
+    """
 
     limit_s: float
     say: Say = say_nothing
     started_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit_s < float("inf"):
+            raise NoDecompositionError(f"a time limit of {self.limit_s} s: expected more than 0")
 
     @property
     def left_s(self) -> float:

@@ -20,6 +20,9 @@ import numpy as np
 from tasp_lab.factors import BoolArray, IntArray, random_factors, regular_part, rings_of
 from tasp_lab.two_factors import hamiltonian_cycles_both_ways
 
+FIRST_LOOK_S = 2.0
+"""How long switching, which proves nothing, is tried where another search can follow."""
+
 _LONGEST_WALK = 8
 """Longer alternating walks change so much that they hardly ever help."""
 

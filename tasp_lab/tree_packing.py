@@ -16,7 +16,6 @@ times bandwidth over what the cheapest trees cost together.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -27,12 +26,11 @@ from scipy.sparse import csr_array, diags_array
 
 from tasp_lab.cuts import all_gather_cut
 from tasp_lab.errors import NoDecompositionError
+from tasp_lab.ring_load import ExactArray, loads_of_pairs
 from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
-from tasp_lab.rings import Patience, Say, say_nothing
+from tasp_lab.rings import ENOUGH, Patience, Say, say_nothing
 from tasp_lab.topology import Topology
-
-ENOUGH = 1e-9
-"""Relative difference that rounding may make; below it a packing counts as reaching a limit."""
+from tasp_lab.trees import cheapest_tree, far_above, made_shallow, tree_depths
 
 _ROUNDS, _STEEPNESS, _DETOUR = 8, 15.0, 0.3
 """How the first trees are found: so many per root, prices that rise by exp(15) from idle to busiest, and what a rank
@@ -89,7 +87,7 @@ class TreePacking:
         roots = np.flatnonzero(parents == ranks)
         if len(roots) != 1:
             raise NoDecompositionError(f"{name} has {len(roots)} roots, expected 1")
-        for rank in np.flatnonzero(_far_above(parents) != roots)[:1]:
+        for rank in np.flatnonzero(far_above(parents) != roots)[:1]:
             raise NoDecompositionError(f"{name} does not lead from its root {roots[0]} to rank {rank}")
         for rank in np.flatnonzero((parents != ranks) & ~self.topology.linked_pairs[parents, ranks])[:1]:
             where = f"from rank {parents[rank]} to {rank}"
@@ -113,16 +111,11 @@ class TreePacking:
     @cached_property
     def loads(self) -> dict[int, Fraction]:
         """How many shards pass each of `Topology.constraints`, by its number; those that none passes are left out."""
-        of_pair: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
-        for row, share in zip(self.parents.tolist(), self.shares, strict=True):
-            for rank, parent in enumerate(row):
-                if parent != rank:
-                    of_pair[parent, rank] += share
-        loads: dict[int, Fraction] = defaultdict(Fraction)
-        for pair, shards in of_pair.items():
-            for constraint in self.topology.route(*pair).constraints:
-                loads[constraint] += shards
-        return dict(loads)
+        of_pair: ExactArray = np.zeros((self.world_size,) * 2, dtype=np.object_)
+        np.add.at(of_pair, (self.parents, np.arange(self.world_size)), np.array(self.shares, dtype=np.object_)[:, None])
+        np.fill_diagonal(of_pair, 0)
+        loads = loads_of_pairs(self.topology, of_pair)
+        return {constraint: loads[constraint] for constraint in np.flatnonzero(loads).tolist()}
 
     @cached_property
     def rate_bytes_per_s(self) -> Fraction:
@@ -149,14 +142,13 @@ def pack_trees(topology: Topology, *, time_limit_s: float = 30.0, say: Say = say
 
     Raises `NoDecompositionError` for a time limit that is none.
     """
-    if not 0 < time_limit_s < float("inf"):
-        raise NoDecompositionError(f"a time limit of {time_limit_s} s: expected more than 0")
+    patience = Patience(time_limit_s, say)
     n = topology.world_size
     if n == 1:
         return TreePacking(topology, np.zeros((1, 1), dtype=np.int64), (Fraction(1),), Fraction(0))
     cut = all_gather_cut(topology)
     of_one_root = cut.bandwidth_bytes_per_s / cut.ranks_inside
-    search = _Search(RingProblem.of(topology), of_one_root, Patience(time_limit_s, say))
+    search = _Search(RingProblem.of(topology), of_one_root, patience)
     search.run()
     limit = (n - 1) * of_one_root * Fraction(search.limit)
     shallow, fast = (_as_packing(topology, search.trees, w, limit) for w in (search.shallowest(), search.carried))
@@ -255,7 +247,7 @@ class _Search:
         """The cheapest tree for what each arc costs, made shallow: each rank may pay so much more for that."""
         matrix = np.full((self._problem.world_size,) * 2, np.inf)
         matrix[tuple(self._problem.arcs.T)] = costs
-        return _made_shallow(cheapest_tree(matrix, root), matrix, detour + 1e-12)
+        return made_shallow(cheapest_tree(matrix, root), matrix, detour + 1e-12)
 
     def _add(self, tree: IntArray) -> FloatArray:
         """Make a tree one of those to choose from; returns what it takes of each constraint."""
@@ -289,72 +281,3 @@ def _exact_shares(carried: FloatArray) -> list[Fraction]:
         return simple
     shares[shares.index(max(shares))] += 1 - sum(shares)
     return shares
-
-
-def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
-    """The out-tree from a root with the least sum of costs: from which rank each receives, the root from itself.
-
-    `costs` is a float array (ranks, ranks), from row to column, infinite where no hop is possible. Every rank takes its
-    cheapest hop in; a cycle of such hops is contracted, and left where entering it elsewhere costs least more (Y. Chu,
-    T. Liu, Scientia Sinica 14, 1965; J. Edmonds, "Optimum branchings", J. Res. NBS 71B, 1967). Takes at most n
-    contractions of O(n^2) each; networkx needs 5 times as long for 8 ranks and over 100 times for 64.
-
-    >>> cheapest_tree(np.array([[9.0, 9, 5], [9, 9, 1], [9, 1, 9]]), 0)
-    array([0, 2, 0])
-    """
-    costs = costs.copy()
-    np.fill_diagonal(costs, np.inf)
-    parents: IntArray = costs.argmin(axis=0)
-    parents[root] = root
-    ends = _far_above(parents)
-    if (ends == root).all():
-        return parents
-    cycle = [int(ends[ends != root][0])]
-    while (above := int(parents[cycle[-1]])) != cycle[0]:
-        cycle.append(above)
-    ring, others = np.array(cycle), np.setdiff1d(np.arange(len(costs)), cycle)
-    into = costs[np.ix_(others, ring)] - costs[parents[ring], ring]
-    out = costs[np.ix_(ring, others)]
-    merged = np.full((len(others) + 1,) * 2, np.inf)  # the cycle comes last
-    merged[:-1, :-1] = costs[np.ix_(others, others)]
-    merged[:-1, -1], merged[-1, :-1] = into.min(axis=1), out.min(axis=0)
-    found = cheapest_tree(merged, int(np.searchsorted(others, root)))
-    parents[others] = np.append(others, -1)[found[:-1]]
-    parents[others] = np.where(parents[others] < 0, ring[out.argmin(axis=0)], parents[others])
-    parents[ring[into[found[-1]].argmin()]] = others[found[-1]]
-    return parents
-
-
-def _far_above(parents: IntArray) -> IntArray:
-    """Where the way up from each rank ends, after at least as many hops as there are ranks: at a root or in a cycle."""
-    for _ in range(len(parents).bit_length()):
-        parents = parents[parents]
-    return parents
-
-
-def tree_depths(parents: IntArray) -> IntArray:
-    """How many hops each rank of a tree is from the root.
-
-    >>> tree_depths(np.array([0, 0, 1]))
-    array([0, 1, 2])
-    """
-    depths, above = np.zeros(len(parents), dtype=np.int64), np.arange(len(parents))
-    while (climbs := parents[above] != above).any():
-        depths += climbs
-        above = parents[above]
-    return depths
-
-
-def _made_shallow(parents: IntArray, costs: FloatArray, detour: float) -> IntArray:
-    """The tree with every rank as near to the root as it can be for so much more than its hop in costs now.
-
-    Ranks only move below ranks that were nearer to the root than they were themselves, so no cycle arises.
-    """
-    most = costs[parents, np.arange(len(parents))] + detour
-    while True:
-        depths = tree_depths(parents)
-        reached = np.where(costs <= most, depths[:, None] + 1, len(parents))
-        nearer = reached.min(axis=0) < depths
-        if not nearer.any():
-            return parents
-        parents = np.where(nearer, reached.argmin(axis=0), parents)

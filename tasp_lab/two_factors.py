@@ -56,7 +56,7 @@ class _SquareSwitching:
     def __init__(self, factors: IntArray, random: Random) -> None:
         self.count, self.n = factors.shape
         self.random = random
-        self.around = [[list(pair) for pair in zip(_inverse(row), row, strict=True)] for row in factors.tolist()]
+        self.around: list[list[list[int]]] = np.stack([np.argsort(factors, axis=1), factors], axis=2).tolist()
         self.onward = [[0] * self.n for _ in range(self.count)]
         self.label = [[0] * self.n for _ in range(self.count)]
         self.labels = 0
@@ -117,10 +117,3 @@ class _SquareSwitching:
                 onward[vertex] = other if one == previous else one
                 previous, vertex = vertex, onward[vertex]
         return self.labels - before
-
-
-def _inverse(onward: list[int]) -> list[int]:
-    back = [0] * len(onward)
-    for source, destination in enumerate(onward):
-        back[destination] = source
-    return back

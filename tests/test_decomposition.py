@@ -12,17 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.builders import (
-    bidirectional_ring,
-    circulant,
-    full_mesh,
-    hypercube,
-    multipartite,
-    nodes,
-    ring,
-    switch,
-    torus,
-)
+from tasp_lab.builders import circulant, full_mesh, hypercube, multipartite, nodes, ring, switch, torus
 from tasp_lab.changes import with_links, without_links
 from tasp_lab.cuts import ring_cut
 from tasp_lab.decomposition import Decomposition, decompose
@@ -119,7 +109,7 @@ def regular_networks(draw: st.DrawFn) -> tuple[Topology, int, int]:
     if kind == "multipartite":  # Ng: all but K*_4(1) and K*_6(1)
         parts, each = draw(st.sampled_from([(2, 2), (2, 4), (3, 2), (3, 3), (4, 2), (4, 3), (5, 2), (6, 2)]))
         return multipartite(parts, each), (parts - 1) * each, 1
-    return bidirectional_ring(draw(st.integers(3, 30))), 2, 1
+    return torus((draw(st.integers(3, 30)),)), 2, 1
 
 
 @given(regular_networks())
@@ -195,7 +185,7 @@ def relabelled(topology: Topology, seed: int) -> Topology:
 few_ranks = st.sampled_from([
     full_mesh(4), full_mesh(5), full_mesh(8), switch(5), nodes(2, 4), nodes(3, 3), nodes(2, 4, "full-mesh", "rails"),
     torus((3, 3)), torus((2, 3)), torus((4, 4)), hypercube(3), hypercube(4), circulant(7, (1, 2)), multipartite(3, 2),
-    bidirectional_ring(6),
+    torus((6,)),
 ])  # fmt: skip
 
 

@@ -177,6 +177,19 @@ def check(found: Decomposition) -> None:
     assert found.rate_bytes_per_s <= found.ring_limit_bytes_per_s * (1 + Fraction(1, 10**9))
 
 
+def check_best(topology: Topology) -> None:
+    """Rings that are proved to carry as much as all rings can, or a refusal where there is no ring."""
+    every = rings_of(topology.linked_pairs)
+    if not every:
+        with pytest.raises(NoDecompositionError, match="has no ring at all"):
+            decompose(topology)
+        return
+    found = decompose(topology)
+    check(found)
+    assert float(found.rate_bytes_per_s) == pytest.approx(best_rate(topology, every), rel=1e-8)
+    assert found.proved_optimal
+
+
 @contextlib.contextmanager
 def settings_of(target: object, **values: object) -> Iterator[None]:
     """Attributes of a module or class with other values for a while, for tests that draw many cases."""
@@ -435,15 +448,7 @@ def test_a_link_that_nearly_failed_costs_no_more_than_itself(world_size: int, ba
 @given(networks())
 @settings(max_examples=100)
 def test_the_rate_is_the_optimum_over_all_rings(topology: Topology) -> None:
-    every = rings_of(topology.linked_pairs)
-    if not every:
-        with pytest.raises(NoDecompositionError, match="has no ring at all"):
-            decompose(topology)
-        return
-    found = decompose(topology)
-    check(found)
-    assert float(found.rate_bytes_per_s) == pytest.approx(best_rate(topology, every), rel=1e-8)
-    assert found.proved_optimal
+    check_best(topology)
 
 
 @given(st.one_of(networks(4), link_graphs(4)), st.sampled_from([1, 2]))
@@ -566,16 +571,8 @@ def test_the_best_two_where_presolving_fails() -> None:
 @settings(max_examples=50)
 def test_rings_added_one_by_one_are_as_good_as_all_rings(topology: Topology) -> None:
     """The search for many ranks, on few: without listing all rings it proves the same optimum."""
-    every = rings_of(topology.linked_pairs)
-    with settings_of(ring_search, MOST_LISTED=0, _FIRST_LOOK_S=0.02):
-        if not every:
-            with pytest.raises(NoDecompositionError, match="has no ring at all"):
-                decompose(topology)
-            return
-        found = decompose(topology)
-    check(found)
-    assert float(found.rate_bytes_per_s) == pytest.approx(best_rate(topology, every), rel=1e-8)
-    assert found.proved_optimal
+    with settings_of(ring_search, MOST_LISTED=0, FIRST_LOOK_S=0.02):
+        check_best(topology)
 
 
 def unbalanced(small: int, large: int, cycle: int) -> Topology:
@@ -645,7 +642,7 @@ def test_without_or_tools_rings_are_right_and_what_is_not_proved_is_said(
 def test_without_or_tools_few_ranks_searched_as_if_many(topology: Topology) -> None:
     every = rings_of(topology.linked_pairs)
     with (
-        settings_of(ring_search, MOST_LISTED=0, _FIRST_LOOK_S=0.02),
+        settings_of(ring_search, MOST_LISTED=0, FIRST_LOOK_S=0.02),
         settings_of(exact_search, is_installed=lambda: False),
     ):
         try:

@@ -21,9 +21,11 @@ from tasp_lab.cuts import all_gather_cut
 from tasp_lab.decomposition import decompose
 from tasp_lab.errors import NoDecompositionError, ScheduleError
 from tasp_lab.machine import Machine
+from tasp_lab.rings import ENOUGH
 from tasp_lab.topology import Link, SharedCapacity, Topology, Vertex
 from tasp_lab.tree_all_gather import MOST_CHUNKS, best_chunks, tree_all_gather
-from tasp_lab.tree_packing import ENOUGH, TreePacking, cheapest_tree, pack_trees, tree_depths
+from tasp_lab.tree_packing import TreePacking, pack_trees
+from tasp_lab.trees import cheapest_tree, tree_depths
 from tests.strategies import complete_topologies, exact_bandwidths, exact_latencies
 
 
@@ -218,6 +220,8 @@ def test_without_time_there_are_still_trees() -> None:
     for limit_s in (0, -1, float("inf"), float("nan")):
         with pytest.raises(NoDecompositionError, match="a time limit of"):
             pack_trees(ring(3), time_limit_s=limit_s)
+        with pytest.raises(NoDecompositionError, match="a time limit of"):
+            decompose(ring(3), time_limit_s=limit_s)
 
 
 @pytest.mark.parametrize(
