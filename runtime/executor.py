@@ -1,102 +1,95 @@
 """The executor: runs one rank's part of a schedule over a transport and records what happened.
 
-All blocks of a rank live in one buffer, in the order of their numbers; for AllGather that is the gathered result.
-How the steps are walked is in `runtime.walks`.
+All blocks of a rank lie in one buffer (see `tasp_lab.rooms`); for AllGather it ends as the gathered result. How the
+steps are walked is in `runtime.walks`, what kernel calls do in `runtime.layer` and `runtime.timed_calls`.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from runtime.host import BusyShare
 from runtime.records import RankRecord
+from runtime.streams import Streams, streams_for
 from runtime.transport import Message, Transport
-from runtime.walks import Progress, Row, Traffic, Walk, WalkByLanes, WalkBySteps
+from runtime.walks import Compute, Progress, Traffic, Walk, WalkByLanes, WalkBySteps
 from tasp_lab.errors import RunError
-from tasp_lab.schedule import Schedule, Step
+from tasp_lab.rooms import CallRow, RankPart, Row, rank_part
+from tasp_lab.schedule import Schedule
 
 
-def _no_progress(_: int) -> None:
-    pass
+def no_progress(_: int) -> None:
+    """Tell nobody."""
 
 
 class Executor:
-    """Runs a schedule as one rank. Raises `RunError` that names the rank that was lost, the step and the block."""
+    """Runs a schedule as one rank. Raises `RunError` that names the rank that was lost, the step and the block.
+
+    Parameters
+    ----------
+    schedule, rank : what to run, and as whom.
+    transport : how messages are sent.
+    compute : makes the kernel calls, if there are any.
+    device : where the buffer lives.
+    progress : told whom the rank waits for.
+    part : the rank's part of the schedule, if it is known already.
+    """
 
     def __init__(
         self,
         schedule: Schedule,
         rank: int,
         transport: Transport,
-        device: str = "cpu",
-        progress: Progress = _no_progress,
+        compute: Compute | None = None,
+        device: torch.device | str = "cpu",
+        progress: Progress = no_progress,
+        part: RankPart | None = None,
     ) -> None:
-        self.rank = rank
-        self._transport, self._progress = transport, progress
-        self._lanes, self._steps = schedule.lanes, len(schedule.steps)
-        self._offsets = np.concatenate([[0], np.cumsum(schedule.block_bytes)])
-        self._buffer = torch.zeros(int(self._offsets[-1]), dtype=torch.uint8, device=device)
-        self._initial = np.flatnonzero(schedule.initial[rank]).tolist()
-        self._final = np.flatnonzero(schedule.final[rank]).tolist()
-        self._sends: list[Row] = []
-        self._receives: list[Row] = []
-        for index, step in enumerate(schedule.steps):
-            self._sends += _rows(index, step, step.source == rank, step.destination)
-            self._receives += _rows(index, step, step.destination == rank, step.source)
+        self.part = part or rank_part(schedule, rank)
+        self.buffer = torch.empty(self.part.buffer_bytes, dtype=torch.uint8, device=device)
+        self._schedule, self._transport, self._progress = schedule, transport, progress
+        self._compute = compute or _compute_nothing
+        self._sizes: list[int] = schedule.block_bytes.tolist()
 
-    def fill(self) -> None:
-        """Put the test pattern into the blocks that the rank holds at the start and zeros everywhere else."""
-        self._buffer.zero_()
-        for block in self._initial:
-            self._block(block).copy_(test_pattern(block, self._block(block).numel()))
+    def block(self, block: int, offset: int) -> torch.Tensor:
+        """The bytes of a block that lies at an offset of the buffer."""
+        return self.buffer[offset : offset + self._sizes[block]]
 
-    def verify(self) -> None:
-        """Check every block that the rank must hold at the end, bit for bit. Raises `RunError`."""
-        for block in self._final:
-            found = self._block(block).cpu()
-            if not torch.equal(found, test_pattern(block, found.numel())):
-                raise RunError(f"rank {self.rank}: block {block} is not what its owner sent")
+    def keys(self, row: CallRow) -> torch.Tensor:
+        """The bytes of all key blocks of a kernel call."""
+        return self.buffer[row.offset : row.offset + row.size_bytes]
 
-    def prepare(self) -> None:
+    def prepare(self, streams: Streams | None = None) -> None:
         """Post the receives that come first; when all ranks have, each finds a receiver ready for what it sends."""
-        self._traffic = Traffic(self.rank, self._transport, self._message, self._progress)
+        self._streams = streams or streams_for(self.buffer.device)
+        message, transport = self._message, self._transport
+        self._traffic = Traffic(self.part, transport, message, self._compute, self._progress, self._streams)
         self._walk = self._new_walk()
         self._walk.prepare()
 
-    def run(self) -> RankRecord:
+    def run(self) -> None:
         """Execute the rank's part once, after `prepare`; times count from the call."""
-        traffic, busy = self._traffic, BusyShare()
-        traffic.begin()
+        self._streams.begin()
         self._walk.run()
-        traffic.finish_sends()
-        return RankRecord(self.rank, traffic.now(), busy.so_far(), tuple(traffic.sent), tuple(traffic.received))
+        self._streams.finish()
+
+    def run_timed(self) -> RankRecord:
+        """As `run`, and say what happened when."""
+        busy = BusyShare()
+        self.run()
+        traffic, time_s = self._traffic, self._streams.mark()()
+        sent, received, computed = traffic.sent(), traffic.received(), traffic.computed()
+        return RankRecord(self.part.rank, time_s, busy.so_far(), sent, received, computed)
 
     def _new_walk(self) -> Walk:
-        if self._transport.whole_steps:
-            return WalkBySteps(self._traffic, self._sends, self._receives, self._steps)
-        held, ahead = set(self._initial), self._transport.receives_ahead
-        return WalkByLanes(self._traffic, self._sends, self._receives, held, ahead)
+        schedule, transport = self._schedule, self._transport
+        if transport.whole_steps:
+            return WalkBySteps(self._traffic, schedule.rooms, len(schedule.steps))
+        return WalkByLanes(self._traffic, schedule.rooms, transport.receives_ahead)
 
     def _message(self, row: Row) -> Message:
-        return Message(row.peer, row.step * self._lanes + row.lane, self._block(row.block))
-
-    def _block(self, block: int) -> torch.Tensor:
-        return self._buffer[self._offsets[block] : self._offsets[block + 1]]
+        return Message(row.peer, row.step * self._schedule.lanes + row.lane, self.block(row.block, row.offset))
 
 
-def _rows(index: int, step: Step, mine: np.ndarray, peers: np.ndarray) -> list[Row]:
-    """The messages of a step that concern one rank, lane by lane."""
-    columns = (peers[mine].tolist(), step.lane[mine].tolist(), step.block[mine].tolist())
-    return sorted(
-        (Row(index, lane, peer, block) for peer, lane, block in zip(*columns, strict=True)), key=lambda r: r.lane
-    )
-
-
-def test_pattern(block: int, size_bytes: int) -> torch.Tensor:
-    """The bytes of a block in a test run: pseudo-random, the same on every rank, different for every block."""
-    generator = np.random.Generator(np.random.Philox(key=block))
-    return torch.from_numpy(generator.integers(0, 256, size_bytes, dtype=np.uint8))
-
-
-test_pattern.__test__ = False  # type: ignore[attr-defined]
+def _compute_nothing(row: CallRow) -> None:
+    raise RunError(f"step {row.step}: rank {row.call.rank} was given nothing to compute with")

@@ -9,28 +9,32 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from runtime.executor import Executor
 from runtime.records import RankRecord, merge_records
 from runtime.transport import Message, Wait
+from runtime.trials import make_trial
 from tasp_lab.schedule import Schedule
 from tasp_lab.timeline import Timeline
 
 _TIMEOUT_S = 30.0
 
 
-def run_in_process(schedule: Schedule, receives_ahead: int = 0, whole_steps: bool = False) -> Timeline:
-    """Execute a schedule once, every rank a thread, and check the result bit for bit. Raises `RunError`.
+def run_in_process(
+    schedule: Schedule, receives_ahead: int = 0, whole_steps: bool = False, flops_per_s: float | None = None
+) -> Timeline:
+    """Execute a schedule once, every rank a thread, and check the result. Raises `RunError`.
 
-    `receives_ahead` and `whole_steps` are those of the transport that is imitated.
+    `receives_ahead` and `whole_steps` are those of the transport that is imitated, `flops_per_s` is as in
+    `runtime.jobs.RunSchedule`.
     """
     mailboxes = Mailboxes()
 
     def run(rank: int) -> RankRecord:
-        executor = Executor(schedule, rank, InProcess(rank, mailboxes, _TIMEOUT_S, receives_ahead, whole_steps))
-        executor.fill()
-        executor.prepare()
-        record = executor.run()
-        executor.verify()
+        transport = InProcess(rank, mailboxes, _TIMEOUT_S, receives_ahead, whole_steps)
+        trial = make_trial(schedule, rank, transport, flops_per_s)
+        trial.set_up(checked=True)
+        trial.executor.prepare()
+        record = trial.executor.run_timed()
+        trial.check()
         return record
 
     with ThreadPoolExecutor(schedule.world_size) as threads:

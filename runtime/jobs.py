@@ -14,15 +14,30 @@ from tasp_lab.schedule import Schedule
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """Execute a schedule `repeats` times after `warm_ups` untimed ones, each checked bit for bit.
+    """Execute a schedule `repeats` times after `warm_ups` untimed ones, and check the result.
 
-    `transport` is ``auto``, ``p2p``, ``batched`` or ``all-to-all``. Every rank returns a list of `RankRecord`.
+    `transport` is ``auto``, ``p2p``, ``batched`` or ``all-to-all``. With `flops_per_s` a kernel call is a wait of as
+    long as it takes at that rate; without, it is real. Blocks are checked bit for bit, those that are overwritten on
+    the way while warming up; a result of real attention against the float64 reference, while warming up. Every rank
+    returns a list of `RankRecord`.
     """
 
     schedule: Schedule
     transport: str
     repeats: int
     warm_ups: int = 0
+    flops_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class MeasureCompute:
+    """Make all kernel calls of a schedule, on all ranks at once, and send nothing.
+
+    Every rank returns the median seconds of `repeats`.
+    """
+
+    schedule: Schedule
+    repeats: int
 
 
 @dataclass(frozen=True)
@@ -48,8 +63,8 @@ class PairTimes(NamedTuple):
     tiny_posted_s: tuple[float, ...]
 
 
-Job = RunSchedule | MeasurePair
-Result = list[RankRecord] | PairTimes | None
+Job = RunSchedule | MeasureCompute | MeasurePair
+Result = list[RankRecord] | PairTimes | float | None
 
 
 Value = TypeVar("Value")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -9,11 +10,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from runtime.executor import Executor
-from runtime.jobs import Job, MeasurePair, PairTimes, Result, RunSchedule
+from runtime.jobs import Job, MeasureCompute, MeasurePair, PairTimes, Result, RunSchedule
 from runtime.pulse import AT_BARRIER, WORKING
 from runtime.records import RankRecord
-from runtime.transport import device, make_transport, wait_for
+from runtime.streams import streams_for
+from runtime.transport import device, make_transport
+from runtime.trials import LayerTrial, make_trial
 from runtime.walks import Progress
 from tasp_lab.errors import RunError, first_line
 
@@ -22,20 +24,33 @@ def perform(job: Job, timeout_s: float, progress: Progress) -> Result:
     """Perform a job together with all other ranks. Raises `RunError`, naming ranks."""
     if isinstance(job, RunSchedule):
         return _run_schedule(job, timeout_s, progress)
+    if isinstance(job, MeasureCompute):
+        return _measure_compute(job, timeout_s, progress)
     return _measure_pair(job, timeout_s, progress)
 
 
 def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress) -> list[RankRecord]:
     transport = make_transport(job.transport, timeout_s)
-    executor = Executor(job.schedule, dist.get_rank(), transport, device(), progress)
+    trial = make_trial(job.schedule, dist.get_rank(), transport, job.flops_per_s, device(), progress)
     records: list[RankRecord] = []
-    for _ in range(job.warm_ups + job.repeats):
-        executor.fill()
-        executor.prepare()
+    for run in range(job.warm_ups + job.repeats):
+        trial.set_up(checked=run < job.warm_ups)
+        trial.executor.prepare(streams_for(trial.executor.buffer.device, timed=True))
         barrier(progress)
-        records.append(executor.run())
-        executor.verify()
+        records.append(trial.executor.run_timed())
+        trial.check()
     return records[job.warm_ups :]
+
+
+def _measure_compute(job: MeasureCompute, timeout_s: float, progress: Progress) -> float:
+    trial = LayerTrial(job.schedule, dist.get_rank(), make_transport("auto", timeout_s), device(), progress)
+    trial.executor.buffer.zero_()
+    seconds = []
+    for _ in range(job.repeats + 1):
+        trial.set_up(checked=False)
+        barrier(progress)
+        seconds.append(trial.compute_alone())
+    return statistics.median(seconds[1:])
 
 
 def barrier(progress: Progress) -> None:
@@ -129,5 +144,7 @@ class _Pair:
 
     def _wait(self, work: dist.Work, peer: int) -> None:
         self._progress(peer)
-        wait_for(work, self._timeout)
+        work.wait(self._timeout)
+        if dist.get_backend() == "nccl":
+            torch.cuda.current_stream().synchronize()
         self._progress(WORKING)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tasp_lab.schedule import Schedule
-from tasp_lab.timeline import Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, SEND, Event, Timeline
 
 
 class Sent(NamedTuple):
@@ -29,6 +29,16 @@ class Received(NamedTuple):
     end_s: float
 
 
+class Computed(NamedTuple):
+    """A kernel call: `block` is the first of its key blocks."""
+
+    step: int
+    block: int
+    flops: int
+    start_s: float
+    end_s: float
+
+
 class RankRecord(NamedTuple):
     """One rank's run: seconds from its own start, which is right after a barrier.
 
@@ -40,6 +50,7 @@ class RankRecord(NamedTuple):
     busy_share: float
     sent: tuple[Sent, ...]
     received: tuple[Received, ...]
+    computed: tuple[Computed, ...] = ()
 
 
 def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_name: str) -> Timeline:
@@ -54,7 +65,7 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
             rank=record.rank,
             lane=sent.lane,
             step=sent.step,
-            kind="send",
+            kind=SEND,
             peer=sent.peer,
             block=sent.block,
             bytes=sizes[sent.block],
@@ -65,6 +76,24 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
         )
         for record in records
         for sent in record.sent
+    ]
+    events += [
+        Event(
+            rank=record.rank,
+            lane=COMPUTE_LANE,
+            step=call.step,
+            kind=ATTEND,
+            peer=record.rank,
+            block=call.block,
+            bytes=0,
+            start_s=call.start_s,
+            end_s=call.end_s,
+            bound_by="",
+            waited_for="",
+            flops=call.flops,
+        )
+        for record in records
+        for call in record.computed
     ]
     events.sort(key=lambda event: (event.end_s, event.start_s, event.rank, event.lane))
     return Timeline("measured", schedule.name, topology_name, schedule.world_size, tuple(events))

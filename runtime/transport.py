@@ -8,9 +8,8 @@ receives and then the sends of a step must be posted together, by every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,14 +17,16 @@ import torch.distributed as dist
 from tasp_lab.errors import RunError
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One block on its way: `peer` is the other rank, `tag` tells messages between the same two ranks apart."""
 
     peer: int
     tag: int
     data: torch.Tensor
 
+
+Group = dist.ProcessGroup | None
+"""A process group, None for that of all ranks. Peers are ranks within it."""
 
 Wait = Callable[[], None]
 """Returns when the message has been received (or may be overwritten, for a send); raises what went wrong."""
@@ -52,14 +53,14 @@ class PointToPoint:
     receives_ahead = 4
     whole_steps = False
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(self, timeout_s: float, group: Group = None) -> None:
+        self._timeout, self._group = timedelta(seconds=timeout_s), group
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        return [self._wait(dist.irecv(m.data, m.peer, tag=m.tag)) for m in messages]
+        return [self._wait(dist.irecv(m.data, group=self._group, group_src=m.peer, tag=m.tag)) for m in messages]
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        return [self._wait(dist.isend(m.data, m.peer, tag=m.tag)) for m in messages]
+        return [self._wait(dist.isend(m.data, group=self._group, group_dst=m.peer, tag=m.tag)) for m in messages]
 
     def _wait(self, work: dist.Work | None) -> Wait:
         assert work is not None, "this process is not part of the group"
@@ -72,18 +73,20 @@ class Batched:
     receives_ahead = 0
     whole_steps = True
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(self, timeout_s: float, group: Group = None) -> None:
+        self._timeout, self._group = timedelta(seconds=timeout_s), group
         self._receives: list[dist.P2POp] = []
         self._step = _Once()
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._step = _Once()
-        self._receives = [dist.P2POp(dist.irecv, m.data, m.peer, tag=m.tag) for m in messages]
+        self._receives = [
+            dist.P2POp(dist.irecv, m.data, group=self._group, group_peer=m.peer, tag=m.tag) for m in messages
+        ]
         return [self._step.wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        operations = self._receives + [dist.P2POp(dist.isend, m.data, m.peer, tag=m.tag) for m in messages]
+        operations = self._receives + [self._operation(dist.isend, message) for message in messages]
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def finish() -> None:
@@ -93,6 +96,9 @@ class Batched:
         self._step.finish = finish
         return [self._step.wait] * len(messages)
 
+    def _operation(self, call: Callable[..., object], message: Message) -> dist.P2POp:
+        return dist.P2POp(call, message.data, group=self._group, group_peer=message.peer, tag=message.tag)
+
 
 class AllToAll:
     """One all_to_all_single per step, as TASP's reference sends a step. Every rank takes part in every step."""
@@ -100,8 +106,8 @@ class AllToAll:
     receives_ahead = 0
     whole_steps = True
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(self, timeout_s: float, group: Group = None) -> None:
+        self._timeout, self._group = timedelta(seconds=timeout_s), group
         self._incoming: list[Message] = []
         self._step = _Once()
 
@@ -114,7 +120,8 @@ class AllToAll:
         incoming, outgoing = self._incoming, _in_order(messages)
         packed = torch.cat([_nothing(), *(m.data for m in outgoing)])
         arrived = torch.empty(sum(m.data.numel() for m in incoming), dtype=torch.uint8, device=packed.device)
-        work = dist.all_to_all_single(arrived, packed, _splits(incoming), _splits(outgoing), async_op=True)
+        splits = self._splits(incoming), self._splits(outgoing)
+        work = dist.all_to_all_single(arrived, packed, *splits, group=self._group, async_op=True)
         assert work is not None, "this process is not part of the group"
 
         def finish() -> None:
@@ -123,6 +130,13 @@ class AllToAll:
 
         self._step.finish = finish
         return [self._step.wait] * len(messages)
+
+    def _splits(self, messages: Sequence[Message]) -> list[int]:
+        """How many bytes go to, or come from, each rank."""
+        sizes = [0] * dist.get_world_size(self._group)
+        for message in messages:
+            sizes[message.peer] += message.data.numel()
+        return sizes
 
 
 class _Once:
@@ -147,14 +161,6 @@ def _nothing() -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device())
 
 
-def _splits(messages: Sequence[Message]) -> list[int]:
-    """How many bytes go to, or come from, each rank."""
-    sizes = [0] * dist.get_world_size()
-    for message in messages:
-        sizes[message.peer] += message.data.numel()
-    return sizes
-
-
 def _unpack(arrived: torch.Tensor, messages: Sequence[Message]) -> None:
     start = 0
     for message in messages:
@@ -169,26 +175,30 @@ def device() -> str:
 
 
 def wait_for(work: dist.Work, timeout: timedelta) -> None:
-    """Return when the work is done, on the GPU too; raises `RuntimeError` when it failed or took too long."""
+    """On a host, return when the work is done; on a GPU, let the current stream wait for it.
+
+    Raises `RuntimeError` when it failed or took too long.
+    """
     work.wait(timeout)
-    if dist.get_backend() == "nccl":
-        torch.cuda.current_stream().synchronize()
 
 
-TRANSPORTS: dict[str, Callable[[float], Transport]] = {
+TRANSPORTS: dict[str, Callable[[float, Group], Transport]] = {
     "p2p": PointToPoint,
     "batched": Batched,
     "all-to-all": AllToAll,
 }
-"""Ways of sending over a process group by name; each is built with a timeout in seconds."""
+"""Ways of sending over a process group by name; each is built with a timeout in seconds and the group."""
 
 
-def make_transport(name: str, timeout_s: float) -> Transport:
+def make_transport(name: str, timeout_s: float, group: Group = None) -> Transport:
     """A transport by name; ``auto`` is ``p2p`` for gloo and ``batched`` for NCCL.
 
-    Raises `RunError` for ``p2p`` on NCCL, where a receive that is posted ahead would block the sends behind it.
+    Raises `RunError` for a name there is none of, and for ``p2p`` on NCCL, where a receive that is posted ahead would
+    block the sends behind it.
     """
-    nccl = dist.get_backend() == "nccl"
+    if name != "auto" and name not in TRANSPORTS:
+        raise RunError(f"unknown transport {name!r}, expected auto, {', '.join(TRANSPORTS)}")
+    nccl = dist.get_backend(group) == "nccl"
     if nccl and name == "p2p":
         raise RunError("the transport p2p is for gloo; NCCL needs batched or all-to-all")
-    return TRANSPORTS[("batched" if nccl else "p2p") if name == "auto" else name](timeout_s)
+    return TRANSPORTS[("batched" if nccl else "p2p") if name == "auto" else name](timeout_s, group)

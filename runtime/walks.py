@@ -2,54 +2,54 @@
 
 *By lanes*, for transports of single messages: a thread per lane waits for what arrives on it; receives are posted
 steps ahead; a block is sent the moment it has arrived and the lane's message before it is posted. No lane waits for
-another. *By steps*, for transports of whole steps: a step is posted when all blocks that it sends have arrived.
+another. Kernel calls have a thread of their own. *By steps*, for transports of whole steps: a step is posted when all
+blocks that it sends have arrived, then its kernel calls are made, while it is under way.
+
+Where the schedule has rooms, a receive is posted when everything that lay in its room has arrived and has been used.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Protocol
 
 from runtime.pulse import WORKING
-from runtime.records import Received, Sent
+from runtime.records import Computed, Received, Sent
+from runtime.streams import HostStreams, Mark, Streams
 from runtime.transport import Message, Transport, Wait
 from tasp_lab.errors import RunError, first_line
+from tasp_lab.rooms import HOME, CallRow, RankPart, Row
 
 Progress = Callable[[int], None]
 """Called whenever a rank got on or begins to wait, with the rank that it waits for or a state of `runtime.pulse`."""
 
-
-class Row(NamedTuple):
-    """One message of this rank, in or out."""
-
-    step: int
-    lane: int
-    peer: int
-    block: int
+Compute = Callable[[CallRow], None]
+"""Makes a kernel call, or what stands for it; on a GPU it only queues it."""
 
 
 class Traffic:
-    """What both walks do with messages: post them, wait for them, note when that was and who is to blame."""
+    """What both walks do: post messages, wait for them, compute, note when that was and who is to blame."""
 
-    def __init__(self, rank: int, transport: Transport, message: Callable[[Row], Message], progress: Progress) -> None:
-        self.rank = rank
-        self.sent: list[Sent] = []
-        self.received: list[Received] = []
-        self._transport, self._message, self._progress = transport, message, progress
-        self._leaving: list[tuple[Row, Wait]] = []
-        self._waiting_for: dict[int, int] = {}
-        self._began = 0.0
-
-    def begin(self) -> None:
-        """All times count from here."""
-        self._began = time.perf_counter()
-
-    def now(self) -> float:
-        return time.perf_counter() - self._began
+    def __init__(
+        self,
+        part: RankPart,
+        transport: Transport,
+        message: Callable[[Row], Message],
+        compute: Compute,
+        progress: Progress,
+        streams: Streams | None = None,
+    ) -> None:
+        self.part = part
+        self.streams = streams or HostStreams()
+        self._transport, self._message, self._compute, self._progress = transport, message, compute, progress
+        self._sent: list[tuple[Row, Mark]] = []
+        self._received: list[tuple[Row, Mark]] = []
+        self._computed: list[tuple[CallRow, Mark, Mark]] = []
+        self._waiting_for: dict[tuple[str, int], int] = {}
 
     def post_receives(self, rows: Sequence[Row]) -> list[Wait]:
         try:
@@ -57,39 +57,56 @@ class Traffic:
         except RuntimeError as error:
             raise self._lost(rows[0], f"posting the receive of block {rows[0].block} from it", error) from None
 
-    def post_sends(self, rows: Sequence[Row]) -> None:
-        posted_s = self.now()
+    def post_sends(self, rows: Sequence[Row]) -> list[Wait]:
+        posted = self.streams.mark()
         try:
             waits = self._transport.send([self._message(row) for row in rows])
         except RuntimeError as error:
             if not rows:
-                raise RunError(f"rank {self.rank}: lost a rank ({first_line(error)})") from None
+                raise RunError(f"rank {self.part.rank}: lost a rank ({first_line(error)})") from None
             raise self._lost(rows[0], f"sending it block {rows[0].block}", error) from None
-        self.sent += [Sent(row.step, row.lane, row.peer, row.block, posted_s) for row in rows]
-        self._leaving += zip(rows, waits, strict=True)
+        self._sent += [(row, posted) for row in rows]
+        return waits
 
     def receive(self, row: Row, wait: Wait) -> None:
         """Return when a block has arrived."""
-        self._wait_for(row, f"waiting for block {row.block} from it", wait)
-        self.received.append(Received(row.step, row.lane, row.peer, row.block, self.now()))
+        self._wait_for("in", row, f"waiting for block {row.block} from it", wait)
+        self._received.append((row, self.streams.mark()))
 
-    def finish_sends(self) -> None:
-        """Return when everything that was sent may be overwritten."""
-        for row, wait in self._leaving:
-            self._wait_for(row, f"waiting until it takes block {row.block}", wait)
+    def finish_send(self, row: Row, wait: Wait) -> None:
+        """Return when what was sent may be overwritten."""
+        self._wait_for("out", row, f"waiting until it takes block {row.block}", wait)
 
-    def _wait_for(self, row: Row, what: str, wait: Wait) -> None:
-        self._waiting_for[row.lane] = row.peer
+    def compute(self, row: CallRow) -> None:
+        began = self.streams.mark()
+        self._progress(WORKING)
+        self._compute(row)
+        self._computed.append((row, began, self.streams.mark()))
+
+    def sent(self) -> tuple[Sent, ...]:
+        return tuple(Sent(row.step, row.lane, row.peer, row.block, posted()) for row, posted in self._sent)
+
+    def received(self) -> tuple[Received, ...]:
+        return tuple(Received(row.step, row.lane, row.peer, row.block, noticed()) for row, noticed in self._received)
+
+    def computed(self) -> tuple[Computed, ...]:
+        return tuple(
+            Computed(row.step, int(row.call.keys[0]), row.flops, began(), ended())
+            for row, began, ended in self._computed
+        )
+
+    def _wait_for(self, way: str, row: Row, what: str, wait: Wait) -> None:
+        self._waiting_for[way, row.lane] = row.peer
         self._progress(row.peer)
         try:
             wait()
         except RuntimeError as error:
             raise self._lost(row, what, error) from None
-        del self._waiting_for[row.lane]
+        del self._waiting_for[way, row.lane]
         self._progress(next(iter(list(self._waiting_for.values())), WORKING))
 
     def _lost(self, row: Row, what: str, error: RuntimeError) -> RunError:
-        return RunError(f"rank {self.rank}, step {row.step}: lost rank {row.peer} {what} ({first_line(error)})")
+        return RunError(f"rank {self.part.rank}, step {row.step}: lost rank {row.peer} {what} ({first_line(error)})")
 
 
 class Walk(Protocol):
@@ -100,83 +117,199 @@ class Walk(Protocol):
 
 
 class WalkByLanes:
-    """A thread per lane on which something arrives."""
+    """Threads wait, for each lane in and out and for the kernel calls; what each notices lets all get on."""
 
-    def __init__(
-        self, traffic: Traffic, sends: Iterable[Row], receives: Iterable[Row], held: set[int], steps_ahead: int
-    ) -> None:
-        self._traffic, self._held, self._ahead = traffic, held, steps_ahead
-        self._outgoing = _by_lane(sends)
-        self._incoming = _by_lane(receives)
-        self._posted: dict[int, deque[tuple[Row, Wait]]] = {lane: deque() for lane in self._incoming}
-        self._sending = threading.Lock()
+    def __init__(self, traffic: Traffic, rooms: int | None, steps_ahead: int) -> None:
+        part = traffic.part
+        self._traffic, self._rooms, self._ahead = traffic, rooms, steps_ahead
+        self._outgoing, self._incoming = _by_lane(part.sends), _by_lane(part.receives)
+        self._arrived: set[tuple[int, int]] = set()
+        self._occupants = Counter() if rooms is None else part.occupants
+        self._up_to = dict.fromkeys(self._incoming, steps_ahead)
+        self._posted: dict[int, queue.SimpleQueue[tuple[Row, Wait]]] = _queues(self._incoming)
+        self._leaving: dict[int, queue.SimpleQueue[tuple[Row, Wait]]] = _queues(self._outgoing)
+        self._counts = Counter(row.lane for row in part.sends), Counter(row.lane for row in part.receives)
+        self._unnoticed = Counter(dict.fromkeys(self._incoming, 0))
+        self._changed = threading.Condition()
+        self._failed = False
         self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def prepare(self) -> None:
-        for lane in self._incoming:
-            self._post_receives(lane, up_to=self._ahead)
+        with self._changed:
+            self._post_receives()
 
     def run(self) -> None:
-        self._send_what_is_there()
-        for lane in self._posted:
-            threading.Thread(target=self._follow, args=(lane,), daemon=True, name=f"lane {lane}").start()
-        for _ in self._posted:
+        sends, receives = self._counts
+        with self._changed:
+            self._get_on()
+        work = [partial(self._take, lane, count) for lane, count in receives.items()]
+        if self._rooms is not None:
+            work += [partial(self._see_off, lane, count) for lane, count in sends.items()]
+        if self._traffic.part.calls:
+            work.append(partial(self._compute))
+        if len(work) == 1:
+            work.pop()()
+        for what in work:
+            threading.Thread(target=self._guarded, args=(what,), daemon=True).start()
+        for _ in work:
             if (error := self._ended.get()) is not None:
+                with self._changed:
+                    self._failed = True
+                    self._changed.notify_all()
                 raise error
+        if self._rooms is None:
+            for lane, count in sends.items():
+                self._see_off(lane, count)
 
-    def _follow(self, lane: int) -> None:
-        """Take what arrives on a lane, in order, and send on what that makes possible."""
-        posted = self._posted[lane]
+    def _guarded(self, what: Callable[[], None]) -> None:
         try:
-            while posted:
-                row, wait = posted.popleft()
-                self._traffic.receive(row, wait)
-                self._held.add(row.block)
-                self._send_what_is_there()
-                self._post_receives(lane, up_to=row.step + 1 + self._ahead)
+            what()
         except Exception as error:
             self._ended.put(error)
         else:
             self._ended.put(None)
 
-    def _post_receives(self, lane: int, up_to: int) -> None:
-        """Post a lane's receives up to a step, and at least one."""
-        incoming, posted = self._incoming[lane], self._posted[lane]
-        while incoming and (incoming[0].step <= up_to or not posted):
-            row = incoming.popleft()
-            posted.append((row, self._traffic.post_receives([row])[0]))
+    def _take(self, lane: int, count: int) -> None:
+        """Take what arrives on a lane, in order."""
+        for _ in range(count):
+            row, wait = self._posted[lane].get()
+            self._traffic.receive(row, wait)
+            with self._changed:
+                self._arrived.add((row.block, row.since))
+                self._unnoticed[lane] -= 1
+                self._up_to[lane] = row.step + 1 + self._ahead
+                self._vacate(row.since)
+                self._get_on()
 
-    def _send_what_is_there(self) -> None:
-        with self._sending:
-            for rows in self._outgoing.values():
-                while rows and rows[0].block in self._held:
-                    self._traffic.post_sends([rows.popleft()])
+    def _see_off(self, lane: int, count: int) -> None:
+        """Wait until what a lane sent may be overwritten, in order."""
+        for _ in range(count):
+            row, wait = self._leaving[lane].get()
+            self._traffic.finish_send(row, wait)
+            if row.since != HOME and self._rooms is not None:
+                with self._changed:
+                    self._vacate(row.since)
+                    self._get_on()
+
+    def _compute(self) -> None:
+        """Make the kernel calls, in order."""
+        for row in self._traffic.part.calls:
+            with self._changed:
+                self._changed.wait_for(lambda row=row: self._failed or self._has_keys(row))  # type: ignore[misc]
+                if self._failed:
+                    return
+            self._traffic.compute(row)
+            with self._changed:
+                for since in row.since:
+                    self._vacate(since)
+                self._get_on()
+
+    def _has_keys(self, row: CallRow) -> bool:
+        return all(each in self._arrived for each in row.keys if each[1] != HOME)
+
+    def _vacate(self, since: int) -> None:
+        if since in self._occupants:
+            self._occupants[since] -= 1
+
+    def _get_on(self) -> None:
+        """Post all that may be posted now; the caller has the lock."""
+        for lane, rows in self._outgoing.items():
+            while rows and (rows[0].since == HOME or (rows[0].block, rows[0].since) in self._arrived):
+                row = rows.popleft()
+                self._leaving[lane].put((row, self._traffic.post_sends([row])[0]))
+        self._post_receives()
+        self._changed.notify_all()
+
+    def _post_receives(self) -> None:
+        """Post each lane's receives for so many steps ahead, and at least one, as far as their rooms are free."""
+        for lane, rows in self._incoming.items():
+            while rows and (rows[0].step <= self._up_to[lane] or not self._unnoticed[lane]) and self._is_free(rows[0]):
+                row = rows.popleft()
+                self._unnoticed[lane] += 1
+                self._posted[lane].put((row, self._traffic.post_receives([row])[0]))
+
+    def _is_free(self, row: Row) -> bool:
+        """Whether all that lay in a row's room before has arrived and has been used."""
+        if self._rooms is None:
+            return True
+        return not any(self._occupants[step] for step in range(row.step - self._rooms, -1, -self._rooms))
 
 
 class WalkBySteps:
     """Receives and sends of a step are posted together, when every block that it sends is there."""
 
-    def __init__(self, traffic: Traffic, sends: Iterable[Row], receives: Iterable[Row], steps: int) -> None:
-        self._traffic = traffic
-        self._sends, self._receives = _by_step(sends, steps), _by_step(receives, steps)
-        self._pending: dict[int, tuple[Row, Wait]] = {}
+    def __init__(self, traffic: Traffic, rooms: int | None, steps: int) -> None:
+        part = traffic.part
+        self._traffic, self._streams, self._rooms = traffic, traffic.streams, rooms
+        self._sends, self._receives = _by_step(part.sends, steps), _by_step(part.receives, steps)
+        self._calls: list[list[CallRow]] = [[] for _ in range(steps)]
+        for call in part.calls:
+            self._calls[call.step].append(call)
+        self._pending: dict[tuple[int, int], tuple[Row, Wait]] = {}
+        self._leaving: list[tuple[Row, Wait]] = []
+        self._read_until: dict[int, Mark] = {}
 
     def prepare(self) -> None:
         """Nothing: the receives of a step are posted with its sends."""
 
     def run(self) -> None:
-        for sends, receives in zip(self._sends, self._receives, strict=True):
-            for row in sends:
-                self._await(row.block)
-            waits = self._traffic.post_receives(receives)
-            self._pending |= {row.block: (row, wait) for row, wait in zip(receives, waits, strict=True)}
-            self._traffic.post_sends(sends)
-        for block in list(self._pending):
-            self._await(block)
+        for step in range(len(self._sends)):
+            with self._streams.communicating():
+                self._post(step)
+            if self._calls[step]:
+                self._compute(step)
+        with self._streams.communicating():
+            for key in list(self._pending):
+                self._await(key)
+            self._finish_sends(lambda row: True)
 
-    def _await(self, block: int) -> None:
-        if block in self._pending:
-            self._traffic.receive(*self._pending.pop(block))
+    def _post(self, step: int) -> None:
+        for row in self._sends[step]:
+            self._await((row.block, row.since))
+        if self._rooms is not None:
+            for since in range(step - self._rooms, -1, -self._rooms):
+                self._clear_room(since)
+        receives = self._receives[step]
+        waits = self._traffic.post_receives(receives)
+        self._pending |= {(row.block, row.since): (row, wait) for row, wait in zip(receives, waits, strict=True)}
+        self._leaving += zip(self._sends[step], self._traffic.post_sends(self._sends[step]), strict=True)
+
+    def _clear_room(self, since: int) -> None:
+        """Wait for all that has to do with what arrived at a step: its arrival, its sends, its kernel calls."""
+        for key in [key for key in self._pending if key[1] == since]:
+            self._await(key)
+        self._finish_sends(lambda row: row.since == since)
+        if since in self._read_until:
+            self._streams.wait(self._read_until.pop(since))
+
+    def _finish_sends(self, concerned: Callable[[Row], bool]) -> None:
+        leaving, self._leaving = self._leaving, []
+        for row, wait in leaving:
+            if concerned(row):
+                self._traffic.finish_send(row, wait)
+            else:
+                self._leaving.append((row, wait))
+
+    def _compute(self, step: int) -> None:
+        with self._streams.communicating():
+            for call in self._calls[step]:
+                for key in call.keys:
+                    self._await(key)
+            arrived = self._streams.mark()
+        self._streams.wait(arrived)
+        for call in self._calls[step]:
+            self._traffic.compute(call)
+        read = self._streams.mark()
+        for call in self._calls[step]:
+            self._read_until |= dict.fromkeys(call.since, read)
+
+    def _await(self, key: tuple[int, int]) -> None:
+        if key in self._pending:
+            self._traffic.receive(*self._pending.pop(key))
+
+
+def _queues(lanes: Iterable[int]) -> dict[int, queue.SimpleQueue[tuple[Row, Wait]]]:
+    return {lane: queue.SimpleQueue() for lane in lanes}
 
 
 def _by_lane(rows: Iterable[Row]) -> dict[int, deque[Row]]:

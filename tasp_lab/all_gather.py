@@ -13,20 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import overload
 
 import numpy as np
 
+from tasp_lab.arrays import IntArray
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
-from tasp_lab.pieces import lanes_of, split_bytes
-from tasp_lab.schedule import MOST_HOLDINGS, IntArray, Schedule, Step
+from tasp_lab.pieces import over_lanes, split_bytes
+from tasp_lab.schedule import MOST_HOLDINGS, LazySteps, Schedule, Step
 from tasp_lab.topology import Topology
 from tasp_lab.tree_all_gather import tree_all_gather
 
 
 @dataclass(frozen=True, eq=False)
-class RingSteps(Sequence[Step]):
+class RingSteps(LazySteps):
     """The steps of blocks that travel around rings: at step k position p of a ring passes on what came from p-k.
 
     `rings` is an int array (rings, world_size); the block of ring j that starts at rank r is ``r * rings + j``.
@@ -37,15 +37,7 @@ class RingSteps(Sequence[Step]):
     def __len__(self) -> int:
         return self.rings.shape[1] - 1 if self.rings.size else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Step: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(f"step {index} of {len(self)}")
+    def step(self, index: int) -> Step:
         count, world_size = self.rings.shape
         lane = np.repeat(np.arange(count, dtype=np.int64), world_size)
         origin = np.roll(self.rings, index, axis=1)
@@ -69,10 +61,7 @@ def multi_ring_all_gather(topology: Topology, shard_bytes: int, decomposition: D
     a decomposition it is the topology's own, `decompose(topology)`.
     """
     found = decomposition or decompose(topology)
-    lanes = lanes_of(found.shares)
-    rings = np.repeat(found.rings.astype(np.int64), lanes, axis=0)
-    shares = [share / count for share, count in zip(found.shares, lanes, strict=True) for _ in range(count)]
-    return _around_rings("multi-ring", topology, rings, shares, shard_bytes)
+    return _around_rings("multi-ring", topology, *over_lanes(found.rings, found.shares), shard_bytes)
 
 
 def direct_all_gather(topology: Topology, shard_bytes: int) -> Schedule:

@@ -31,20 +31,20 @@ def all_gather_bound_s(topology: Topology, shard_bytes: int) -> Number:
     n = topology.world_size
     if n == 1:
         return 0
-    latency = _least_latency_into(topology)
-    cut = _all_gather_cut(topology)
+    latency = least_latency_into(topology)
+    cut = bottleneck(topology)
     into = topology.bandwidths_into_ranks_bytes_per_s
-    across = _like(topology, cut.ranks_inside * shard_bytes / cut.bandwidth_bytes_per_s) + min(latency)
-    received = [_like(topology, (n - 1) * shard_bytes / into[rank]) + latency[rank] for rank in range(n)]
+    across = like(topology, cut.ranks_inside * shard_bytes / cut.bandwidth_bytes_per_s) + min(latency)
+    received = [like(topology, (n - 1) * shard_bytes / into[rank]) + latency[rank] for rank in range(n)]
     shared = [
         len(behind) * (n - 1) * shard_bytes / group.bandwidth_bytes_per_s + min(latency[rank] for rank in behind)
         for group in topology.shared
-        if (behind := _ranks_behind(topology, group))
+        if (behind := ranks_behind(topology, group))
     ]
     return max([across, *received, *shared])
 
 
-def _ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
+def ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
     """The ranks into which every link is one of the group's: together they receive through it."""
     inside = set(group.links)
     outside = {link.destination for link in topology.links if link.name not in inside}
@@ -52,17 +52,17 @@ def _ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
 
 
 @lru_cache(maxsize=4)
-def _all_gather_cut(topology: Topology) -> Cut:
+def bottleneck(topology: Topology) -> Cut:
     """The cut, once for the schedules that are compared on a topology."""
     return all_gather_cut(topology)
 
 
-def _like(topology: Topology, value: Fraction) -> Number:
+def like(topology: Topology, value: Fraction) -> Number:
     """A fraction as a float where the topology's own numbers are floats."""
     return float(value) if isinstance(topology.links[0].bandwidth_bytes_per_s, float) else value
 
 
-def _least_latency_into(topology: Topology) -> list[Number]:
+def least_latency_into(topology: Topology) -> list[Number]:
     """The least latency from any rank into each rank, through switches: Dijkstra from all ranks at once."""
     onward: dict[Vertex, list[Link]] = defaultdict(list)
     for link in topology.links:

@@ -6,6 +6,7 @@ expression is short for a builder (`tasp_lab.expressions`): ``full-mesh:8``, ``t
 A file has one of two forms. The *explicit* form lists every link, where an integer is a rank and a text a switch; it
 is what `topology_document` writes. The *expression* form names an expression and gives each number it needs as a
 constant with its source. Numbers are SI; bandwidths and latencies may also be texts with a unit (``50GB/s``, ``1us``).
+In both forms a constant `COMPUTE_RATE` says how fast a rank computes attention.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ from tasp_lab.expressions import (
     expression_forms,
     parse_expression,
 )
-from tasp_lab.machine import Constant, Machine
-from tasp_lab.quantities import parse_bandwidth_bytes_per_s, parse_time_s
+from tasp_lab.machine import INSTANT, Compute, Constant, Machine
+from tasp_lab.quantities import parse_bandwidth_bytes_per_s, parse_flops_per_s, parse_time_s
 from tasp_lab.topology import Link, SharedCapacity, Topology
 
 _DECODERS: dict[str, Callable[[str], object]] = {".json": msgspec.json.decode, ".toml": msgspec.toml.decode}
+
+
+COMPUTE_RATE = "compute_rate"
+"""The name of the constant that says how fast a rank computes attention, like ``328.6TFLOP/s``."""
 
 
 def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS) -> Machine:
@@ -79,7 +84,8 @@ def is_expression(text: str) -> bool:
 def topology_document(machine: Machine) -> dict[str, object]:
     """The machine without its transport as a plain document, which is a file in the explicit form.
 
-    Fractions become floats; but for those, loading the document gives an equal machine.
+    Fractions become floats; but for those, loading the document gives an equal machine, if its compute rate, too, is a
+    constant.
 
     >>> topology_document(load_machine("ring:2"))["links"][0]
     {'source': 0, 'destination': 1, 'bandwidth_bytes_per_s': 50000000000.0, 'latency_s': 1e-06}
@@ -184,7 +190,8 @@ class _ExpressionFile(_Record, frozen=True, forbid_unknown_fields=True):
 
     def topology(self) -> Topology:
         expression = parse_expression(self.expression)
-        given, needed = [record.name for record in self.constants], expression.constant_names
+        given = [record.name for record in self.constants if record.name != COMPUTE_RATE]
+        needed = expression.constant_names
         if sorted(given) != sorted(needed):
             raise TopologyError(
                 f"{self.expression!r} needs the constants {', '.join(needed) or '(none)'}, each once, "
@@ -195,9 +202,22 @@ class _ExpressionFile(_Record, frozen=True, forbid_unknown_fields=True):
     def _numbers(self) -> ExpressionDefaults:
         numbers = {}
         for index, record in enumerate(self.constants):
-            field, parse = PARSERS[record.name]
-            numbers[field] = _number(f"$.constants[{index}].value", record.value, parse)
+            if record.name != COMPUTE_RATE:
+                field, parse = PARSERS[record.name]
+                numbers[field] = _number(f"$.constants[{index}].value", record.value, parse)
         return ExpressionDefaults(**numbers)
+
+
+def _compute(constants: tuple[_ConstantRecord, ...]) -> Compute:
+    """How fast a rank computes, if a constant says so."""
+    rates = [
+        _number(f"$.constants[{index}].value", record.value, parse_flops_per_s)
+        for index, record in enumerate(constants)
+        if record.name == COMPUTE_RATE
+    ]
+    if len(rates) > 1:
+        raise TopologyError(f"expected the constant {COMPUTE_RATE} once, got it {len(rates)} times - at `$.constants`")
+    return Compute(rates[0]) if rates else INSTANT
 
 
 def _bandwidth(where: str, value: float | str) -> float:
@@ -232,7 +252,9 @@ def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
     try:
         record = _record(_DECODERS[suffix](data.decode("utf-8-sig")))
         constants = tuple(Constant(known.name, known.value, known.source) for known in record.constants)
-        return Machine(record.topology(), summary=record.summary, constants=constants)
+        return Machine(
+            record.topology(), compute=_compute(record.constants), summary=record.summary, constants=constants
+        )
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TopologyError, ValueError, OverflowError, RecursionError) as error:

@@ -40,6 +40,10 @@ class ScheduleError(TaspLabError):
     """A schedule that breaks a rule. The message names step, rank and block."""
 
 
+class WorkloadError(TaspLabError):
+    """An attention layer that cannot be computed. The message names the number and what was expected."""
+
+
 class RunError(TaspLabError):
     """A run on real processes that did not end well. The message names the rank."""
 

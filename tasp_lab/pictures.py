@@ -24,12 +24,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from tasp_lab.errors import OutputError
 from tasp_lab.quantities import Number, format_time
-from tasp_lab.timeline import Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
 
 FloatArray = npt.NDArray[np.float64]
 
 MOST_BARS = 200_000
-"""With more transfers than this in one picture, each rank is drawn as one row of merged busy intervals."""
+"""With more transfers and calls than this in one picture, the lanes of a rank are one row of merged busy intervals."""
 
 _MOST_VECTORS = 20_000
 """With more bars than this, an SVG holds them as an image, which viewers show faster than that many shapes."""
@@ -39,8 +39,11 @@ _DOTS_PER_INCH = 150
 _WIDTH_INCHES = 10.0
 _INK, _QUIET, _IDLE = "#222222", "#777777", "#eceef1"
 _PREDICTED, _MEASURED = "#4477aa", "#ee8866"
+_TRANSFERS, _CALLS = _PREDICTED, "#cc5522"
 _ROW_SHARE = 0.84
 """The part of a rank's row that bars fill; the rest separates it from the next rank."""
+_LEAST_COMPUTE_SHARE = 0.25
+"""The part of a rank's bars that its kernel calls fill at least, however many lanes there are."""
 
 
 def render(figure: Figure, suffix: str) -> bytes:
@@ -65,8 +68,9 @@ def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
     """Draw timelines one above the other over one time axis.
 
     Each rank is a row, divided into its lanes from top to bottom; each transfer is a bar from its start to its end,
-    coloured by its step; grey is idle. The time of the last event stands at the end of each panel. Above
-    `MOST_BARS` transfers each rank is one row that shows when any of its lanes was busy.
+    coloured by its step; grey is idle. Kernel calls have a lane on top of their rank's, and colours of their own.
+    The time of the last event stands at the end of each panel. Above `MOST_BARS` transfers and calls the lanes of a
+    rank are one row that shows when any of them was busy.
     """
     merged = sum(len(timeline.events) for timeline in timelines) > MOST_BARS
     headings = [_heading(timeline, merged) for timeline in timelines]
@@ -87,22 +91,26 @@ def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
         _draw_panel(panel, timeline, span_s, None if merged else palette)
     _label_time_axis(axes[-1], span_s)
     if palette.steps > 1 and not merged:
-        _draw_step_scale(figure, axes, palette)
+        _draw_step_scales(figure, axes, palette, timelines)
     return figure
 
 
 def _heading(timeline: Timeline, merged: bool) -> str:
-    lanes = _lane_count(timeline)
-    heading = f"{timeline.origin} {timeline.schedule} on {timeline.topology}"
+    lanes, calls = _lane_count(timeline), sum(event.kind == ATTEND for event in timeline.events)
+    parts = [f"{timeline.origin} {timeline.schedule} on {timeline.topology}"]
     if merged:
-        heading += f", {len(timeline.events)} transfers merged"
+        work = f"{len(timeline.events) - calls} transfers" + (f" and {calls} kernel calls" if calls else "")
+        parts.append(f"{work} merged")
     elif lanes > 1:
-        heading += f", {lanes} lanes per rank"
-    return _wrapped(heading, 110)
+        parts.append(f"{lanes} lanes per rank")
+    if calls:
+        parts.append("kernel calls on top" if lanes else "kernel calls")
+    return _wrapped(", ".join(parts), 110)
 
 
 def _rows_height_inches(timeline: Timeline) -> float:
-    rows = timeline.world_size * _lane_count(timeline) ** 0.5
+    has_calls = any(event.kind == ATTEND for event in timeline.events)
+    rows = timeline.world_size * (_lane_count(timeline) + has_calls) ** 0.5
     return float(np.clip(0.3 + 0.19 * rows, 1.0, 7.0))
 
 
@@ -111,33 +119,72 @@ def _lane_count(timeline: Timeline) -> int:
 
 
 @dataclass(frozen=True)
+class _Band:
+    """A part of each rank's row, from `top` on and so high, that shows events of one kind in its lanes."""
+
+    events: Sequence[Event]
+    first_lane: int
+    lanes: int
+    top: float
+    height: float
+
+    @property
+    def shows_calls(self) -> bool:
+        return self.first_lane == COMPUTE_LANE
+
+
+def _bands(timeline: Timeline) -> list[_Band]:
+    """Kernel calls, where there are any, above transfers: as high as a lane, and never too low to be seen."""
+    calls = [event for event in timeline.events if event.kind == ATTEND]
+    lanes, top, height = _lane_count(timeline), -_ROW_SHARE / 2, 0.0
+    bands = []
+    if calls:
+        height = _ROW_SHARE * max(_LEAST_COMPUTE_SHARE, 1 / (lanes + 1))
+        bands.append(_Band(calls, COMPUTE_LANE, 1, top, height))
+    if lanes:
+        transfers = [event for event in timeline.events if event.kind != ATTEND]
+        bands.append(_Band(transfers, 0, lanes, top + height, _ROW_SHARE - height))
+    return bands
+
+
+@dataclass(frozen=True)
 class _StepPalette:
     """One colour per step, the same in every panel: dark for the first, light for the last."""
 
     steps: int
-    colors: ListedColormap
+    of_transfers: ListedColormap
+    of_calls: ListedColormap
     norm: BoundaryNorm
 
     @classmethod
     def of(cls, timelines: Iterable[Timeline]) -> _StepPalette:
         steps = 1 + max((event.step for timeline in timelines for event in timeline.events), default=0)
-        shades = matplotlib.colormaps["viridis"](np.linspace(0.08, 0.9, steps))
-        colors = ListedColormap([tuple(shade) for shade in shades])
-        return cls(steps, colors, BoundaryNorm(np.arange(steps + 1) - 0.5, steps))
+        norm = BoundaryNorm(np.arange(steps + 1) - 0.5, steps)
+        return cls(steps, _shades("viridis", 0.08, 0.9, steps), _shades("YlOrRd_r", 0.05, 0.75, steps), norm)
+
+    def colors(self, band: _Band) -> ListedColormap:
+        return self.of_calls if band.shows_calls else self.of_transfers
+
+
+def _shades(name: str, first: float, last: float, count: int) -> ListedColormap:
+    """So many shades of a colormap of matplotlib's, between two places in it."""
+    return ListedColormap([tuple(shade) for shade in matplotlib.colormaps[name](np.linspace(first, last, count))])
 
 
 def _draw_panel(panel: Axes, timeline: Timeline, span_s: float, palette: _StepPalette | None) -> None:
     """One timeline. Without a palette its busy intervals are merged."""
     _decorate_panel(panel, timeline, span_s)
-    bars = _merged_bars(timeline, span_s) if palette is None else _lane_bars(timeline.events, _lane_count(timeline))
-    gap_points = _gap_points(bars, timeline, span_s)
-    collection = _rectangles(bars, edgecolors="white", linewidths=gap_points, antialiaseds=gap_points > 0)
-    collection.set_rasterized(len(bars) > _MOST_VECTORS)
-    if palette is None:
-        collection.set_facecolor(_PREDICTED)
-    else:
-        collection.set(cmap=palette.colors, norm=palette.norm, array=[event.step for event in timeline.events])
-    panel.add_collection(collection, autolim=False)
+    for band in _bands(timeline):
+        bars = _merged_bars(band, timeline.world_size, span_s) if palette is None else _lane_bars(band)
+        gap_points = _gap_points(bars, timeline, span_s)
+        collection = _rectangles(bars, edgecolors="white", linewidths=gap_points, antialiaseds=gap_points > 0)
+        collection.set_rasterized(len(bars) > _MOST_VECTORS)
+        if palette is None:
+            collection.set_facecolor(_CALLS if band.shows_calls else _TRANSFERS)
+        else:
+            steps = [event.step for event in band.events]
+            collection.set(cmap=palette.colors(band), norm=palette.norm, array=steps)
+        panel.add_collection(collection, autolim=False)
 
 
 def _decorate_panel(panel: Axes, timeline: Timeline, span_s: float) -> None:
@@ -166,24 +213,24 @@ def _decorate_panel(panel: Axes, timeline: Timeline, span_s: float) -> None:
     _quieten(panel)
 
 
-def _lane_bars(events: Sequence[Event], lanes: int) -> FloatArray:
-    """Rows (top, height, start_s, end_s), one per event: lane 0 is the uppermost bar of its rank."""
+def _lane_bars(band: _Band) -> FloatArray:
+    """Rows (top, height, start_s, end_s), one per event: the first lane is the uppermost bar of its rank."""
     rows = np.array(
-        [(event.rank, event.lane, float(event.start_s), float(event.end_s)) for event in events], dtype=np.float64
+        [(event.rank, event.lane, float(event.start_s), float(event.end_s)) for event in band.events], dtype=np.float64
     ).reshape(-1, 4)
-    slot = _ROW_SHARE / lanes
-    rows[:, 0] += -_ROW_SHARE / 2 + slot * rows[:, 1]
+    slot = band.height / band.lanes
+    rows[:, 0] += band.top + slot * (rows[:, 1] - band.first_lane)
     rows[:, 1] = slot
     return rows
 
 
-def _merged_bars(timeline: Timeline, span_s: float) -> FloatArray:
+def _merged_bars(band: _Band, ranks: int, span_s: float) -> FloatArray:
     """Rows (top, height, start_s, end_s): when any lane of a rank was busy, gaps too narrow to be seen closed."""
-    intervals: list[list[tuple[float, float]]] = [[] for _ in range(timeline.world_size)]
-    for event in timeline.events:
+    intervals: list[list[tuple[float, float]]] = [[] for _ in range(ranks)]
+    for event in band.events:
         intervals[event.rank].append((float(event.start_s), float(event.end_s)))
     bars = [
-        (rank - _ROW_SHARE / 2, _ROW_SHARE, start_s, end_s)
+        (rank + band.top, band.height, start_s, end_s)
         for rank, busy in enumerate(intervals)
         for start_s, end_s in _union(np.array(busy, dtype=np.float64).reshape(-1, 2), span_s / 1000)
     ]
@@ -241,11 +288,22 @@ def _time_unit(span_s: float) -> tuple[str, float]:
     return next((unit for unit in units if span_s >= unit[1]), units[-1]) if span_s else units[0]
 
 
-def _draw_step_scale(figure: Figure, axes: list[Axes], palette: _StepPalette) -> None:
-    mappable = ScalarMappable(norm=palette.norm, cmap=palette.colors)
+def _draw_step_scales(figure: Figure, axes: list[Axes], palette: _StepPalette, timelines: Sequence[Timeline]) -> None:
+    """The colours of transfers, and those of kernel calls if there are any."""
+    shown = {band.shows_calls for timeline in timelines for band in _bands(timeline)}
+    if False in shown:
+        _draw_step_scale(figure, axes, palette, palette.of_transfers, "step of a transfer" if True in shown else "step")
+    if True in shown:
+        _draw_step_scale(figure, axes, palette, palette.of_calls, "step of a kernel call")
+
+
+def _draw_step_scale(
+    figure: Figure, axes: list[Axes], palette: _StepPalette, colors: ListedColormap, label: str
+) -> None:
+    mappable = ScalarMappable(norm=palette.norm, cmap=colors)
     every = -(-palette.steps // 8)
     scale = figure.colorbar(mappable, ax=axes, ticks=list(range(0, palette.steps, every)), fraction=0.015, pad=0.01)
-    scale.set_label("step", fontsize=9, color=_INK)
+    scale.set_label(label, fontsize=9, color=_INK)
     scale.ax.tick_params(length=0, labelsize=8, colors=_QUIET)
     scale.ax.minorticks_off()
     scale.ax.invert_yaxis()

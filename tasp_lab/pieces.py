@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import floor
 
+import numpy as np
+import numpy.typing as npt
+
+from tasp_lab.arrays import IntArray
+
 MOST_LANES_OF_SHARES = 128
 """About so many lanes at most where shares are unequal; more follow the shares better, and cost more messages."""
 
@@ -36,3 +41,14 @@ def lanes_of(shares: Sequence[Fraction]) -> list[int]:
         return []
     finest = max(min(shares), Fraction(1, max(MOST_LANES_OF_SHARES, len(shares))))
     return [max(1, round(share / finest)) for share in shares]
+
+
+def over_lanes(rings: npt.NDArray[np.integer], shares: Sequence[Fraction]) -> tuple[IntArray, list[Fraction]]:
+    """Each ring as often as it takes lanes, with the share of each lane: about equal shares all of them.
+
+    `rings` is an int array (rings, world_size) with a share per ring. Links are shared fairly between lanes, so a ring
+    with a larger share needs more of them.
+    """
+    lanes = lanes_of(shares)
+    repeated = np.repeat(rings.astype(np.int64), lanes, axis=0)
+    return repeated, [share / count for share, count in zip(shares, lanes, strict=True) for _ in range(count)]

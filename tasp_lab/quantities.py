@@ -1,8 +1,8 @@
 """Quantities at the edge: what people type, as SI numbers, and back.
 
-Inside tasp-lab every number is in bytes, seconds or bytes per second. Text is converted here and nowhere else:
-``64MiB`` is 64 * 2**20 bytes, ``64MB`` is 64 * 10**6 bytes, ``50GB/s`` and ``400Gbit/s`` are the same bandwidth,
-``1us`` is a microsecond.
+Inside tasp-lab every number is in bytes, seconds, bytes per second or FLOPs per second. Text is converted here and
+nowhere else: ``64MiB`` is 64 * 2**20 bytes, ``64MB`` is 64 * 10**6 bytes, ``50GB/s`` and ``400Gbit/s`` are the same
+bandwidth, ``1us`` is a microsecond, ``1TFLOP/s`` is 10**12 floating-point operations per second.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _BYTES = {f"{prefix}B": Fraction(factor) for prefix, factor in (_DECIMAL | _BINA
 _BITS = {f"{prefix}bit": Fraction(factor, 8) for prefix, factor in (_DECIMAL | _BINARY).items()}
 _SIZE_UNITS = _BYTES | {"": Fraction(1)}
 _BANDWIDTH_UNITS = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
+_COUNT_UNITS = {prefix: Fraction(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+_FLOPS_UNITS = {"": Fraction(1)} | {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _DECIMAL.items()}
 _TIME_UNITS = {
     "s": Fraction(1),
     "ms": Fraction(1, 10**3),
@@ -66,6 +68,30 @@ def parse_bandwidth_bytes_per_s(text: str) -> float:
     return float(value)
 
 
+def parse_flops_per_s(text: str) -> float:
+    """Read a positive rate of computing, in floating-point operations per second.
+
+    >>> parse_flops_per_s("300TFLOP/s") == parse_flops_per_s("3e14")
+    True
+    """
+    value = _parse(text, _FLOPS_UNITS, "compute rate", "300TFLOP/s")
+    if value <= 0:
+        raise QuantityError(f"compute rate {text!r}: expected more than 0 FLOP/s")
+    return float(value)
+
+
+def parse_count(text: str, what: str = "count") -> int:
+    """Read a positive whole number, with or without a prefix; errors name it `what`.
+
+    >>> parse_count("128Ki"), parse_count("1M"), parse_count("1000")
+    (131072, 1000000, 1000)
+    """
+    value = _parse(text, _COUNT_UNITS, what, "8192, 128Ki or 1M", "a number")
+    if value.denominator != 1 or value <= 0:
+        raise QuantityError(f"{what} {text!r}: expected a whole number, 1 or more")
+    return int(value)
+
+
 def parse_time_s(text: str) -> float:
     """Read a time that is not negative.
 
@@ -78,10 +104,12 @@ def parse_time_s(text: str) -> float:
     return float(value)
 
 
-def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:
+def _parse(
+    text: str, units: dict[str, Fraction], what: str, example: str, expected: str = "a number and a unit"
+) -> Fraction:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
-        raise QuantityError(f"{what} {text!r}: expected a number and a unit, like {example}")
+        raise QuantityError(f"{what} {text!r}: expected {expected}, like {example}")
     if len(match[1]) > 40 or abs(int(re.sub(r".*[eE]|^[^eE]*$", "", match[1]) or 0)) > 40:
         raise QuantityError(f"{what} {text!r}: the number is out of range")
     return Fraction(match[1]) * units[match[2]]
@@ -96,6 +124,18 @@ def format_size(size_bytes: int) -> str:
     for unit, factor in reversed(_BINARY.items()):
         if size_bytes >= factor and size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}B"
+    return f"{size_bytes} B"
+
+
+def format_size_about(size_bytes: int) -> str:
+    """A size for people, to four digits.
+
+    >>> format_size_about(3297939456)
+    '3.071 GiB'
+    """
+    for unit, factor in reversed(_BINARY.items()):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.4g} {unit}B"
     return f"{size_bytes} B"
 
 
@@ -123,3 +163,16 @@ def format_bandwidth(bandwidth_bytes_per_s: Number) -> str:
         if value >= factor:
             return f"{value / factor:.4g} {unit}"
     return f"{value:.4g} B/s"
+
+
+def format_flops(flops_per_s: Number) -> str:
+    """A rate of computing for people, to four digits.
+
+    >>> format_flops(328.6e12), format_flops(2e9)
+    ('328.6 TFLOP/s', '2 GFLOP/s')
+    """
+    value = float(flops_per_s)
+    for unit, factor in (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6)):
+        if value >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return f"{value:.4g} FLOP/s"

@@ -1,41 +1,54 @@
-"""A schedule: who sends which block to whom at which step. Data, proven valid when it is built.
+"""A schedule: who sends which block to whom at which step, and who computes what with it. Data, proven valid.
 
 **Blocks** are numbered; each has a size in bytes. At the start a rank holds some blocks (`initial`), at the end
-every rank must hold what the collective promises (`final`). A **step** is a set of transfers that may run at the
-same time; they use only what the sender held when the step began. A **lane** is one of the concurrent ways blocks
-take: a rank's transfers on one lane go one after the other, those on different lanes do not wait for each other.
-There is no barrier between steps.
+every rank must hold what the collective promises (`final`). A **step** is a set of transfers and kernel calls that may
+run at the same time; they use only what the rank held when the step began. A **lane** is one of the concurrent ways
+blocks take: a rank's transfers on one lane go one after the other, those on different lanes do not wait for each other.
+A rank's kernel calls go one after the other. There is no barrier between steps.
+
+**Rooms** are how long blocks stay. Without rooms a block that has arrived stays for good. With b rooms, what arrives
+at step s lies in room s mod b until what arrives at step s + b takes its place: it may be sent and computed with at
+steps s + 1 to s + b - 1, and the transfers of step s + b wait until it was. So b - 1 is how many steps communication
+may run ahead of what is done with it, and b = 2 is double buffering. What a rank holds at the start stays.
 
 Steps are produced when they are asked for (a 511-ring AllGather on 512 ranks has 134 million transfers), each as
 arrays. Building a `Schedule` replays all of them once; what breaks a rule raises `ScheduleError` with step, rank
 and block, so a schedule that exists is valid:
 
 - a rank sends only what it held when the step began, and never to itself;
-- no block is delivered to a rank twice, or to one that has it from the start;
-- in the end every rank holds exactly what the collective promises.
+- no block is delivered to a rank that holds it;
+- a rank computes only with blocks that it held when the step began;
+- the calls compute what the schedule's attention task asks for, each part once (`tasp_lab.coverage`);
+- in the end every rank holds exactly what the collective promises; what is in rooms does not count.
 """
 
 from __future__ import annotations
 
+import hashlib
+from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.calls import Call, pairs_in_band
+from tasp_lab.coverage import AttentionTask, Coverage
 from tasp_lab.errors import ScheduleError
 from tasp_lab.topology import Topology
 
 MOST_HOLDINGS = 2**30
-"""Ranks times blocks that a proof has room for: three bytes each."""
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+"""Ranks times blocks that a proof has room for: three bytes each, about twenty with kernel calls."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """The transfers of one step, as four arrays of equal length.
+    """One step: its transfers as four arrays of equal length, and its kernel calls, each rank's in their order.
+
+    What arrives at a rank lies in its room in the order of these arrays.
 
     >>> print(Step.of([(0, 1, 0, 5)]))
     0->1 lane 0 block 5
@@ -45,6 +58,7 @@ class Step:
     destination: IntArray
     lane: IntArray
     block: IntArray
+    calls: tuple[Call, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.source), len(self.destination), len(self.lane), len(self.block)}
@@ -71,6 +85,25 @@ class Step:
         return "\n".join(f"{s}->{d} lane {lane} block {block}" for s, d, lane, block in self.rows())
 
 
+class LazySteps(Sequence[Step]):
+    """Steps that are made when they are asked for: `__len__` and `step` are all that a schedule has to write."""
+
+    @abstractmethod
+    def step(self, index: int) -> Step:
+        """The step number `index`, which is in range."""
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"step {index} of {len(self)}")
+        return self.step(index)
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """A proven schedule.
@@ -84,6 +117,8 @@ class Schedule:
     initial : bool array (world_size, blocks), what each rank holds at the start.
     final : bool array (world_size, blocks), what each rank must hold at the end.
     steps : the steps, lazily; any sequence of `Step`.
+    rooms : how many steps' arrivals a rank has room for, 2 or more; None when it keeps all.
+    task : what the kernel calls must compute; None for a schedule without any.
 
     Attributes
     ----------
@@ -98,6 +133,8 @@ class Schedule:
     initial: BoolArray
     final: BoolArray
     steps: Sequence[Step]
+    rooms: int | None = None
+    task: AttentionTask | None = None
     transfers: int = field(init=False)
     peak_blocks: int = field(init=False)
 
@@ -107,14 +144,42 @@ class Schedule:
             values.flags.writeable = False
         proof = _Replay(self)
         object.__setattr__(self, "transfers", proof.run())
-        object.__setattr__(self, "peak_blocks", int(proof.held.sum(axis=1).max()))
+        object.__setattr__(self, "peak_blocks", proof.peak)
 
-    def bytes_sent(self) -> npt.NDArray[np.int64]:
+    def bytes_sent(self) -> IntArray:
         """The ledger: bytes that each rank sends on each lane at each step, as an array (steps, world_size, lanes)."""
         ledger = np.zeros((len(self.steps), self.world_size, self.lanes), dtype=np.int64)
         for index, step in enumerate(self.steps):
             np.add.at(ledger[index], (step.source, step.lane), self.block_bytes[step.block])
         return ledger
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that two schedules share only if they are the same, step by step."""
+        found = hashlib.sha256(repr((self.name, self.lanes, self.rooms, self.task and self.task.workload)).encode())
+        for values in (self.block_bytes, self.initial, self.final):
+            found.update(values.tobytes())
+        for step in self.steps:
+            found.update(repr((len(step), len(step.calls))).encode())
+            for values in (step.source, step.destination, step.lane, step.block):
+                found.update(values.tobytes())
+            for call in step.calls:
+                found.update(repr((call.rank, call.queries.tolist(), call.keys.tolist(), call.low, call.high)).encode())
+        return found.hexdigest()[:16]
+
+    def flops(self) -> IntArray:
+        """What each rank computes at each step, in FLOPs, as an array (steps, world_size)."""
+        ledger = np.zeros((len(self.steps), self.world_size), dtype=np.int64)
+        for index, step in enumerate(self.steps):
+            for call in step.calls:
+                ledger[index, call.rank] += self.call_flops(call)
+        return ledger
+
+    def call_flops(self, call: Call) -> int:
+        """What a kernel call computes, in FLOPs."""
+        assert self.task is not None, "a schedule with calls has a task"
+        pairs = pairs_in_band(call.low, call.high, *self.task.sizes(call))
+        return int(pairs) * self.task.workload.flops_per_pair
 
     def check_routes(self, topology: Topology) -> None:
         """Raise `ScheduleError` unless the topology has these ranks and a route for every transfer."""
@@ -147,21 +212,81 @@ class _Replay:
         if self.blocks and schedule.block_bytes.min() < 1:
             block = int(schedule.block_bytes.argmin())
             raise ScheduleError(f"schedule {schedule.name!r}: block {block} has no bytes")
+        if schedule.rooms is not None and schedule.rooms < 2:
+            raise ScheduleError(f"schedule {schedule.name!r}: {schedule.rooms} rooms, expected 2 or more")
+        task = schedule.task
+        if task is not None and not np.array_equal(schedule.block_bytes, task.block_bytes):
+            raise ScheduleError(f"schedule {schedule.name!r}: block_bytes are not those of its task")
+        if task is not None and not np.array_equal(schedule.initial, task.initial):
+            raise ScheduleError(f"schedule {schedule.name!r}: initial is not what its task says who owns")
         self.held = schedule.initial.copy()
+        self.peak = 0
+        self._in_rooms: deque[Step] = deque()
+        self._coverage = Coverage(schedule.task) if schedule.task is not None else None
 
     def run(self) -> int:
         """Replay every step; returns the number of transfers."""
         count = 0
-        expected = int(self.held.sum())
+        holdings = int(self.held.sum())
         for index, step in enumerate(self.schedule.steps):
+            if len(self._in_rooms) == self.schedule.rooms:
+                holdings -= self._empty_oldest_room()
             self._check_range(index, step)
             self._check_held_by_source(index, step)
+            self._check_calls(index, step)
             self._deliver(index, step)
             count += len(step)
-        if int(self.held.sum()) != expected + count:
-            self._name_doubled_within_step()
+            holdings += len(step)
+            if self.schedule.rooms is not None:
+                self._in_rooms.append(step)
+                self._count(holdings)
+        self._count(holdings)
+        while self._in_rooms:
+            self._empty_oldest_room()
         self._check_final()
+        if self._coverage is not None:
+            self._coverage.finish()
         return count
+
+    def _empty_oldest_room(self) -> int:
+        """What arrived so many steps ago as there are rooms is overwritten; returns how many blocks that is."""
+        step = self._in_rooms.popleft()
+        self.held[step.destination, step.block] = False
+        return len(step)
+
+    def _count(self, holdings: int) -> None:
+        """Check that so many blocks are held in all: a block that came twice in one step counts once."""
+        held = self.held.sum(axis=1)
+        if int(held.sum()) != holdings:
+            self._name_doubled_within_step()
+        self.peak = max(self.peak, int(held.max()))
+
+    def _check_calls(self, index: int, step: Step) -> None:
+        for call in step.calls:
+            blocks = np.concatenate([call.queries, call.keys])
+            if self._coverage is None:
+                raise ScheduleError(f"step {index}: rank {call.rank} computes, but there is no task to compute")
+            if not 0 <= call.rank < self.schedule.world_size or not self._are_blocks(call):
+                raise ScheduleError(f"step {index}: rank {call.rank} computes with blocks {blocks.tolist()}, expected "
+                                    "queries and keys of the task, one or more of each")  # fmt: skip
+            missing = ~self.held[call.rank, blocks]
+            if missing.any():
+                raise ScheduleError(
+                    f"step {index}: rank {call.rank} computes with block {blocks[missing.argmax()]}, "
+                    "which it does not hold when the step begins"
+                )
+            self._coverage.add(index, call)
+
+    def _are_blocks(self, call: Call) -> bool:
+        """Whether a call names query blocks and key blocks of the task."""
+        assert self.schedule.task is not None
+        first_query = self.schedule.task.first_query
+        return (
+            len(call.queries) > 0
+            and len(call.keys) > 0
+            and bool(((call.queries >= first_query) & (call.queries < self.blocks)).all())
+            and bool(((call.keys >= 0) & (call.keys < first_query)).all())
+        )
 
     def _check_range(self, index: int, step: Step) -> None:
         n = self.schedule.world_size

@@ -7,14 +7,25 @@ from typing import NamedTuple
 
 from tasp_lab.quantities import Number
 
+SEND, ATTEND = "send", "attend"
+"""Kinds of events: a transfer, and a kernel call of attention."""
+
+COMPUTE_LANE = -1
+"""The lane of kernel calls."""
+
 
 class Event(NamedTuple):
-    """One transfer as its sender sees it.
+    """One transfer as its sender sees it, or one kernel call. Times in seconds from the start of the run.
 
-    Times in seconds from the start of the run. `start_s` is when the transfer was posted, `end_s` when its last
-    byte was at `peer`. `bound_by` names what took most of that time: a constraint of the topology, ``latency`` or
-    ``launch`` (empty where it is not known, as in measurements). `waited_for` names what the transfer waited for
-    before it could start: ``lane`` (the transfer before it) or ``block`` (its block's arrival); empty for nothing.
+    Of a transfer (kind `SEND`), `start_s` is when it was posted, `end_s` when its last byte was at `peer`. `bound_by`
+    names what took most of that time: a constraint of the topology, ``latency`` or ``launch`` (empty where it is not
+    known, as in measurements). `waited_for` names what the transfer waited for before it could start: ``lane`` (the
+    transfer before it), ``block`` (its block's arrival) or ``room`` (its receiver's use of what lay there before);
+    empty for nothing.
+
+    A kernel call (kind `ATTEND`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block` the first of its
+    key blocks, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block`` or for ``compute``, the
+    call before it. `flops` are 0 for transfers.
     """
 
     rank: int
@@ -28,6 +39,7 @@ class Event(NamedTuple):
     end_s: Number
     bound_by: str
     waited_for: str
+    flops: int = 0
 
 
 @dataclass(frozen=True)

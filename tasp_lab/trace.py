@@ -1,16 +1,17 @@
 """Timelines as a Chrome trace: a JSON file that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
 
 The format is Google's "Trace Event Format". Each timeline is a *process*, each lane of each rank a *track* in it
-(`rank 3 lane 2`), each transfer a *complete event* (``"ph": "X"``). Viewers want the events of a track not to overlap
-and drop those that do, so a transfer that starts before the one before it on its lane has ended goes to a further
-track of that lane (`rank 3 lane 2 (b)`).
+(`rank 3 lane 2`), and so are the kernel calls of each rank (`rank 3 compute`); each transfer and each call is a
+*complete event* (``"ph": "X"``). Viewers want the events of a track not to overlap and drop those that do, so a
+transfer that starts before the one before it on its lane has ended goes to a further track of that lane
+(`rank 3 lane 2 (b)`).
 
 | field | meaning |
 |---|---|
 | `pid`, `tid` | timeline and track, both numbered from 1 in the order they are shown |
 | `ts`, `dur` | start and duration in microseconds, rounded to the whole nanoseconds in which viewers count |
-| `name`, `cat` | what is sent, and the kind of event |
-| `args` | `step`, `block`, `peer` (the receiving rank), `bytes`, `bound_by`, `waited_for`, as in `timeline.Event` |
+| `name`, `cat` | what is sent or attended to, and the kind of event |
+| `args` | as in `timeline.Event`: `step`, `block`, `peer` and `bytes` or `flops`, `bound_by`, `waited_for` |
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tasp_lab.quantities import Number
-from tasp_lab.timeline import Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
 
 Record = dict[str, Any]
 """One entry of `traceEvents`: whatever JSON can say."""
@@ -62,7 +63,11 @@ def _tracks(timeline: Timeline) -> Iterator[tuple[str, list[Event]]]:
         lanes[event.rank, event.lane].append(event)
     for (rank, lane), events in sorted(lanes.items()):
         for index, track in enumerate(_without_overlap(events)):
-            yield f"rank {rank} lane {lane}{_track_suffix(index)}", track
+            yield f"rank {rank} {_lane_name(lane)}{_track_suffix(index)}", track
+
+
+def _lane_name(lane: int) -> str:
+    return "compute" if lane == COMPUTE_LANE else f"lane {lane}"
 
 
 def _track_suffix(index: int) -> str:
@@ -96,9 +101,10 @@ def _without_overlap(events: list[Event]) -> list[list[Event]]:
 
 def _complete_event(event: Event, pid: int, tid: int) -> Record:
     start_ns, end_ns = _whole_ns(event.start_s), _whole_ns(event.end_s)
+    what, args = _describe(event)
     return {
         "ph": "X",
-        "name": f"step {event.step}: block {event.block} to rank {event.peer}",
+        "name": f"step {event.step}: {what}",
         "cat": event.kind,
         "pid": pid,
         "tid": tid,
@@ -107,12 +113,18 @@ def _complete_event(event: Event, pid: int, tid: int) -> Record:
         "args": {
             "step": event.step,
             "block": event.block,
-            "peer": event.peer,
-            "bytes": event.bytes,
+            **args,
             "bound_by": event.bound_by,
             "waited_for": event.waited_for,
         },
     }
+
+
+def _describe(event: Event) -> tuple[str, Record]:
+    """What happens in words, and the arguments that only this kind of event has."""
+    if event.kind == ATTEND:
+        return f"attend to block {event.block}", {"flops": event.flops}
+    return f"block {event.block} to rank {event.peer}", {"peer": event.peer, "bytes": event.bytes}
 
 
 def _metadata(name: str, args: Record, pid: int, tid: int | None = None) -> Record:

@@ -6,17 +6,15 @@ d + c, so every level works at once: while a rank passes on one chunk, the next 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import overload
 
 import numpy as np
 
+from tasp_lab.arrays import FloatArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.pieces import split_bytes
-from tasp_lab.ring_problem import FloatArray
-from tasp_lab.schedule import IntArray, Schedule, Step
+from tasp_lab.schedule import LazySteps, Schedule, Step
 from tasp_lab.topology import Topology
 from tasp_lab.tree_packing import TreePacking, pack_trees
 
@@ -25,7 +23,7 @@ MOST_CHUNKS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class TreeSteps(Sequence[Step]):
+class TreeSteps(LazySteps):
     """The steps of blocks that flow down trees: int arrays with an entry for every hop of every tree.
 
     A hop passes on `chunks` blocks, from block `first` on, one per step from step `level` on.
@@ -41,15 +39,7 @@ class TreeSteps(Sequence[Step]):
     def __len__(self) -> int:
         return int((self.level + self.chunks).max(initial=0))
 
-    @overload
-    def __getitem__(self, index: int) -> Step: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(f"step {index} of {len(self)}")
+    def step(self, index: int) -> Step:
         chunk = index - self.level
         now = (chunk >= 0) & (chunk < self.chunks)
         return Step(self.source[now], self.destination[now], self.lane[now], (self.first + chunk)[now])

@@ -1,16 +1,19 @@
 """A second implementation of what the simulator computes: naive, global, exact.
 
-At every instant everything is looked at anew: who has sent, arrived, been launched, may begin; then all rates are
-computed from scratch and time moves on to whatever comes first. Nothing is shared with `sim`.
+At every instant everything is looked at anew: who has sent, arrived, computed, been launched, may begin; then all rates
+are computed from scratch and time moves on to whatever comes first. Nothing is shared with `sim`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
+from tasp_lab.machine import INSTANT, Compute
 from tasp_lab.quantities import Number
 from tasp_lab.schedule import Schedule
 from tasp_lab.topology import Topology
@@ -18,12 +21,22 @@ from tasp_lab.topology import Topology
 Key = tuple[int, int, int, int, int]
 """Step, rank, peer, lane and block of a transfer."""
 
+Span = tuple[Fraction, Fraction]
+"""Start and end of something, in seconds."""
+
+Stay = tuple[int, int, int]
+"""Rank, block, and the step at which the block comes to the rank; `HOME` if it is there from the start."""
+
+HOME = -1
+"""Instead of a step: from the start."""
+
 
 @dataclass(eq=False)
 class Transfer:
-    """One transfer and how far it is: each time is None until it is known."""
+    """One transfer of a block that lies at its rank, and how far it is: each time is None until it is known."""
 
     key: Key
+    stay: Stay
     under: tuple[int, ...]
     latency_s: Fraction
     bytes_left: Fraction
@@ -39,53 +52,145 @@ class Transfer:
         return self.launched_s is not None and self.launched_s <= now and self.bytes_left > 0
 
 
-def reference_times(schedule: Schedule, topology: Topology, launch_s: Number) -> dict[Key, tuple[Fraction, Fraction]]:
-    """When every transfer starts and ends, in seconds."""
+@dataclass(eq=False)
+class Computation:
+    """One kernel call and how far it is."""
+
+    step: int
+    rank: int
+    keys: set[Stay]
+    time_s: Fraction
+    start_s: Fraction | None = None
+    end_s: Fraction | None = None
+
+
+@dataclass
+class State:
+    """All there is to do, in order, and the time."""
+
+    transfers: list[Transfer]
+    computations: list[Computation]
+    at_home: set[Stay]
+    rooms: int | None
+    now: Fraction = Fraction(0)
+
+    def has_ended(self, what: Transfer | Computation) -> bool:
+        return what.end_s is not None and what.end_s <= self.now
+
+    def have_ended(self, several: Sequence[Transfer | Computation]) -> bool:
+        return all(map(self.has_ended, several))
+
+    def arrived(self) -> set[Stay]:
+        """What lies where."""
+        return self.at_home | {(t.key[2], t.key[4], t.key[0]) for t in self.transfers if self.has_ended(t)}
+
+    def has_room(self, transfer: Transfer) -> bool:
+        """Whether what came into the same room of a transfer's peer before is no longer used there."""
+        if self.rooms is None:
+            return True
+        before = {(transfer.key[2], step) for step in range(transfer.key[0] - self.rooms, -1, -self.rooms)}
+        if not before:
+            return True
+        arrivals = [t for t in self.transfers if (t.key[2], t.key[0]) in before]
+        sends = [t for t in self.transfers if (t.stay[0], t.stay[2]) in before]
+        calls = [c for c in self.computations if any((key[0], key[2]) in before for key in c.keys)]
+        return self.have_ended(arrivals) and self.have_ended(calls) and all(t.bytes_left == 0 for t in sends)
+
+
+def reference_times(
+    schedule: Schedule, topology: Topology, launch_s: Number, compute: Compute = INSTANT
+) -> tuple[dict[Key, Span], dict[int, list[tuple[int, Span]]]]:
+    """When every transfer starts and ends; and for each rank that computes its calls' steps, starts and ends."""
     capacity = [Fraction(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
-    transfers = list(_transfers(schedule, topology))
-    now = Fraction(0)
-    while any(transfer.end_s is None for transfer in transfers):
-        _note_last_bytes(transfers, now)
-        _begin(schedule, transfers, now)
-        _launch(transfers, Fraction(launch_s), now)
-        streaming = [transfer for transfer in transfers if transfer.streams(now)]
+    at_home = {(rank, block, HOME) for rank, block in np.argwhere(schedule.initial).tolist()}
+    work = list(_transfers(schedule, topology)), list(_computations(schedule, compute))
+    state = State(*work, at_home, schedule.rooms)
+    while not (state.have_ended(state.transfers) and state.have_ended(state.computations)):
+        _note_last_bytes(state)
+        while _compute(state):
+            pass
+        _begin(state)
+        _launch(state.transfers, Fraction(launch_s), state.now)
+        streaming = [transfer for transfer in state.transfers if transfer.streams(state.now)]
         rates = max_min([transfer.under for transfer in streaming], capacity)
-        ends = [now + transfer.bytes_left / rate for transfer, rate in zip(streaming, rates, strict=True)]
-        known = [time for t in transfers for time in (t.launched_s, t.end_s) if time is not None and time > now]
-        if not ends and not known:
+        ends = [state.now + transfer.bytes_left / rate for transfer, rate in zip(streaming, rates, strict=True)]
+        known = [time for t in state.transfers for time in (t.launched_s, t.end_s)]
+        known += [c.end_s for c in state.computations]
+        ahead = ends + [time for time in known if time is not None and time > state.now]
+        if not ahead:
             break
-        later = min(ends + known)
+        later = min(ahead)
         for transfer, rate in zip(streaming, rates, strict=True):
-            transfer.bytes_left -= rate * (later - now)
-        now = later
-    return {t.key: (t.start_s, t.end_s) for t in transfers if t.start_s is not None and t.end_s is not None}
+            transfer.bytes_left -= rate * (later - state.now)
+        state.now = later
+    spans = {t.key: (t.start_s, t.end_s) for t in state.transfers if t.start_s is not None and t.end_s is not None}
+    calls: dict[int, list[tuple[int, Span]]] = defaultdict(list)
+    for c in state.computations:
+        if c.start_s is not None and c.end_s is not None:
+            calls[c.rank].append((c.step, (c.start_s, c.end_s)))
+    return spans, dict(calls)
 
 
 def _transfers(schedule: Schedule, topology: Topology) -> Iterator[Transfer]:
+    came = _steps_of_arrival(schedule)
     for index, step in enumerate(schedule.steps):
         for rank, peer, lane, block in step.rows():
             route = topology.route(rank, peer)
             size = Fraction(int(schedule.block_bytes[block]))
-            yield Transfer((index, rank, peer, lane, block), route.constraints, Fraction(route.latency_s), size)
+            stay = rank, block, _last_before(index, came[rank, block])
+            yield Transfer((index, rank, peer, lane, block), stay, route.constraints, Fraction(route.latency_s), size)
 
 
-def _note_last_bytes(transfers: list[Transfer], now: Fraction) -> None:
-    for transfer in transfers:
+def _computations(schedule: Schedule, compute: Compute) -> Iterator[Computation]:
+    came = _steps_of_arrival(schedule)
+    for index, step in enumerate(schedule.steps):
+        for call in step.calls:
+            keys = {(call.rank, key, _last_before(index, came[call.rank, key])) for key in call.keys.tolist()}
+            yield Computation(index, call.rank, keys, Fraction(compute.time_s(schedule.call_flops(call))))
+
+
+def _steps_of_arrival(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
+    """The steps at which a block comes to a rank, by (rank, block)."""
+    came: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, step in enumerate(schedule.steps):
+        for _, peer, _, block in step.rows():
+            came[peer, block].append(index)
+    return came
+
+
+def _last_before(step: int, steps: list[int]) -> int:
+    return max((each for each in steps if each < step), default=HOME)
+
+
+def _note_last_bytes(state: State) -> None:
+    for transfer in state.transfers:
         if transfer.bytes_left == 0 and transfer.end_s is None:
-            transfer.end_s = now + transfer.latency_s
+            transfer.end_s = state.now + transfer.latency_s
 
 
-def _begin(schedule: Schedule, transfers: list[Transfer], now: Fraction) -> None:
-    """The first transfer of each lane that still has bytes to send begins, if its block is there."""
-    arrived = {(t.key[2], t.key[4]) for t in transfers if t.end_s is not None and t.end_s <= now}
+def _compute(state: State) -> bool:
+    """The first call of each rank that has not ended begins, if its keys are there; says whether any did."""
+    heads: dict[int, Computation] = {}
+    for computation in state.computations:
+        if not state.has_ended(computation):
+            heads.setdefault(computation.rank, computation)
+    arrived = state.arrived()
+    ready = [head for head in heads.values() if head.start_s is None and arrived.issuperset(head.keys)]
+    for head in ready:
+        head.start_s, head.end_s = state.now, state.now + head.time_s
+    return bool(ready)
+
+
+def _begin(state: State) -> None:
+    """The first transfer of each lane that still has bytes to send begins, if its block is there and its room free."""
+    arrived = state.arrived()
     heads: dict[tuple[int, int], Transfer] = {}
-    for transfer in transfers:
+    for transfer in state.transfers:
         if transfer.bytes_left > 0:
             heads.setdefault(transfer.lane_of_rank, transfer)
     for transfer in heads.values():
-        holder, block = transfer.key[1], transfer.key[4]
-        if transfer.start_s is None and (schedule.initial[holder, block] or (holder, block) in arrived):
-            transfer.start_s = now
+        if transfer.start_s is None and transfer.stay in arrived and state.has_room(transfer):
+            transfer.start_s = state.now
 
 
 def _launch(transfers: list[Transfer], launch_s: Fraction, now: Fraction) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tasp_lab.catalogue import catalogue_names, is_expression, load_machine, topology_document
 from tasp_lab.errors import TopologyError
 from tasp_lab.expressions import MAX_WORLD_SIZE, ExpressionDefaults
-from tasp_lab.machine import IDEAL, Machine
+from tasp_lab.machine import IDEAL, INSTANT, Compute, Machine
 from tasp_lab.quantities import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.topology import Link
 
@@ -25,6 +25,7 @@ BACK = {"source": 1, "destination": 0, "bandwidth_bytes_per_s": "50GB/s", "laten
 PAIR: dict[str, Any] = {"name": "pair", "world_size": 2, "links": [LINK, BACK]}
 BANDWIDTH = {"name": "link_bandwidth", "value": "450GB/s", "source": "a data sheet"}
 LATENCY = {"name": "link_latency", "value": "600ns", "source": "a table"}
+RATE = {"name": "compute_rate", "value": "300TFLOP/s", "source": "a measurement"}
 SWITCH: dict[str, Any] = {"name": "eight", "expression": "switch:8", "constants": [BANDWIDTH, LATENCY]}
 
 
@@ -222,6 +223,14 @@ def test_the_explicit_form_reads_numbers_and_texts_with_units(tmp_path: Path) ->
     assert (machine.summary, machine.constants[0].source) == ("two", "a data sheet")
 
 
+@pytest.mark.parametrize("document", [PAIR | {"constants": [RATE]}, SWITCH | {"constants": [BANDWIDTH, RATE, LATENCY]}])
+def test_a_constant_says_how_fast_ranks_compute(tmp_path: Path, document: dict[str, Any]) -> None:
+    machine = load_machine(write(tmp_path, document))
+    assert machine.compute == Compute(300e12)
+    assert load_machine(write(tmp_path, topology_document(machine))) == machine
+    assert load_machine(write(tmp_path, PAIR)).compute == INSTANT
+
+
 def test_json_and_toml_say_the_same(tmp_path: Path) -> None:
     toml = """
         name = "eight"
@@ -305,6 +314,9 @@ def links(**changes: object) -> dict[str, Any]:
         (SWITCH | {"expression": "nodes:2x8"}, ["nic_bandwidth, nic_latency", "$.constants"]),
         (without(SWITCH, "constants") | {"expression": "nodes:1x1", "constants": [LATENCY]}, ["(none)"]),
         (SWITCH | {"constants": [BANDWIDTH | {"value": "fast"}, LATENCY]}, ["'fast'", "$.constants[0].value"]),
+        (SWITCH | {"constants": [RATE]}, ["needs the constants link_bandwidth, link_latency", "got (none)"]),
+        (PAIR | {"constants": [RATE, RATE]}, ["compute_rate once, got it 2 times", "$.constants"]),
+        (PAIR | {"constants": [BANDWIDTH, RATE | {"value": "fast"}]}, ["rate 'fast'", "$.constants[1].value"]),
         (SWITCH | {"world_size": 8}, ["unknown field `world_size`"]),
     ],
 )

@@ -222,7 +222,7 @@ PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1Mi
         (("decompose", "full-mesh:5", "--link", "0-3=fast"), "fast"),
         (("decompose", "ring:4", "--without-link", "0>1"), "not connected"),
         (("decompose", "full-mesh:5", "--plot", "rings.gif"), ".png or .svg"),
-        ((*PREDICT, "--lanes", "2"), "apply to multi-ring only"),
+        ((*PREDICT, "--lanes", "2"), "apply to multi-ring and tasp only"),
         (("topologies", "--without-link", "0-1"), "apply to one topology only"),
         (("topologies", "import", "no-such-file"), "no-such-file"),
         (("topologies", "full-mesh:4096"), "16773120 links, expected at most"),

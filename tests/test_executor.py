@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor import Executor, test_pattern
+from runtime.executor import Executor
 from runtime.in_process import InProcess, Mailboxes, run_in_process
+from runtime.patterns import fill, test_pattern, verify
 from tasp_lab.all_gather import all_gather
 from tasp_lab.builders import full_mesh
 from tasp_lab.errors import RunError
@@ -39,14 +40,14 @@ def test_every_schedule_gathers_every_bit(
 
 def test_wrong_data_is_noticed() -> None:
     executor = Executor(all_gather("ring", full_mesh(2), 100), 1, InProcess(1, Mailboxes(), 1.0))
-    executor.fill()
+    fill(executor)
     with pytest.raises(RunError, match="rank 1: block 0 is not what its owner sent"):
-        executor.verify()
+        verify(executor)
 
 
 def test_a_silent_peer_is_named() -> None:
     executor = Executor(all_gather("ring", full_mesh(3), 100), 1, InProcess(1, Mailboxes(), 0.01))
-    executor.fill()
+    fill(executor)
     executor.prepare()
     with pytest.raises(RunError, match="rank 1, step 0: lost rank 0 waiting for block 0 from it"):
         executor.run()
@@ -64,7 +65,7 @@ def test_no_lane_waits_for_another() -> None:
     schedule = all_gather("multi-ring", full_mesh(3), 10)
     mailboxes = Mailboxes()
     executor = Executor(schedule, 1, InProcess(1, mailboxes, 5.0))
-    executor.fill()
+    fill(executor)
     executor.prepare()
     first, second = (step.rows() for step in schedule.steps)
     incoming = {lane: (source, block) for source, destination, lane, block in first if destination == 1}

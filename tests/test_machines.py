@@ -65,6 +65,17 @@ def test_every_constant_says_where_it_comes_from(name: str) -> None:
 
 
 @every_machine
+def test_a_compute_rate_is_less_than_the_peak_of_the_gpu(name: str) -> None:
+    """Dense bf16, as the makers' data sheets print it: 989.4 TFLOP/s for H100 SXM5, 1307.4 for MI300X."""
+    machine = load_machine(name)
+    peak = {"h100": 989.4e12, "mi300x": 1307.4e12}.get(name.partition("-")[0])
+    rate = machine.compute.flops_per_s
+    assert (rate is None) == (peak is None)
+    if rate is not None:
+        assert peak / 10 < rate < peak
+
+
+@every_machine
 def test_every_rank_sends_what_the_maker_publishes(name: str) -> None:
     """Published figures are whole GB/s both ways, so half of half a GB/s may be lost in them."""
     topology, published = load_machine(name).topology, PUBLISHED[name]

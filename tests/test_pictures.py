@@ -6,6 +6,7 @@ import copy
 import itertools
 import struct
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from fractions import Fraction
 
 import matplotlib
@@ -22,7 +23,7 @@ from matplotlib.text import Annotation
 from tasp_lab import pictures
 from tasp_lab.errors import OutputError
 from tasp_lab.pictures import ComparisonBar, draw_comparison, draw_timelines, render
-from tasp_lab.timeline import Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
 
 
 def regular(ranks: int, lanes: int, steps: int, step_s: Fraction = Fraction(1, 1000)) -> Timeline:
@@ -170,6 +171,65 @@ def test_too_many_transfers_are_merged_into_busy_intervals(monkeypatch: pytest.M
     one_lane = [event for event in timeline.events if (event.rank, event.lane) == (0, 0)]
     assert spans(panel) == [(float(event.start_s), float(event.end_s)) for event in one_lane] * 4
     assert is_png(render(figure, "png"))
+
+
+def computing(timeline: Timeline) -> Timeline:
+    """The same with a kernel call of every rank in every step, as long as the step."""
+    step_s = Fraction(1, 1000)
+    calls = [
+        Event(rank, COMPUTE_LANE, step, ATTEND, rank, rank, 0, step * step_s, (step + 1) * step_s, "compute", "", 1)
+        for step in range(1 + max((event.step for event in timeline.events), default=0))
+        for rank in range(timeline.world_size)
+    ]
+    return replace(timeline, events=(*timeline.events, *calls))
+
+
+def extents(collection: PolyCollection) -> list[tuple[float, float, float, float]]:
+    """Start, end, top and bottom of each rectangle."""
+    corners = [np.asarray(path.vertices) for path in collection.get_paths()]
+    return [(c[:, 0].min(), c[:, 0].max(), c[:, 1].min(), c[:, 1].max()) for c in corners]
+
+
+@pytest.mark.parametrize(("lanes", "share"), [(1, 1 / 2), (2, 1 / 3), (7, 1 / 4)])
+def test_kernel_calls_have_a_row_of_their_own_on_top(lanes: int, share: float) -> None:
+    timeline = computing(regular(3, lanes, 4))
+    (panel,) = panels(draw_timelines([timeline], "attention"))
+    _, calls, transfers = [found for found in panel.collections if isinstance(found, PolyCollection)]
+    for collection, is_call in ((calls, True), (transfers, False)):
+        events = [event for event in timeline.events if (event.kind == ATTEND) == is_call]
+        assert len(events) == len(collection.get_paths())
+        for event, (start, end, top, bottom) in zip(events, extents(collection), strict=True):
+            assert (start, end) == (float(event.start_s), float(event.end_s))
+            first, height = (0.0, share) if is_call else (share + event.lane * (1 - share) / lanes, (1 - share) / lanes)
+            assert top == pytest.approx(event.rank + 0.84 * (first - 0.5))
+            assert bottom - top == pytest.approx(0.84 * height)
+        steps = collection.get_array()
+        assert steps is not None
+        assert steps.tolist() == [event.step for event in events]
+    assert not set(map(tuple, calls.get_cmap()(range(4)))) & set(map(tuple, transfers.get_cmap()(range(4))))
+
+
+def test_headings_and_scales_name_what_is_shown() -> None:
+    alone = computing(Timeline("predicted", "tasp", "full-mesh:1", 1, ()))
+    figure = draw_timelines([computing(regular(2, 3, 2)), regular(2, 1, 2), alone], "attention")
+    assert [panel.get_title(loc="left") for panel in panels(figure)] == [
+        "predicted ring on full-mesh:2, 3 lanes per rank, kernel calls on top",
+        "predicted ring on full-mesh:2",
+        "predicted tasp on full-mesh:1, kernel calls",
+    ]
+    scales = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel() != "rank"]
+    assert scales == ["step of a transfer", "step of a kernel call"]
+    assert is_png(render(figure, "png"))
+
+
+def test_too_many_calls_are_merged_apart_from_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MOST_BARS", 100)
+    timeline = computing(regular(2, 7, 8))
+    (panel,) = panels(draw_timelines([timeline], "attention"))
+    assert panel.get_title(loc="left").endswith(", 112 transfers and 16 kernel calls merged, kernel calls on top")
+    _, calls, transfers = [found for found in panel.collections if isinstance(found, PolyCollection)]
+    assert [extent[:2] for extent in extents(calls)] == [(0.0, 0.008)] * 2
+    assert len(extents(transfers)) == 2 * 8
 
 
 INTERVALS = st.lists(

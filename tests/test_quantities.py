@@ -7,9 +7,13 @@ from hypothesis import strategies as st
 from tasp_lab.errors import QuantityError
 from tasp_lab.quantities import (
     format_bandwidth,
+    format_flops,
     format_size,
+    format_size_about,
     format_time,
     parse_bandwidth_bytes_per_s,
+    parse_count,
+    parse_flops_per_s,
     parse_size_bytes,
     parse_time_s,
 )
@@ -64,6 +68,29 @@ def test_times() -> None:
             parse_time_s(text)
 
 
+def test_rates_of_computing() -> None:
+    assert parse_flops_per_s("2e9") == parse_flops_per_s("2GFLOP/s") == 2e9
+    assert parse_flops_per_s("328.6TFLOP/s") == 328.6e12
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0TFLOP/s", "nan", "inf", "300TFLOPS", "300T", "2 GiFLOP/s", "fast"])
+def test_what_is_no_rate_of_computing(text: str) -> None:
+    with pytest.raises(QuantityError, match=f"compute rate '{text}': expected"):
+        parse_flops_per_s(text)
+
+
+def test_counts() -> None:
+    assert [parse_count(text) for text in ("1", "8192", "128Ki", "1M", "1.5k", "1e3")] == [
+        1, 8192, 131072, 10**6, 1500, 1000,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "abc", "128KiB", "0.1Ki", "nan", "Ki"])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(QuantityError, match=f"heads '{text}': expected"):
+        parse_count(text, "heads")
+
+
 @given(st.integers(1, 2**50))
 def test_a_size_survives_being_written_and_read(size_bytes: int) -> None:
     assert parse_size_bytes(format_size(size_bytes)) == size_bytes
@@ -78,3 +105,14 @@ def test_a_time_is_written_to_four_digits(time_s: float) -> None:
 def test_a_bandwidth_is_written_to_four_digits(bandwidth_bytes_per_s: float) -> None:
     written = parse_bandwidth_bytes_per_s(format_bandwidth(bandwidth_bytes_per_s))
     assert written == pytest.approx(bandwidth_bytes_per_s, rel=1e-3)
+
+
+@given(st.floats(1, 1e18))
+def test_a_rate_of_computing_is_written_to_four_digits(flops_per_s: float) -> None:
+    assert parse_flops_per_s(format_flops(flops_per_s)) == pytest.approx(flops_per_s, rel=1e-3)
+
+
+@given(st.integers(1, 2**50))
+def test_about_how_large_is_said_to_four_digits(size_bytes: int) -> None:
+    number, unit = format_size_about(size_bytes).split()
+    assert float(number) * parse_size_bytes(f"1{unit}") == pytest.approx(size_bytes, rel=1e-3)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.quantities import Number
-from tasp_lab.timeline import Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
 from tasp_lab.trace import chrome_trace
 
 Record = dict[str, Any]
@@ -33,13 +33,24 @@ def drawn_events(draw: st.DrawFn) -> Event:
     )  # fmt: skip
 
 
+@st.composite
+def drawn_calls(draw: st.DrawFn) -> Event:
+    start_s, end_s = sorted([draw(TIMES), draw(TIMES)])
+    rank, small = draw(st.integers(0, 2)), st.integers(0, 2)
+    waited_for = draw(st.sampled_from(["", "block", "compute"]))
+    return Event(
+        rank, COMPUTE_LANE, draw(small), ATTEND, rank, draw(small), 0, start_s, end_s, "compute", waited_for,
+        draw(st.integers(0, 2**60)),
+    )  # fmt: skip
+
+
 TIMELINES = st.builds(
     Timeline,
     st.sampled_from(["predicted", "measured"]),
     st.sampled_from(["ring", "multi-ring"]),
     st.just("full-mesh:3"),
     st.just(3),
-    st.lists(drawn_events(), max_size=12).map(tuple),
+    st.lists(drawn_events() | drawn_calls(), max_size=12).map(tuple),
 )
 
 
@@ -66,6 +77,11 @@ def end_ns(record: Record) -> int:
     return start_ns(record) + round(float(record["dur"]) * 1000)
 
 
+def track_name(event: Event) -> str:
+    """The name of the first track of an event's lane."""
+    return f"rank {event.rank} " + ("compute" if event.kind == ATTEND else f"lane {event.lane}")
+
+
 def event(start_s: Number, end_s: Number, rank: int = 0, lane: int = 0) -> Event:
     return Event(rank, lane, 4, "send", 1, 7, 1024, start_s, end_s, "link 0->1", "lane")
 
@@ -84,8 +100,8 @@ def test_events_are_preserved_one_to_one(timelines: list[Timeline]) -> None:
     )
     expected = Counter(
         (
-            pid, f"rank {e.rank} lane {e.lane}", round(e.start_s * 10**9), round(e.end_s * 10**9), e.kind,
-            e.step, e.block, e.peer, e.bytes, e.bound_by, e.waited_for,
+            pid, track_name(e), round(e.start_s * 10**9), round(e.end_s * 10**9), e.kind,
+            e.step, e.block, *((e.flops,) if e.kind == ATTEND else (e.peer, e.bytes)), e.bound_by, e.waited_for,
         )
         for pid, timeline in enumerate(timelines, 1)
         for e in timeline.events
@@ -108,7 +124,7 @@ def test_no_more_tracks_than_events_at_one_time(drawn: Timeline) -> None:
     tracks = Counter(name.split(" (")[0] for name in names(found, "thread_name").values())
     lanes: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for e in drawn.events:
-        lanes[f"rank {e.rank} lane {e.lane}"].append((round(e.start_s * 10**9), round(e.end_s * 10**9)))
+        lanes[track_name(e)].append((round(e.start_s * 10**9), round(e.end_s * 10**9)))
     for lane, spans in lanes.items():
         # Events without duration fit one after the other on one track, at the same time too.
         most = max(sum(a <= t < b for a, b in spans) + any(a == t == b for a, b in spans) for t, _ in spans)
@@ -141,6 +157,15 @@ def test_times_are_in_microseconds() -> None:
     assert record["args"] == {
         "step": 4, "block": 7, "peer": 1, "bytes": 1024, "bound_by": "link 0->1", "waited_for": "lane",
     }  # fmt: skip
+
+
+def test_kernel_calls_have_a_track_of_their_own_above_the_lanes() -> None:
+    call = Event(0, COMPUTE_LANE, 4, ATTEND, 0, 7, 0, 1, 3, "compute", "block", 4096)
+    found = records(timeline(event(0, 2), call))
+    assert list(names(found, "thread_name").values()) == ["rank 0 compute", "rank 0 lane 0"]
+    record = complete(found)[0]
+    assert (record["name"], record["cat"]) == ("step 4: attend to block 7", "attend")
+    assert record["args"] == {"step": 4, "block": 7, "flops": 4096, "bound_by": "compute", "waited_for": "block"}
 
 
 def test_tracks_are_named_by_rank_and_lane_in_numeric_order() -> None:

@@ -15,24 +15,27 @@ from typing import Literal
 
 from runtime.calibration import Calibration, calibrate, calibrate_shared_medium, expected_duration_s, route_classes
 from runtime.host import usable_cores
-from runtime.jobs import Ranks, RunSchedule
+from runtime.jobs import MeasureCompute, Ranks, RunSchedule
 from runtime.launcher import launch
-from runtime.records import RankRecord, merge_records
+from runtime.records import merge_records
 from runtime.setup import Placement
 from sim.engine import simulate
-from tasp_lab.all_gather import all_gather
-from tasp_lab.bound import all_gather_bound_s
-from tasp_lab.cli.prediction import Prediction, predict_schedule
+from tasp_lab.attention import DOUBLE_BUFFERING
+from tasp_lab.attention_bound import rank_flops
+from tasp_lab.cli.prediction import LayerPrediction, Prediction, bound_s, predict_schedule, with_compute
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import QuantityError, RunError
-from tasp_lab.machine import Machine
-from tasp_lab.quantities import Number, format_bandwidth
+from tasp_lab.machine import INSTANT, Compute, Machine
+from tasp_lab.quantities import Number, format_bandwidth, format_flops
 from tasp_lab.rings import Say, say_nothing
 from tasp_lab.schedule import Schedule
+from tasp_lab.schedules import Work, build_schedule, check_names
 from tasp_lab.timeline import Timeline
 from tasp_lab.topology import Topology
+from tasp_lab.workload import Workload
 
 FabricKind = Literal["emulated", "local", "torchrun"]
+ComputeKind = Literal["timed", "real"]
 
 LINKS_BYTES_PER_S_PER_CORE = 40e6
 """What one core can forward over all links of an emulated fabric together and stay mostly idle.
@@ -44,6 +47,9 @@ RUNS_TAKE_S = 30.0
 SLOWEST_LINK_BYTES_PER_S = 250e3
 """A packet of 1500 bytes takes 6 ms on such a link."""
 
+SLOWEST_KERNEL_FLOPS_PER_S = 5e8
+"""A rank whose real kernel calls are slower than that on average is taken to hang."""
+
 _START_S = 5.0
 
 
@@ -53,7 +59,8 @@ class Run:
 
     `prediction` follows from the calibration, its bound and `nominal_s` from the nominal machine (see `validate`);
     `measured` are the repeats. `cpu_busy_share` is the share of the time of all cores of the first rank's host that
-    was spent, by anybody, while the repeats ran.
+    was spent, by anybody, while the repeats ran. `compute` says how a layer's kernel calls were made: as timed waits
+    or for real.
     """
 
     prediction: Prediction
@@ -61,6 +68,7 @@ class Run:
     measured: tuple[float, ...]
     measured_timeline: Timeline
     cpu_busy_share: float
+    compute: ComputeKind = "timed"
 
     @property
     def measured_s(self) -> float:
@@ -113,23 +121,30 @@ def default_scale(topology: Topology, nominal_s: float) -> float:
 def validate(
     machine: Machine,
     schedules: Sequence[str],
-    shard_bytes: int,
+    work: Work,
     *,
     decomposition: Decomposition | None = None,
+    trim: bool = True,
+    rooms: int = DOUBLE_BUFFERING,
+    compute: float | Literal["real"] | None = None,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
     repeats: int = 5,
     transport: str = "auto",
     say: Say = say_nothing,
 ) -> Comparison:
-    """Run AllGather on real processes and compare with its prediction.
+    """Run AllGather or an attention layer on real processes and compare with its prediction.
 
     Parameters
     ----------
     machine : what to run on; its bandwidths are scaled on the emulated fabric.
     schedules : names of schedules; the first is the one that others are compared with.
-    shard_bytes : bytes per rank.
-    decomposition : that of ``multi-ring``, if not the topology's own.
+    work : bytes per rank, or the layer.
+    decomposition, trim, rooms : see `tasp_lab.schedules.build_schedule`.
+    compute : of a layer. A rate in FLOP/s, on the fabric's own clock: kernel calls are waits of as long as they take
+        then. ``real``: kernels are real, and a rate for each schedule is calibrated from its kernel calls, alone and
+        without communication. By default the emulated fabric has waits at the machine's rate times the scale, which
+        leaves the ratio of compute to communication as it is; the others are ``real``.
     fabric : ``emulated`` (network namespaces), ``local`` (plain processes) or ``torchrun`` (this process is a rank).
     scale : bandwidth of the emulated fabric over that of the machine; chosen by `default_scale` when None.
     repeats : timed repetitions per schedule, after one to warm up.
@@ -137,18 +152,27 @@ def validate(
     say : called with lines of progress.
 
     The *nominal* machine is the given one; on the emulated fabric it is scaled and has no latency; local processes
-    share one medium whatever the machine, so there it is that medium without latency.
+    share one medium whatever the machine, so there it is that medium without latency. Its ranks compute as fast as
+    those of the prediction.
 
-    Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `all_gather` raises.
+    Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `build_schedule` raises.
     """
     _check(repeats, scale, fabric)
-    built = [all_gather(name, machine.topology, shard_bytes, decomposition) for name in schedules]
+    check_names(schedules, work)
+    built = [build_schedule(name, machine.topology, work, decomposition, trim, rooms) for name in schedules]
     topology = machine.topology
+    real = isinstance(work, Workload) and (compute == "real" or (compute is None and fabric != "emulated"))
+    timed = Compute(float(compute)) if isinstance(compute, (int, float)) else INSTANT
     if fabric == "emulated":
-        at_full_speed_s = (repeats + 1) * sum(_nominal_s(schedule, topology, fabric) for schedule in built)
+        own = with_compute(machine).compute if compute is None else INSTANT
+        at_full_speed_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, own))
         scale = default_scale(topology, at_full_speed_s) if scale is None else scale
-        topology = topology.scaled(scale)
-        _announce(say, topology, scale, at_full_speed_s / scale)
+        topology, runs_s = topology.scaled(scale), at_full_speed_s / scale
+        if timed == INSTANT:
+            timed = _slower(own, scale)
+        else:
+            runs_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, timed))
+        _announce(say, topology, scale, runs_s, real)
     with _ranks(fabric, topology) as ranks:
         if not _speaks(ranks):
             say = say_nothing
@@ -157,8 +181,8 @@ def validate(
         built = ranks.agree(built)
         calibration = (calibrate_shared_medium if fabric == "local" else calibrate)(topology, ranks, say)
         nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
-        runs = [_run(ranks, each, shard_bytes, calibration.machine, nominal, repeats, transport, say) for each in built]
-        return Comparison(fabric, scale or 1.0, calibration, tuple(runs), _speaks(ranks))
+        trials = _Trials(ranks, work, trim, timed, real, calibration.machine, nominal, repeats, transport, say)
+        return Comparison(fabric, scale or 1.0, calibration, tuple(map(trials.run, built)), _speaks(ranks))
 
 
 def _check(repeats: int, scale: float | None, fabric: FabricKind) -> None:
@@ -173,24 +197,31 @@ def _check(repeats: int, scale: float | None, fabric: FabricKind) -> None:
             raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
 
 
-def _nominal(topology: Topology, fabric: FabricKind) -> Machine:
+def _nominal(topology: Topology, fabric: FabricKind, compute: Compute = INSTANT) -> Machine:
     """The machine as it is described; without latency where the fabric has none of its own."""
     if fabric == "torchrun":
-        return Machine(topology)
-    return Machine(topology.map_links(lambda _, link: replace(link, latency_s=0.0)))
+        return Machine(topology, compute=compute)
+    return Machine(topology.map_links(lambda _, link: replace(link, latency_s=0.0)), compute=compute)
 
 
-def _nominal_s(schedule: Schedule, topology: Topology, fabric: FabricKind) -> float:
-    return float(simulate(schedule, _nominal(topology, fabric)).time_s)
+def _nominal_s(schedules: Sequence[Schedule], machine: Machine) -> float:
+    """How long all schedules together take, each once."""
+    return sum(float(simulate(schedule, machine).time_s) for schedule in schedules)
 
 
-def _announce(say: Say, topology: Topology, scale: float, runs_s: float) -> None:
+def _slower(compute: Compute, scale: float) -> Compute:
+    """The same in slow motion."""
+    return INSTANT if compute.flops_per_s is None else Compute(compute.flops_per_s * scale)
+
+
+def _announce(say: Say, topology: Topology, scale: float, runs_s: float, real: bool) -> None:
     """Say what is emulated and how long it takes."""
     seconds = _START_S + expected_duration_s(route_classes(topology)) + runs_s
     slowest = min((link.bandwidth_bytes_per_s for link in topology.links), default=0.0)
     say(
         f"emulating {topology.name} at scale {scale:.3g} (slowest link {format_bandwidth(slowest)}, "
         f"latencies are not emulated); this takes about {seconds:.0f} s"
+        + (" and what real attention takes" if real else "")
     )
 
 
@@ -217,33 +248,76 @@ def _speaks(ranks: Ranks) -> bool:
     return getattr(ranks, "rank", 0) == 0
 
 
-def _run(
-    ranks: Ranks,
-    schedule: Schedule,
-    shard_bytes: int,
-    calibrated: Machine,
-    nominal: Machine,
-    repeats: int,
-    transport: str,
-    say: Say,
-) -> Run:
-    """Predict a schedule, run it, and put both side by side."""
-    prediction = predict_schedule(calibrated, schedule, shard_bytes)
-    prediction = replace(prediction, bound_s=all_gather_bound_s(nominal.topology, shard_bytes))
-    say(f"running {schedule.name}: {repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
-    job = RunSchedule(schedule, transport, repeats, warm_ups=1)
-    results = ranks.perform(job, _longest_silence_s(schedule, prediction))
-    records = [[record for record in of_rank if isinstance(record, RankRecord)] for of_rank in results if of_rank]
-    measured = [max(of_rank[repeat].time_s for of_rank in records) for repeat in range(repeats)]
-    typical = measured.index(statistics.median_low(measured))
-    timeline = merge_records([of_rank[typical] for of_rank in records], schedule, prediction.topology)
-    busy = statistics.mean(record.busy_share for record in records[0])
-    run = Run(prediction, simulate(schedule, nominal).time_s, tuple(measured), timeline, busy)
-    say(f"{schedule.name}: predicted {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
-    return run
+@dataclass(frozen=True)
+class _Trials:
+    """How every schedule is predicted and run: kernel calls are waits at the rate `timed`, or `real`."""
+
+    ranks: Ranks
+    work: Work
+    trim: bool
+    timed: Compute
+    real: bool
+    calibrated: Machine
+    nominal: Machine
+    repeats: int
+    transport: str
+    say: Say
+
+    def run(self, schedule: Schedule) -> Run:
+        """Predict a schedule, run it, and put both side by side."""
+        rate = self._compute_of(schedule)
+        nominal = replace(self.nominal, compute=rate)
+        prediction = predict_schedule(replace(self.calibrated, compute=rate), schedule, self.work, self.trim)
+        prediction = replace(prediction, bound_s=bound_s(nominal, schedule, self.work))
+        self.say(f"running {schedule.name}: {self.repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
+        waits = None if self.real or rate.flops_per_s is None else float(rate.flops_per_s)
+        job = RunSchedule(schedule, self.transport, self.repeats, warm_ups=1, flops_per_s=waits)
+        results = self.ranks.perform(job, self._longest_silence_s(schedule, prediction))
+        records = [of_rank for of_rank in results if isinstance(of_rank, list)]
+        measured = [max(of_rank[repeat].time_s for of_rank in records) for repeat in range(self.repeats)]
+        typical = measured.index(statistics.median_low(measured))
+        timeline = merge_records([of_rank[typical] for of_rank in records], schedule, prediction.topology)
+        busy = statistics.mean(record.busy_share for record in records[0])
+        nominal_s = simulate(schedule, nominal).time_s
+        run = Run(prediction, nominal_s, tuple(measured), timeline, busy, "real" if self.real else "timed")
+        self.say(f"{schedule.name}: predicted {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
+        return run
+
+    def _compute_of(self, schedule: Schedule) -> Compute:
+        """The rate of a schedule's kernel calls; it depends on their shapes, so each schedule's own is measured."""
+        if not self.real:
+            return self.timed
+        self.say(f"calibrating the kernels of {schedule.name}")
+        seconds = self.ranks.perform(MeasureCompute(schedule, _COMPUTE_REPEATS), _slow_compute_s(schedule))
+        flops = _flops(schedule)
+        rates = [each / s for each, s in zip(flops, seconds, strict=True) if each and isinstance(s, float)]
+        rate = statistics.median(rates)
+        self.say(f"kernels of {schedule.name}: {format_flops(rate)}")
+        return Compute(rate)
+
+    def _longest_silence_s(self, schedule: Schedule, prediction: Prediction) -> float:
+        """How long a rank may show no progress: far more than an event takes, and time to fill and check blocks.
+
+        A rank may have to wait until others have computed.
+        """
+        longest = max((float(event.end_s - event.start_s) for event in prediction.timeline.events), default=0.0)
+        computing = 2 * float(prediction.compute_s) if isinstance(prediction, LayerPrediction) else 0.0
+        return 5.0 + 5 * longest + _filling_s(schedule) + computing + (_slow_compute_s(schedule) if self.real else 0.0)
 
 
-def _longest_silence_s(schedule: Schedule, prediction: Prediction) -> float:
-    """How long a rank may show no progress: far more than a transfer takes, and time to fill and check blocks."""
-    longest = max((float(event.end_s - event.start_s) for event in prediction.timeline.events), default=0.0)
-    return 5.0 + 5 * longest + int(schedule.block_bytes.sum()) / 50e6
+_COMPUTE_REPEATS = 3
+
+
+def _flops(schedule: Schedule) -> list[int]:
+    """The FLOPs of each rank."""
+    assert schedule.task is not None, "a schedule of a layer has a task"
+    return rank_flops(schedule.task.workload, schedule.task.placement)
+
+
+def _filling_s(schedule: Schedule) -> float:
+    return int(schedule.block_bytes.sum()) / 50e6
+
+
+def _slow_compute_s(schedule: Schedule) -> float:
+    """Longer than a rank needs to draw a layer, and to compute or check its part of it."""
+    return 30.0 + _filling_s(schedule) + 2 * max(_flops(schedule)) / SLOWEST_KERNEL_FLOPS_PER_S

@@ -5,26 +5,28 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter, Token
+from cyclopts import App, CycloptsError, Parameter
 
 from tasp_lab.catalogue import catalogue_names, is_expression, load_machine, topology_document
 from tasp_lab.changes import with_links, without_links
 from tasp_lab.cli import report
 from tasp_lab.cli.doctor import examine, print_examination
+from tasp_lab.cli.layer_options import USUAL_LAYER, LayerChoice, whole_number
 from tasp_lab.errors import OutputError, QuantityError, TaspLabError
 from tasp_lab.expressions import expression_defaults
-from tasp_lab.machine import Machine
+from tasp_lab.machine import Compute, Machine
 from tasp_lab.output import check_writable, write_whole
-from tasp_lab.quantities import format_bandwidth, format_time, parse_size_bytes, parse_time_s
+from tasp_lab.quantities import format_bandwidth, format_time, parse_time_s
+from tasp_lab.schedules import USES_RINGS, Work, check_names
 from tasp_lab.timeline import Timeline
 from tasp_lab.topology import Topology
+from tasp_lab.workload import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,18 +47,19 @@ TopologyText = Annotated[
               "nodes:2x8:switch, nodes:2x8:rails."),
 ]  # fmt: skip
 Schedules = Annotated[
-    list[str], Parameter(name="--schedule", negative=(), help="ring, multi-ring, direct or trees; repeatable.")
+    list[str],
+    Parameter(
+        name="--schedule",
+        negative=(),
+        help="Of an AllGather: ring, multi-ring, direct or trees. Of attention: ring-attention, zigzag-ring-attention, "
+        "striped-ring-attention or tasp. Repeatable.",
+    ),
 ]
-ShardBytes = Annotated[str, Parameter(help="Bytes that each rank contributes, like 64MiB.")]
+ShardBytes = Annotated[
+    str | None, Parameter(help="AllGather of so many bytes from each rank, like 64MiB; this or --seq.")
+]
 Trace = Annotated[Path | None, Parameter(help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")]
 Plot = Annotated[Path | None, Parameter(help="Draw the timelines into this file (.png or .svg).")]
-
-
-def _whole_number(_: object, tokens: Sequence[Token]) -> int:
-    text = tokens[0].value
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise ValueError(f"{text[:40]!r}, expected a whole number")
-    return int(text)
 
 
 def _number(usual: str, text: str) -> Parameter:
@@ -90,11 +93,9 @@ class RingChoice:
 
     fold: Annotated[
         int | None,
-        Parameter(converter=_whole_number, help="How many rings may use a pair of ranks, 1 or 2; else the fewest."),
+        Parameter(converter=whole_number, help="How many rings may use a pair of ranks, 1 or 2; else the fewest."),
     ] = None
-    lanes: Annotated[int | None, Parameter(converter=_whole_number, help="At most so many rings, the best ones.")] = (
-        None
-    )
+    lanes: Annotated[int | None, Parameter(converter=whole_number, help="At most so many rings, the best ones.")] = None
     rail_aligned: Annotated[
         bool | None, Parameter(help="Hops between nodes join equal local ranks; where that is possible, if not given.")
     ] = None
@@ -115,10 +116,12 @@ class RingChoice:
 
     def find_for(self, topology: Topology, schedules: Sequence[str]) -> Decomposition | None:
         """The rings that the schedules need, if any; a choice that none needs is refused."""
-        if "multi-ring" in schedules:
+        if any(name in USES_RINGS for name in schedules):
             return self.find(topology)
         if self != _USUAL_RINGS:
-            raise QuantityError("--fold, --lanes, --rail-aligned and --time-limit apply to multi-ring only")
+            raise QuantityError(
+                f"--fold, --lanes, --rail-aligned and --time-limit apply to {' and '.join(USES_RINGS)} only"
+            )
         return None
 
 
@@ -287,7 +290,8 @@ def predict(
     /,
     *,
     schedule: Schedules,
-    shard_bytes: ShardBytes,
+    shard_bytes: ShardBytes = None,
+    layer: LayerChoice = USUAL_LAYER,
     numbers: ExpressionNumbers = _USUAL_NUMBERS,
     changes: LinkChanges = _AS_IT_IS,
     rings: RingChoice = _USUAL_RINGS,
@@ -296,23 +300,35 @@ def predict(
     explain: Annotated[bool, Parameter(negative=(), help="Say what bound the transfers.")] = False,
     json: Json = False,
 ) -> None:
-    """Predict how long an AllGather takes.
+    """Predict how long an AllGather or an attention layer takes.
 
     Example: tasp-lab predict full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 64MiB
+
+    Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8
     """
     from tasp_lab.cli.prediction import predict as ask_simulator
 
     machine = changes.apply(numbers.load(topology))
-    size = parse_size_bytes(shard_bytes)
+    work = layer.work(shard_bytes)
+    if (rate := layer.predicted_flops_per_s()) is not None:
+        machine = replace(machine, compute=Compute(rate))
+    check_names(schedule, work)
     _check_outputs(topology, trace, plot)
-    decomposition = rings.find_for(machine.topology, schedule)
-    predictions = ask_simulator(machine, schedule, size, decomposition=decomposition, say=report.say)
-    _write_timelines([prediction.timeline for prediction in predictions], trace, plot, f"AllGather on {topology}")
+    predictions = ask_simulator(
+        machine,
+        schedule,
+        work,
+        decomposition=rings.find_for(machine.topology, schedule),
+        trim=layer.trim,
+        rooms=layer.rooms,
+        say=report.say,
+    )
+    _write_timelines([prediction.timeline for prediction in predictions], trace, plot, f"{_kind(work)} on {topology}")
     if json:
         documents = [report.prediction_document(prediction) for prediction in predictions]
         if explain:
             for document, prediction in zip(documents, predictions, strict=True):
-                document["transfers"] = report.explanation_document(prediction.timeline)
+                report.explain(document, prediction)
         report.print_json({"predictions": documents})
         return
     report.print_predictions(predictions)
@@ -327,7 +343,8 @@ def validate(
     /,
     *,
     schedule: Schedules,
-    shard_bytes: ShardBytes,
+    shard_bytes: ShardBytes = None,
+    layer: LayerChoice = USUAL_LAYER,
     fabric: Annotated[
         Literal["emulated", "local", "torchrun"],
         Parameter(
@@ -338,7 +355,7 @@ def validate(
     scale: Annotated[
         float | None, Parameter(help="Bandwidth of the emulated fabric over the machine's; chosen when not given.")
     ] = None,
-    repeat: Annotated[int, Parameter(converter=_whole_number, help="Timed repetitions of each schedule.")] = 5,
+    repeat: Annotated[int, Parameter(converter=whole_number, help="Timed repetitions of each schedule.")] = 5,
     transport: Annotated[
         Literal["auto", "p2p", "batched", "all-to-all"], Parameter(help="How blocks are sent.")
     ] = "auto",
@@ -349,20 +366,26 @@ def validate(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Run an AllGather on real processes and compare it with its prediction.
+    """Run an AllGather or an attention layer on real processes and compare it with its prediction.
 
     Example: tasp-lab validate full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 1MiB
+
+    Example: tasp-lab validate full-mesh:8 --schedule ring-attention --schedule tasp --seq 8192 --compute timed:2e9
     """
     from tasp_lab.cli.comparison import validate as run_and_compare
 
     machine = changes.apply(numbers.load(topology))
-    size = parse_size_bytes(shard_bytes)
+    work, compute = layer.work(shard_bytes), layer.rate_flops_per_s()
+    check_names(schedule, work)
     _check_outputs(topology, trace, plot)
     comparison = run_and_compare(
         machine,
         schedule,
-        size,
+        work,
         decomposition=rings.find_for(machine.topology, schedule),
+        trim=layer.trim,
+        rooms=layer.rooms,
+        compute=compute,
         fabric=fabric,
         scale=scale,
         repeats=repeat,
@@ -372,7 +395,7 @@ def validate(
     if not comparison.speaks:
         return
     timelines = [line for run in comparison.runs for line in (run.prediction.timeline, run.measured_timeline)]
-    _write_timelines(timelines, trace, plot, f"AllGather on {topology}: predicted and measured")
+    _write_timelines(timelines, trace, plot, f"{_kind(work)} on {topology}: predicted and measured")
     if json:
         report.print_json(report.comparison_document(comparison))
     else:
@@ -390,6 +413,10 @@ def doctor(*, json: Json = False) -> None:
         report.print_json(examination)
     else:
         print_examination(examination)
+
+
+def _kind(work: Work) -> str:
+    return "Attention" if isinstance(work, Workload) else "AllGather"
 
 
 def _check_outputs(topology: str, trace: Path | None, plot: Path | None) -> None:
@@ -425,11 +452,14 @@ def _write_picture(figure: Figure, path: Path) -> None:
     report.say(f"picture: {path}")
 
 
-def main() -> None:
-    """Run the command line: exit 0 when all is well, 2 with one line when it is not, 130 after Ctrl-C."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line: exit 0 when all is well, 2 with one line when it is not, 130 after Ctrl-C.
+
+    The arguments are those of this process, if none are given.
+    """
     _prepare_streams()
     try:
-        app(exit_on_error=False, print_error=False, result_action="return_value")
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except (TaspLabError, CycloptsError) as error:
         _leave(2, str(error))

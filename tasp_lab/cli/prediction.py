@@ -3,69 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+
+import numpy as np
 
 from sim.engine import simulate
-from tasp_lab.all_gather import all_gather
-from tasp_lab.bound import all_gather_bound_s, busbw_bytes_per_s
+from tasp_lab.attention import DOUBLE_BUFFERING
+from tasp_lab.attention_bound import attention_bound_s, rank_flops
+from tasp_lab.bound import all_gather_bound_s
+from tasp_lab.cli.predicted import AllGatherPrediction as AllGatherPrediction
+from tasp_lab.cli.predicted import LayerPrediction as LayerPrediction
+from tasp_lab.cli.predicted import Prediction as Prediction
 from tasp_lab.decomposition import Decomposition
-from tasp_lab.machine import Machine
+from tasp_lab.machine import INSTANT, Compute, Machine
 from tasp_lab.quantities import Number
 from tasp_lab.rings import Say, say_nothing
+from tasp_lab.rooms import home_blocks
 from tasp_lab.schedule import Schedule
-from tasp_lab.timeline import Timeline
+from tasp_lab.schedules import Work, build_schedule, check_names
+from tasp_lab.workload import Workload
 
 MANY_TRANSFERS = 10_000
 """From how many transfers on a simulation may take more than a few seconds, and is announced."""
 
+USUAL_COMPUTE = Compute(300e12)
+"""How fast a rank of a machine that does not say so computes attention: about what one H100 or MI300X does forward.
 
-@dataclass(frozen=True)
-class Prediction:
-    """A schedule on a machine: times in seconds, `timeline` for the details."""
-
-    schedule: str
-    topology: str
-    world_size: int
-    shard_bytes: int
-    time_s: Number
-    bound_s: Number
-    timeline: Timeline
-
-    @property
-    def busbw_bytes_per_s(self) -> float:
-        """Bus bandwidth as nccl-tests defines it."""
-        return busbw_bytes_per_s(self.world_size, self.shard_bytes, self.time_s)
+FlashAttention-2 was measured at 327.9 and 328.6 TFLOP/s there (Azure/AI-benchmarking-guide).
+"""
 
 
 def predict(
     machine: Machine,
     schedules: Sequence[str],
-    shard_bytes: int,
+    work: Work,
     *,
     decomposition: Decomposition | None = None,
+    trim: bool = True,
+    rooms: int = DOUBLE_BUFFERING,
     say: Say = say_nothing,
 ) -> list[Prediction]:
-    """Predict AllGather of `shard_bytes` per rank by each of the named schedules; `say` is told of long ones.
+    """Predict AllGather of so many bytes per rank, or an attention layer, by each of the named schedules.
 
-    `decomposition` is that of ``multi-ring``, if not the topology's own.
+    Parameters
+    ----------
+    machine : what to run on; ranks of one without a compute rate have `USUAL_COMPUTE`.
+    schedules : names of schedules.
+    work : bytes per rank, or the layer.
+    decomposition, trim, rooms : see `tasp_lab.schedules.build_schedule`.
+    say : told of simulations that take long.
+
+    Returns an `AllGatherPrediction` or a `LayerPrediction` per schedule.
 
     >>> from tasp_lab.catalogue import load_machine
     >>> [round(p.time_s * 1e6) for p in predict(load_machine("full-mesh:8"), ["ring", "multi-ring"], 2**20)]
     [154, 28]
     """
-    predictions = []
+    check_names(schedules, work)
+    machine, predictions = with_compute(machine), []
     for name in schedules:
-        schedule = all_gather(name, machine.topology, shard_bytes, decomposition)
+        schedule = build_schedule(name, machine.topology, work, decomposition, trim, rooms)
         if schedule.transfers > MANY_TRANSFERS:
             say(f"simulating {schedule.transfers:,} transfers of {name}; this may take a while")
-        predictions.append(predict_schedule(machine, schedule, shard_bytes))
+        predictions.append(predict_schedule(machine, schedule, work, trim))
     return predictions
 
 
-def predict_schedule(machine: Machine, schedule: Schedule, shard_bytes: int) -> Prediction:
-    """Predict one schedule that is already built."""
-    topology, timeline = machine.topology, simulate(schedule, machine)
-    bound_s = all_gather_bound_s(topology, shard_bytes)
-    return Prediction(
-        schedule.name, topology.name, topology.world_size, shard_bytes, timeline.time_s, bound_s, timeline
+def with_compute(machine: Machine) -> Machine:
+    """The machine with `USUAL_COMPUTE` where it has no compute rate of its own."""
+    return replace(machine, compute=USUAL_COMPUTE) if machine.compute == INSTANT else machine
+
+
+def predict_schedule(machine: Machine, schedule: Schedule, work: Work, trim: bool = True) -> Prediction:
+    """Predict one schedule that is already built, of this work; `trim` says how it was built."""
+    timeline = simulate(schedule, machine)
+    head = (schedule.name, machine.topology.name, machine.topology.world_size)
+    times = (timeline.time_s, bound_s(machine, schedule, work), timeline)
+    if not isinstance(work, Workload):
+        return AllGatherPrediction(*head, *times, work)
+    assert schedule.task is not None, "a schedule of a layer has a task"
+    assert schedule.rooms is not None, "and rooms"
+    flops = rank_flops(work, schedule.task.placement)
+    return LayerPrediction(
+        *head,
+        *times,
+        layer=work,
+        trim=trim,
+        rooms=schedule.rooms,
+        compute_flops_per_s=machine.compute.flops_per_s,
+        compute_s=machine.compute.time_s(max(flops)),
+        communication_s=simulate(schedule, replace(machine, compute=INSTANT)).time_s,
+        bytes_sent=int(schedule.bytes_sent().sum()),
+        buffer_bytes=_buffer_bytes(schedule, schedule.rooms),
+        flops=sum(flops),
     )
+
+
+def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
+    """What the work takes at least on a machine; a layer, where the schedule places it."""
+    if not isinstance(work, Workload):
+        return all_gather_bound_s(machine.topology, work)
+    assert schedule.task is not None, "a schedule of a layer has a task"
+    return attention_bound_s(machine, work, schedule.task.placement)
+
+
+def _buffer_bytes(schedule: Schedule, rooms: int) -> int:
+    """The largest buffer of `tasp_lab.rooms.rank_part`, of all ranks in one walk: what is home, and the rooms."""
+    largest_room = np.zeros(schedule.world_size, dtype=np.int64)
+    for step in schedule.steps:
+        arriving = np.zeros(schedule.world_size, dtype=np.int64)
+        np.add.at(arriving, step.destination, schedule.block_bytes[step.block])
+        largest_room = np.maximum(largest_room, arriving)
+    home = [schedule.block_bytes[home_blocks(schedule, rank)].sum() for rank in range(schedule.world_size)]
+    return max(int(own) + rooms * int(room) for own, room in zip(home, largest_room, strict=True))

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from tasp_lab.cli import layer_report
+from tasp_lab.cli.predicted import AllGatherPrediction, LayerPrediction, Prediction, ratio
 from tasp_lab.quantities import format_bandwidth, format_size, format_time
+from tasp_lab.timeline import SEND
 
 if TYPE_CHECKING:  # at run time a broken engine must not keep `doctor` from saying so
     from runtime.calibration import ClassFit, Spread
     from tasp_lab.cli.comparison import Comparison, Run
-    from tasp_lab.cli.prediction import Prediction
     from tasp_lab.decomposition import Decomposition
     from tasp_lab.timeline import Timeline
 
@@ -93,6 +95,9 @@ def print_decomposition(found: Decomposition) -> None:
 
 
 def prediction_document(prediction: Prediction) -> Document:
+    if isinstance(prediction, LayerPrediction):
+        return layer_report.layer_document(prediction)
+    assert isinstance(prediction, AllGatherPrediction), "there is no third kind"
     return {
         "schedule": prediction.schedule,
         "topology": prediction.topology,
@@ -105,24 +110,31 @@ def prediction_document(prediction: Prediction) -> Document:
 
 
 def print_predictions(predictions: Sequence[Prediction]) -> None:
-    first = predictions[0]
+    """A table of predictions of one work."""
+    if layers := [p for p in predictions if isinstance(p, LayerPrediction)]:
+        p = layers[0]
+        where = f"{p.topology}, {p.world_size} ranks at {layer_report.format_rate(p)}"
+        print_table(layer_report.layer_title(p, where), layer_report.COLUMNS, layer_report.layer_rows(layers))
+        return
+    all_gathers = [p for p in predictions if isinstance(p, AllGatherPrediction)]
+    first = all_gathers[0]
     rows = [
         (
             p.schedule,
             format_time(p.time_s),
-            f"{_ratio(predictions[0].time_s, p.time_s):.2f}x",
+            f"{ratio(first.time_s, p.time_s):.2f}x",
             format_bandwidth(p.busbw_bytes_per_s),
             format_time(p.bound_s),
-            f"{_ratio(p.bound_s, p.time_s):.1%}",
+            f"{ratio(p.bound_s, p.time_s):.1%}",
         )
-        for p in predictions
+        for p in all_gathers
     ]
     title = f"AllGather of {format_size(first.shard_bytes)} per rank on {first.topology}, {first.world_size} ranks"
     print_table(title, ("schedule", "time", "speed-up", "busbw", "bound", "share of bound"), rows)
 
 
 def print_explanation(timeline: Timeline) -> None:
-    """What bound the transfers of a schedule, and for how much of their time."""
+    """What bound the transfers of a schedule, and its kernel calls, and for how much of their time."""
     total = sum(float(event.end_s - event.start_s) for event in timeline.events) or 1.0
     by_bound: dict[str, tuple[int, float]] = {}
     for event in timeline.events:
@@ -134,7 +146,15 @@ def print_explanation(timeline: Timeline) -> None:
         rest = [values for _, values in ranked[20:]]
         count, seconds = sum(c for c, _ in rest), sum(s for _, s in rest)
         rows.append((f"{len(rest)} others", str(count), format_time(seconds / count), f"{seconds / total:.1%}"))
-    print_table(f"what bound {timeline.schedule}", ("bound by", "transfers", "mean time", "share of time"), rows)
+    counted = "transfers" if all(event.kind == SEND for event in timeline.events) else "events"
+    print_table(f"what bound {timeline.schedule}", ("bound by", counted, "mean time", "share of time"), rows)
+
+
+def explain(document: Document, prediction: Prediction) -> None:
+    """Add the transfers of a prediction to its document, and the kernel calls of a layer."""
+    document["transfers"] = explanation_document(prediction.timeline)
+    if isinstance(prediction, LayerPrediction):
+        document["calls"] = layer_report.calls_document(prediction.timeline)
 
 
 def explanation_document(timeline: Timeline) -> list[Document]:
@@ -152,6 +172,7 @@ def explanation_document(timeline: Timeline) -> list[Document]:
             "waited_for": e.waited_for,
         }
         for e in timeline.events
+        if e.kind == SEND
     ]
 
 
@@ -159,21 +180,29 @@ def comparison_document(comparison: Comparison) -> Document:
     return {
         "fabric": comparison.fabric,
         "scale": comparison.scale,
-        "calibration": [_fit_document(fit) for fit in comparison.calibration.fits],
+        "calibration": [
+            *(_fit_document(fit) for fit in comparison.calibration.fits),
+            *(_kernel_document(run) for run in comparison.runs if run.compute == "real"),
+        ],
         "runs": [run_document(run) for run in comparison.runs],
     }
 
 
 def run_document(run: Run) -> Document:
-    return prediction_document(run.prediction) | {
-        "predicted_s": float(run.prediction.time_s),
-        "nominal_s": float(run.nominal_s),
-        "measured_s": run.measured_s,
-        "measured_spread_s": run.measured_spread_s,
-        "measured_repeats_s": list(run.measured),
-        "relative_error": run.relative_error,
-        "cpu_busy_share": run.cpu_busy_share,
-    }
+    computed = {"compute": run.compute} if isinstance(run.prediction, LayerPrediction) else {}
+    return (
+        prediction_document(run.prediction)
+        | computed
+        | {
+            "predicted_s": float(run.prediction.time_s),
+            "nominal_s": float(run.nominal_s),
+            "measured_s": run.measured_s,
+            "measured_spread_s": run.measured_spread_s,
+            "measured_repeats_s": list(run.measured),
+            "relative_error": run.relative_error,
+            "cpu_busy_share": run.cpu_busy_share,
+        }
+    )
 
 
 def _fit_document(fit: ClassFit) -> Document:
@@ -187,11 +216,25 @@ def _fit_document(fit: ClassFit) -> Document:
     }
 
 
+def _kernel_document(run: Run) -> Document:
+    """The rate of a schedule's kernel calls."""
+    prediction = prediction_document(run.prediction)
+    return {key: prediction[key] for key in ("schedule", "compute_flops_per_s")}
+
+
 def _spread_document(spread: Spread) -> Document:
     return {"value": spread.value, "low": spread.low, "high": spread.high}
 
 
 def print_comparison(comparison: Comparison) -> None:
+    scale = f", scale {comparison.scale:.3g}" if comparison.fabric == "emulated" else ""
+    fabric = f"{comparison.fabric} fabric{scale}"
+    if layers := [(run.prediction, run) for run in comparison.runs if isinstance(run.prediction, LayerPrediction)]:
+        p, run = layers[0]
+        computing = "real kernels" if run.compute == "real" else f"timed at {layer_report.format_rate(p)}"
+        title = layer_report.layer_title(p, f"{p.topology}, {fabric}, {computing}")
+        print_table(title, layer_report.COMPARED_COLUMNS, layer_report.compared_rows(layers))
+        return
     first = comparison.runs[0]
     rows = [
         (
@@ -200,21 +243,16 @@ def print_comparison(comparison: Comparison) -> None:
             format_time(run.nominal_s),
             f"{format_time(run.measured_s)} ± {format_time(run.measured_spread_s / 2)}",
             f"{run.relative_error:+.1%}",
-            f"{_ratio(first.prediction.time_s, run.prediction.time_s):.2f}x",
-            f"{_ratio(first.measured_s, run.measured_s):.2f}x",
-            f"{_ratio(run.prediction.bound_s, run.measured_s):.1%}",
+            f"{ratio(first.prediction.time_s, run.prediction.time_s):.2f}x",
+            f"{ratio(first.measured_s, run.measured_s):.2f}x",
+            f"{ratio(run.prediction.bound_s, run.measured_s):.1%}",
             f"{run.cpu_busy_share:.0%}",
         )
         for run in comparison.runs
     ]
-    p = first.prediction
-    scale = f", scale {comparison.scale:.3g}" if comparison.fabric == "emulated" else ""
-    title = f"AllGather of {format_size(p.shard_bytes)} per rank on {p.topology}, {comparison.fabric} fabric{scale}"
+    assert isinstance(first.prediction, AllGatherPrediction), "there is no third kind"
+    size = format_size(first.prediction.shard_bytes)
+    title = f"AllGather of {size} per rank on {first.prediction.topology}, {fabric}"
     columns = ("schedule", "predicted", "nominal", "measured", "error", "speed-up predicted", "speed-up measured",
                "share of bound", "cores busy")  # fmt: skip
     print_table(title, columns, rows)
-
-
-def _ratio(a: object, b: object) -> float:
-    """a / b for times; 1 when both are nothing."""
-    return float(a) / float(b) if float(b) else 1.0  # type: ignore[arg-type]

@@ -1,0 +1,233 @@
+"""Exact attention over a sequence that is spread over the ranks of a process group.
+
+>>> import torch.distributed as dist
+>>> from runtime.attention import attention
+>>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+>>> q, k, v = (torch.randn(2, 16, heads, 64) for heads in (8, 2, 2))       # this rank's shard
+>>> attention(q, k, v, schedule="zigzag-ring-attention", causal=True).shape
+torch.Size([2, 16, 8, 64])
+>>> dist.destroy_process_group()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TypedDict, Unpack
+
+import torch
+import torch.distributed as dist
+
+from runtime.agreement import Proposal, demand_equal, exchange
+from runtime.executor import Executor
+from runtime.kernels import Kernel, choose_kernel
+from runtime.layer import DTYPES, Layer, put_keys_home
+from runtime.transport import Group, Transport, make_transport
+from tasp_lab.attention import DOUBLE_BUFFERING
+from tasp_lab.attention import attention as build_attention
+from tasp_lab.builders import full_mesh
+from tasp_lab.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.rooms import CallRow, RankPart, rank_part
+from tasp_lab.schedule import Schedule
+from tasp_lab.topology import Topology
+from tasp_lab.workload import Mask, Workload
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Options(TypedDict, total=False):
+    """How attention is computed; see `attention_with_lse`."""
+
+    schedule: str | Schedule
+    group: Group
+    causal: bool
+    window: int | None
+    scale: float | None
+    topology: Topology | None
+    kernel: str
+    transport: str
+    trim: bool
+    rooms: int
+    timeout_s: float
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
+    """The result of `attention_with_lse` alone: attention of this rank's queries to the keys of all ranks."""
+    return attention_with_lse(q, k, v, **options)[0]
+
+
+def attention_with_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    schedule: str | Schedule = "tasp",
+    group: Group = None,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    topology: Topology | None = None,
+    kernel: str = "auto",
+    transport: str = "auto",
+    trim: bool = True,
+    rooms: int = DOUBLE_BUFFERING,
+    timeout_s: float = 300.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of this rank's queries to the keys of all ranks; every rank of the group calls it.
+
+    Parameters
+    ----------
+    q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's placement gives it
+        (`tasp_lab.attention.attention_placement`, `runtime.sharding.shard`). float32, bfloat16 or float16, any strides.
+    k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`.
+    schedule : ``ring-attention``, ``zigzag-ring-attention``, ``striped-ring-attention``, ``tasp``, or a schedule that
+        `tasp_lab.attention.attention` made for this workload and world size.
+    group : the process group; all ranks if None.
+    causal : whether a query sees only the keys at its position and before it.
+    window : with `causal`, how many keys a query sees at most, its own included.
+    scale : of the scores; 1 / sqrt(head_dim) if None.
+    topology : whose rings ``tasp`` uses; a full mesh if None.
+    kernel : ``flash-attn``, ``sdpa``, ``reference``, or ``auto``, the fastest that can do it.
+    transport : ``auto``, ``p2p``, ``batched`` or ``all-to-all`` (see `runtime.transport`).
+    trim, rooms : see `tasp_lab.attention.attention`.
+    timeout_s : how long to wait for another rank.
+
+    Returns
+    -------
+    The result, in shape and dtype of `q`, contiguous; and the log-sum-exp of its scores, [batch, heads, positions] in
+    float32.
+
+    Raises
+    ------
+    `WorkloadError` for tensors that don't fit together or to the schedule; `RunError` when the ranks don't agree, no
+    kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
+    """
+    if not dist.is_initialized():
+        raise RunError("no process group: call torch.distributed.init_process_group first, or start with torchrun")
+    own: Proposal | TaspLabError
+    try:
+        workload = _workload_of_shard(q, k, v, "causal" if causal else "full", window)
+        chosen = choose_kernel(kernel, q.dtype, q.device, q.shape[3])
+        sender = make_transport(transport, timeout_s, group)
+        own = _proposal(workload, q.shape[1], schedule, scale, trim, rooms, transport)
+    except TaspLabError as error:
+        own = error
+    everyone = exchange(own, q.device, group)
+    demand_equal(everyone, [name for name in everyone[0] if name != "positions"])
+    lengths = [int(str(each["positions"])) for each in everyone]
+    whole = replace(workload, sequence=max(1, sum(lengths)))
+    built = _built(schedule, topology or _mesh(len(lengths)), whole, trim, rooms)
+    _demand_lengths(built, lengths)
+    if topology is not None:  # a search for its rings may have ended differently on every rank
+        demand_equal(exchange({"rings": built.digest}, q.device, group), ["rings"])
+    return _run(built, dist.get_rank(group), q, k, v, chosen, float(str(everyone[0]["scale"])), sender)
+
+
+def _workload_of_shard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, window: int | None) -> Workload:
+    """The layer as far as one rank knows it: its sequence is a placeholder."""
+    for name, each in (("q", q), ("k", k), ("v", v)):
+        if each.dim() != 4:
+            raise WorkloadError(f"{name} is {_shape(each)}, expected [batch, positions, heads, head_dim]")
+        if each.dtype not in _NAMES or each.dtype != q.dtype or each.device != q.device:
+            raise WorkloadError(f"{name} is {each.dtype} on {each.device}, q is {q.dtype} on {q.device}, expected one "
+                                f"device and one dtype of {', '.join(str(dtype) for dtype in _NAMES)}")  # fmt: skip
+    batch, positions, heads, head_dim = q.shape
+    if k.shape != v.shape or (k.shape[0], k.shape[1], k.shape[3]) != (batch, positions, head_dim):
+        raise WorkloadError(f"q is {_shape(q)}, k is {_shape(k)}, v is {_shape(v)}, expected equal batch, positions "
+                            "and head_dim, and equal shapes of k and v")  # fmt: skip
+    return Workload(1, batch, heads, k.shape[2], head_dim, _NAMES[q.dtype], mask, window)
+
+
+def _proposal(
+    workload: Workload,
+    positions: int,
+    schedule: str | Schedule,
+    scale: float | None,
+    trim: bool,
+    rooms: int,
+    transport: str,
+) -> Proposal:
+    """What must be the same on all ranks, and how many positions this one has."""
+    return {
+        "positions": positions,
+        "schedule": schedule if isinstance(schedule, str) else f"{schedule.name} {schedule.digest}",
+        "trim": trim,
+        "rooms": rooms,
+        "transport": transport,
+        "dtype": workload.dtype,
+        "batch": workload.batch,
+        "heads": workload.heads,
+        "kv_heads": workload.kv_heads,
+        "head_dim": workload.head_dim,
+        "mask": workload.mask,
+        "window": workload.window,
+        "scale": workload.head_dim**-0.5 if scale is None else scale,
+    }
+
+
+@lru_cache(maxsize=8)
+def _mesh(world_size: int) -> Topology:
+    return full_mesh(world_size)
+
+
+def _built(schedule: str | Schedule, topology: Topology, workload: Workload, trim: bool, rooms: int) -> Schedule:
+    """The schedule of that name, or the given one if it fits. Raises `WorkloadError` and `ScheduleError`."""
+    if isinstance(schedule, str):
+        return _built_by_name(schedule, topology, workload, trim, rooms)
+    made_for = schedule.task and schedule.task.workload
+    if made_for != workload or schedule.world_size != topology.world_size:
+        raise WorkloadError(
+            f"the schedule is for {schedule.world_size} ranks and {made_for or 'no attention'}, "
+            f"expected {topology.world_size} ranks and {workload}"
+        )
+    return schedule
+
+
+@lru_cache(maxsize=32)
+def _built_by_name(name: str, topology: Topology, workload: Workload, trim: bool, rooms: int) -> Schedule:
+    return build_attention(name, topology, workload, trim=trim, rooms=rooms)
+
+
+@lru_cache(maxsize=32)
+def _part(schedule: Schedule, rank: int) -> RankPart:
+    return rank_part(schedule, rank)
+
+
+def _demand_lengths(schedule: Schedule, lengths: Sequence[int]) -> None:
+    """Raise `WorkloadError` unless every rank has as many positions as the placement gives it."""
+    assert schedule.task is not None
+    placement = schedule.task.placement
+    for rank, length in enumerate(lengths):
+        if length != placement.length(rank):
+            raise WorkloadError(
+                f"rank {rank} has {length} of {sum(lengths)} positions, the {placement.name} placement of "
+                f"{schedule.name} gives it {placement.length(rank)}"
+            )
+
+
+def _run(
+    schedule: Schedule,
+    rank: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kernel: Kernel,
+    scale: float,
+    transport: Transport,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert schedule.task is not None
+    layer = Layer(schedule, rank, q, kernel, scale)
+
+    def compute(row: CallRow) -> None:
+        layer.call(row, executor.keys(row))
+
+    executor = Executor(schedule, rank, transport, compute, q.device, part=_part(schedule, rank))
+    put_keys_home(executor, schedule.task.workload, k, v)
+    executor.prepare()
+    executor.run()
+    return layer.result()
+
+
+def _shape(x: torch.Tensor) -> str:
+    return str(list(x.shape))

@@ -1,0 +1,65 @@
+"""An attention layer on one rank: its queries, the keys and values in its buffer, and the result that grows.
+
+Keys and values lie in the buffer position by position, [positions, 2, batch, kv_heads, head_dim]: K and V of a position
+side by side. So any blocks that lie side by side are one tensor of keys and one of values, whatever their sizes, and
+nothing is ever concatenated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from runtime.executor import Executor
+from runtime.kernels import Kernel
+from runtime.merging import Accumulator
+from tasp_lab.rooms import CallRow
+from tasp_lab.schedule import Schedule
+from tasp_lab.workload import Workload
+
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""torch's dtypes by the names of `tasp_lab.workload`."""
+
+
+class Layer:
+    """One rank's layer. Call it with a row of its part to make that kernel call; a second run needs a new layer.
+
+    `q` is [batch, positions of the shard, heads, head_dim], of any strides, and stays where it is.
+    """
+
+    def __init__(self, schedule: Schedule, rank: int, q: torch.Tensor, kernel: Kernel, scale: float) -> None:
+        assert schedule.task is not None, "a schedule of attention has a task"
+        self._workload, self._count = schedule.task.workload, schedule.task.count
+        self._q, self._kernel, self._scale = q, kernel, scale
+        own = [block for block in range(schedule.task.first_query, len(self._count)) if schedule.initial[rank, block]]
+        ends = self._count[own].cumsum().tolist()
+        self._first = dict(zip(own, [0, *ends], strict=False))
+        self._result = Accumulator(q.shape[0], q.shape[1], q.shape[2], q.shape[3], q.device)
+
+    def call(self, row: CallRow, keys: torch.Tensor) -> None:
+        """Attend to keys that lie side by side, given as their bytes, and merge the result."""
+        first = self._first[int(row.call.queries[0])]
+        rows = int(self._count[row.call.queries].sum())
+        k, v = keys_and_values(keys, self._workload)
+        q = self._q[:, first : first + rows]
+        partial = self._kernel.attend(q, k, v, scale=self._scale, low=row.call.low, high=row.call.high)
+        self._result.add(first, partial)
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result, as `q` in shape and dtype, and the log-sum-exp [batch, heads, positions], float32."""
+        out, lse = self._result.result(self._q.dtype)
+        return out, lse.transpose(1, 2)
+
+
+def keys_and_values(keys: torch.Tensor, workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of bytes in a buffer as K and V, [batch, positions, kv_heads, head_dim] each."""
+    rows = keys.view(DTYPES[workload.dtype]).view(-1, 2, workload.batch, workload.kv_head_count, workload.head_dim)
+    return rows[:, 0].transpose(0, 1), rows[:, 1].transpose(0, 1)
+
+
+def put_keys_home(executor: Executor, workload: Workload, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Copy a rank's keys and values, [batch, positions of the shard, kv_heads, head_dim], into its buffer."""
+    home = executor.buffer[: k.shape[1] * workload.kv_bytes_per_position]
+    for place, values in zip(keys_and_values(home, workload), (k, v), strict=True):
+        place.copy_(values)

@@ -1,0 +1,141 @@
+"""Attention over a sequence that is spread over ranks, as schedules: keys and values travel, queries stay.
+
+Every rank starts with the queries, keys and values of its shard. The keys and values of each shard are cut into one
+block per span and ring, and pass around the rings; at each step a rank's queries attend to what arrived the step
+before. The result of each query is complete at its own rank, so nothing but keys and values is sent.
+
+- ``ring-attention``: one ring, contiguous shards (arXiv:2310.01889).
+- ``zigzag-ring-attention``: one ring, zigzag shards: balanced under a causal mask.
+- ``striped-ring-attention``: one ring, striped shards (arXiv:2311.09431).
+- ``tasp``: all rings of a decomposition at once (arXiv:2509.26541); contiguous shards, zigzag ones under a causal mask.
+
+**Trimming.** A block stops at the last rank of its way that sees any of it. With zigzag shards and a causal mask the
+back half of a shard is seen by lower ranks only, so a ring that runs from rank r to r - 1 carries it ever less: 3/4 of
+the bytes in all. Contiguous shards are not needed by lower ranks at all: 1/2. The rings of ``tasp`` visit the ranks in
+many orders and save less: about 1/8 on eight ranks. Of two ways around a single ring the one with fewer bytes is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray
+from tasp_lab.attention_steps import AttentionSteps, cut_blocks
+from tasp_lab.coverage import AttentionTask
+from tasp_lab.decomposition import Decomposition, decompose
+from tasp_lab.errors import ScheduleError
+from tasp_lab.pieces import over_lanes
+from tasp_lab.placement import Placement, contiguous, striped, zigzag
+from tasp_lab.schedule import MOST_HOLDINGS, Schedule
+from tasp_lab.topology import Topology
+from tasp_lab.workload import Mask, Workload
+
+DOUBLE_BUFFERING = 2
+"""Rooms: what arrives lies beside what is computed with."""
+
+
+def attention_placement(name: str, workload: Workload, world_size: int) -> Placement:
+    """Where the schedule of that name wants the positions. Raises `ScheduleError` for a name there is none of."""
+    if name not in ATTENTION:
+        raise ScheduleError(f"unknown schedule {name!r}, expected one of {', '.join(ATTENTION)}")
+    return ATTENTION[name][workload.mask](workload.sequence, world_size)
+
+
+def attention(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    *,
+    trim: bool = True,
+    rooms: int = DOUBLE_BUFFERING,
+) -> Schedule:
+    """The attention schedule of that name.
+
+    Parameters
+    ----------
+    name : a name in `ATTENTION`.
+    topology : its ranks; transfers run between ranks that it joins.
+    workload : the layer.
+    decomposition : the rings of ``tasp``, if not the topology's own.
+    trim : whether blocks stop where nobody sees them any more.
+    rooms : how many steps' arrivals a rank has room for (see `tasp_lab.schedule`).
+
+    Raises `ScheduleError` for an unknown name and for more blocks than can be proved.
+
+    >>> from tasp_lab.builders import full_mesh
+    >>> layer = Workload(sequence=64, heads=4, head_dim=64, mask="causal")
+    >>> ring, tasp = (attention(name, full_mesh(8), layer) for name in ("zigzag-ring-attention", "tasp"))
+    >>> ring.lanes, tasp.lanes
+    (1, 7)
+    >>> bool((ring.flops().sum(axis=0) == tasp.flops().sum(axis=0)).all())
+    True
+    """
+    placement = attention_placement(name, workload, topology.world_size)
+    if name == "tasp" and topology.world_size > 1:
+        found = decomposition or decompose(topology)
+        if found.world_size != topology.world_size:
+            raise ScheduleError(
+                f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
+            )
+        rings, shares = over_lanes(found.rings, found.shares)
+        task, ring_of = _cut(name, topology, workload, placement, shares)
+        return _schedule(name, topology, task, AttentionSteps(task, rings, ring_of, trim), rooms)
+    task, ring_of = _cut(name, topology, workload, placement, [Fraction(1)])
+    ways = [AttentionSteps(task, ring[None], ring_of, trim) for ring in _single_rings(topology)]
+    return _schedule(name, topology, task, min(ways, key=lambda steps: steps.bytes_sent), rooms)
+
+
+def _single_rings(topology: Topology) -> list[IntArray]:
+    """The ways around one ring that are worth comparing: up the ranks, down the ranks, else the best ring known."""
+    n = topology.world_size
+    upward = np.arange(n, dtype=np.int64)
+    ways = [way for way in (upward, upward[::-1]) if _is_ring(topology, way)]
+    return ways or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
+
+
+def _is_ring(topology: Topology, ring: IntArray) -> bool:
+    ranks = ring.tolist()
+    return len(ranks) == 1 or all(topology.has_route(*hop) for hop in zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+
+
+def _cut(
+    name: str, topology: Topology, workload: Workload, placement: Placement, shares: Sequence[Fraction]
+) -> tuple[AttentionTask, IntArray]:
+    """As `cut_blocks`. Raises `ScheduleError` before there are too many."""
+    n = topology.world_size
+    blocks = sum(1 + min(span.count, len(shares)) for each in placement.spans for span in each)
+    if n * blocks > MOST_HOLDINGS:
+        raise ScheduleError(
+            f"schedule {name!r}: {n} ranks and {blocks} blocks are too many to prove, "
+            f"expected at most {MOST_HOLDINGS} pairs of them"
+        )
+    return cut_blocks(workload, placement, shares)
+
+
+def _schedule(name: str, topology: Topology, task: AttentionTask, steps: AttentionSteps, rooms: int) -> Schedule:
+    schedule = Schedule(
+        name=name,
+        world_size=topology.world_size,
+        lanes=steps.lanes,
+        block_bytes=task.block_bytes,
+        initial=task.initial,
+        final=task.initial,
+        steps=steps,
+        rooms=rooms,
+        task=task,
+    )
+    schedule.check_routes(topology)
+    return schedule
+
+
+ATTENTION: Mapping[str, Mapping[Mask, Callable[[int, int], Placement]]] = {
+    "ring-attention": {"full": contiguous, "causal": contiguous},
+    "zigzag-ring-attention": {"full": zigzag, "causal": zigzag},
+    "striped-ring-attention": {"full": striped, "causal": striped},
+    "tasp": {"full": contiguous, "causal": zigzag},
+}
+"""Every attention schedule by its name on the command line, with the placement that it wants for each mask."""
