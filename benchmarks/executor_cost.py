@@ -22,13 +22,26 @@ import torch.distributed as dist
 from experiments.record import machine_record, markdown_table
 from runtime.executor import Executor
 from runtime.transport import make_transport
-from tasp_lab.all_gather import all_gather
+from tasp_lab.attention import ATTENTION
 from tasp_lab.builders import full_mesh
 from tasp_lab.output import write_whole
-from tasp_lab.rooms import Row
+from tasp_lab.rooms import CallRow, Row
+from tasp_lab.schedule import Schedule
+from tasp_lab.schedules import build_schedule
+from tasp_lab.workload import Workload
 
-CASES = (("ring", "p2p", 4), ("ring", "batched", 4), ("multi-ring", "p2p", 5), ("multi-ring", "batched", 5),
-         ("multi-ring", "all-to-all", 5))  # fmt: skip
+CASES = (
+    ("ring", "p2p", 4),
+    ("ring", "batched", 4),
+    ("multi-ring", "p2p", 5),
+    ("multi-ring", "batched", 5),
+    ("multi-ring", "all-to-all", 5),
+    ("ring-attention", "p2p", 4),
+    ("ring-attention", "batched", 4),
+    ("tasp", "p2p", 5),
+    ("tasp", "batched", 5),
+)
+LAYER = Workload(sequence=5 * 4 * 3, head_dim=1, dtype="bf16")
 SHARD_BYTES = 64
 RUNS = 200
 RESULTS = Path(__file__).parent / "results"
@@ -41,7 +54,8 @@ def main() -> None:
     rows = [_row(*case) for case in CASES]
     made = machine_record()
     head = (
-        f"Schedules with shards of {SHARD_BYTES} bytes against hand-written loops of the same torch.distributed calls, "
+        f"Schedules with shards of {SHARD_BYTES} bytes, or {LAYER.sequence} positions and kernel calls of no time, "
+        f"against hand-written loops of the same torch.distributed calls, "
         f"medians of {RUNS} runs of each, made by `python -m benchmarks.executor_cost` on {made['cores']} cores "
         f"({made['date']}, torch {torch.__version__.split('+')[0]})."
     )
@@ -51,7 +65,7 @@ def main() -> None:
 
 
 def _row(name: str, transport: str, world_size: int) -> tuple[str, ...]:
-    steps = len(all_gather(name, full_mesh(world_size), SHARD_BYTES).steps)
+    steps = len(_schedule(name, world_size).steps)
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -70,14 +84,22 @@ def _row(name: str, transport: str, world_size: int) -> tuple[str, ...]:
     return f"{name}, {transport}, {world_size}", str(steps), f"{executor * 1e6:.0f}", f"{loop * 1e6:.0f}", ratio
 
 
+def _schedule(name: str, world_size: int) -> Schedule:
+    return build_schedule(name, full_mesh(world_size), LAYER if name in ATTENTION else SHARD_BYTES)
+
+
+def _nothing(_: CallRow) -> None:
+    """A kernel call that takes no time."""
+
+
 def _rank(
     rank: int, world_size: int, store: str, name: str, transport: str,
     answers: multiprocessing.SimpleQueue[tuple[list[float], list[float]]],
 ) -> None:  # fmt: skip
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store, timedelta(seconds=60), world_size, rank)
-    schedule = all_gather(name, full_mesh(world_size), SHARD_BYTES)
-    executor = Executor(schedule, rank, make_transport(transport, 60.0))
+    schedule = _schedule(name, world_size)
+    executor = Executor(schedule, rank, make_transport(transport, 60.0), _nothing)
     loop = LOOPS[transport](executor, len(schedule.steps))
 
     def execute() -> None:
@@ -97,10 +119,11 @@ def _rank(
 
 def _by_step(executor: Executor, steps: int) -> list[tuple[list[Row], list[Row]]]:
     part = executor.part
-    return [
+    found = [
         ([row for row in part.receives if row.step == step], [row for row in part.sends if row.step == step])
         for step in range(steps)
     ]
+    return [(receives, sends) for receives, sends in found if receives or sends]
 
 
 def _point_to_point(executor: Executor, steps: int) -> Callable[[], None]:

@@ -35,9 +35,9 @@ from tasp_lab.schedule import Schedule
 from tasp_lab.workload import Mask, Workload
 
 WORLD_SIZE = 8
-RATIOS = (0.01, 0.1, 0.2, 0.39, 0.65, 0.8, 1.0, 1.5, 2.0)
+RATIOS = (0.01, 0.1, 0.2, 0.39, 0.65, 1.0, 2.0)
 PAIRS: dict[Mask, tuple[str, str]] = {"full": ("ring-attention", "tasp"), "causal": ("zigzag-ring-attention", "tasp")}
-LAYER = Workload(sequence=8 * 7 * 2 * 48, batch=1, heads=4, kv_heads=4, head_dim=128, dtype="bf16")
+LAYER = Workload(sequence=8 * 7 * 2 * 36, batch=1, heads=4, kv_heads=4, head_dim=128, dtype="bf16")
 REPEATS = 3
 RESULTS = Path(__file__).parent / "results"
 

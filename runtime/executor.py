@@ -1,7 +1,7 @@
 """The executor: runs one rank's part of a schedule over a transport and records what happened.
 
 All blocks of a rank lie in one buffer (see `tasp_lab.rooms`); for AllGather it ends as the gathered result. How the
-steps are walked is in `runtime.walks`, what kernel calls do in `runtime.layer` and `runtime.timed_calls`.
+steps are walked is in `runtime.walks`, what kernel calls do in `runtime.layer` and `runtime.trials`.
 """
 
 from __future__ import annotations

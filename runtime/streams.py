@@ -69,22 +69,23 @@ class HostStreams:
 class _CudaMark:
     """An event in a stream, and the one that times count from."""
 
-    def __init__(self, began: torch.cuda.Event) -> None:
+    def __init__(self, began: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
         self._began = began
         self.event = _event()
-        self.event.record()
+        self.event.record(stream)
 
     def __call__(self) -> float:
+        self.event.synchronize()
         return float(self._began.elapsed_time(self.event)) / 1e3
 
 
 class CudaStreams:
-    """Communication on a stream of its own beside the stream that is current when this is made."""
+    """Communication on a stream of its own beside the device's stream that is current when this is made."""
 
-    def __init__(self, timed: bool = False) -> None:
-        self._timed = timed
-        self._computing = torch.cuda.current_stream()
-        self._communicating = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device | None = None, timed: bool = False) -> None:
+        self._timed, self._device = timed, device
+        self._computing = torch.cuda.current_stream(device)
+        self._communicating = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._began = _event()
 
     def begin(self) -> None:
@@ -95,11 +96,11 @@ class CudaStreams:
         return torch.cuda.stream(self._communicating)
 
     def mark(self) -> Mark:
-        return _CudaMark(self._began)
+        return _CudaMark(self._began, torch.cuda.current_stream(self._device))
 
     def wait(self, mark: Mark) -> None:
         assert isinstance(mark, _CudaMark), "a mark of these streams"
-        torch.cuda.current_stream().wait_event(mark.event)
+        torch.cuda.current_stream(self._device).wait_event(mark.event)
 
     def finish(self) -> None:
         self._computing.wait_stream(self._communicating)
@@ -113,4 +114,4 @@ def _event() -> torch.cuda.Event:
 
 def streams_for(device: torch.device, timed: bool = False) -> Streams:
     """The streams of a device. `timed` when marks will be asked for their times."""
-    return CudaStreams(timed) if device.type == "cuda" else HostStreams()
+    return CudaStreams(device, timed) if device.type == "cuda" else HostStreams()

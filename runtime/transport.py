@@ -53,8 +53,8 @@ class PointToPoint:
     receives_ahead = 4
     whole_steps = False
 
-    def __init__(self, timeout_s: float, group: Group = None) -> None:
-        self._timeout, self._group = timedelta(seconds=timeout_s), group
+    def __init__(self, timeout_s: float, group: Group, place: torch.device) -> None:
+        self._timeout, self._group = _timeout(timeout_s, place), group
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return [self._wait(dist.irecv(m.data, group=self._group, group_src=m.peer, tag=m.tag)) for m in messages]
@@ -73,8 +73,8 @@ class Batched:
     receives_ahead = 0
     whole_steps = True
 
-    def __init__(self, timeout_s: float, group: Group = None) -> None:
-        self._timeout, self._group = timedelta(seconds=timeout_s), group
+    def __init__(self, timeout_s: float, group: Group, place: torch.device) -> None:
+        self._timeout, self._group = _timeout(timeout_s, place), group
         self._receives: list[dist.P2POp] = []
         self._step = _Once()
 
@@ -106,8 +106,10 @@ class AllToAll:
     receives_ahead = 0
     whole_steps = True
 
-    def __init__(self, timeout_s: float, group: Group = None) -> None:
-        self._timeout, self._group = timedelta(seconds=timeout_s), group
+    def __init__(self, timeout_s: float, group: Group, place: torch.device) -> None:
+        self._timeout, self._group = _timeout(timeout_s, place), group
+        self._world_size = dist.get_world_size(group)
+        self._nothing = torch.empty(0, dtype=torch.uint8, device=place)
         self._incoming: list[Message] = []
         self._step = _Once()
 
@@ -118,7 +120,7 @@ class AllToAll:
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         incoming, outgoing = self._incoming, _in_order(messages)
-        packed = torch.cat([_nothing(), *(m.data for m in outgoing)])
+        packed = torch.cat([self._nothing, *(m.data for m in outgoing)])
         arrived = torch.empty(sum(m.data.numel() for m in incoming), dtype=torch.uint8, device=packed.device)
         splits = self._splits(incoming), self._splits(outgoing)
         work = dist.all_to_all_single(arrived, packed, *splits, group=self._group, async_op=True)
@@ -133,7 +135,7 @@ class AllToAll:
 
     def _splits(self, messages: Sequence[Message]) -> list[int]:
         """How many bytes go to, or come from, each rank."""
-        sizes = [0] * dist.get_world_size(self._group)
+        sizes = [0] * self._world_size
         for message in messages:
             sizes[message.peer] += message.data.numel()
         return sizes
@@ -156,11 +158,6 @@ def _in_order(messages: Sequence[Message]) -> list[Message]:
     return sorted(messages, key=lambda m: (m.peer, m.tag))
 
 
-def _nothing() -> torch.Tensor:
-    """No bytes, where this rank's blocks live."""
-    return torch.empty(0, dtype=torch.uint8, device=device())
-
-
 def _unpack(arrived: torch.Tensor, messages: Sequence[Message]) -> None:
     start = 0
     for message in messages:
@@ -174,31 +171,44 @@ def device() -> str:
     return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
 
 
-def wait_for(work: dist.Work, timeout: timedelta) -> None:
-    """On a host, return when the work is done; on a GPU, let the current stream wait for it.
+def _timeout(timeout_s: float, place: torch.device) -> timedelta | None:
+    """None on a GPU: given a timeout, NCCL's `wait` blocks the host; without, the group's own timeout applies."""
+    return timedelta(seconds=timeout_s) if place.type == "cpu" else None
+
+
+def wait_for(work: dist.Work, timeout: timedelta | None) -> None:
+    """On a host, return when the work is done; on a GPU (no timeout), let the current stream wait for it.
 
     Raises `RuntimeError` when it failed or took too long.
     """
-    work.wait(timeout)
+    if timeout is None:
+        work.wait()
+    else:
+        work.wait(timeout)
 
 
-TRANSPORTS: dict[str, Callable[[float, Group], Transport]] = {
+TRANSPORTS: dict[str, Callable[[float, Group, torch.device], Transport]] = {
     "p2p": PointToPoint,
     "batched": Batched,
     "all-to-all": AllToAll,
 }
-"""Ways of sending over a process group by name; each is built with a timeout in seconds and the group."""
+"""Ways of sending over a process group by name, built with a timeout in seconds, the group, and where blocks are."""
 
 
-def make_transport(name: str, timeout_s: float, group: Group = None) -> Transport:
-    """A transport by name; ``auto`` is ``p2p`` for gloo and ``batched`` for NCCL.
+def make_transport(name: str, timeout_s: float, group: Group = None, place: torch.device | None = None) -> Transport:
+    """A transport by name; ``auto`` is ``p2p`` on a host (gloo) and ``batched`` on a GPU (NCCL).
 
-    Raises `RunError` for a name there is none of, and for ``p2p`` on NCCL, where a receive that is posted ahead would
-    block the sends behind it.
+    What decides is where the blocks are, `device` if not given: a group may have a backend for each kind of device.
+
+    Raises `RunError` for a name there is none of, for a group that cannot send from there, and for ``p2p`` on a GPU,
+    where a receive that is posted ahead would block the sends behind it.
     """
     if name != "auto" and name not in TRANSPORTS:
         raise RunError(f"unknown transport {name!r}, expected auto, {', '.join(TRANSPORTS)}")
-    nccl = dist.get_backend(group) == "nccl"
-    if nccl and name == "p2p":
+    place = place or torch.device(device())
+    backend, on_gpu = dist.get_backend(group), place.type == "cuda"
+    if backend == ("gloo" if on_gpu else "nccl"):
+        raise RunError(f"a group of backend {backend} cannot send tensors on {place}")
+    if on_gpu and name == "p2p":
         raise RunError("the transport p2p is for gloo; NCCL needs batched or all-to-all")
-    return TRANSPORTS[("batched" if nccl else "p2p") if name == "auto" else name](timeout_s, group)
+    return TRANSPORTS[("batched" if on_gpu else "p2p") if name == "auto" else name](timeout_s, group, place)

@@ -45,7 +45,12 @@ def make_trial(
     device: str = "cpu",
     progress: Progress = no_progress,
 ) -> Trial:
-    """Test patterns, and timed waits for kernel calls where `flops_per_s` is given, else real attention."""
+    """Test patterns, and timed waits for kernel calls where `flops_per_s` is given, else real attention.
+
+    Raises `RunError` for timed waits on a GPU, where the host must not wait.
+    """
+    if flops_per_s is not None and schedule.task is not None and device != "cpu":
+        raise RunError(f"rank {rank}: timed kernel calls are for gloo; on {device} they are real")
     if schedule.task is None or flops_per_s is not None:
         return PatternTrial(schedule, rank, transport, flops_per_s, device, progress)
     return LayerTrial(schedule, rank, transport, device, progress)

@@ -2,7 +2,7 @@
 
 *By lanes*, for transports of single messages: a thread per lane waits for what arrives on it; receives are posted
 steps ahead; a block is sent the moment it has arrived and the lane's message before it is posted. No lane waits for
-another. Kernel calls have a thread of their own. *By steps*, for transports of whole steps: a step is posted when all
+another. *By steps*, for transports of whole steps: a step is posted when all
 blocks that it sends have arrived, then its kernel calls are made, while it is under way.
 
 Where the schedule has rooms, a receive is posted when everything that lay in its room has arrived and has been used.
@@ -31,6 +31,13 @@ Compute = Callable[[CallRow], None]
 """Makes a kernel call, or what stands for it; on a GPU it only queues it."""
 
 
+Lane = Callable[[int], None]
+"""Waits for the next thing on a lane."""
+
+Posted = queue.SimpleQueue[tuple[Row, Wait]]
+"""Messages that were posted, in their order, each with its wait."""
+
+
 class Traffic:
     """What both walks do: post messages, wait for them, compute, note when that was and who is to blame."""
 
@@ -50,6 +57,7 @@ class Traffic:
         self._received: list[tuple[Row, Mark]] = []
         self._computed: list[tuple[CallRow, Mark, Mark]] = []
         self._waiting_for: dict[tuple[str, int], int] = {}
+        self._computing = False
 
     def post_receives(self, rows: Sequence[Row]) -> list[Wait]:
         try:
@@ -79,8 +87,11 @@ class Traffic:
 
     def compute(self, row: CallRow) -> None:
         began = self.streams.mark()
-        self._progress(WORKING)
+        self._computing = True
+        self._report()
         self._compute(row)
+        self._computing = False
+        self._report()
         self._computed.append((row, began, self.streams.mark()))
 
     def sent(self) -> tuple[Sent, ...]:
@@ -97,13 +108,18 @@ class Traffic:
 
     def _wait_for(self, way: str, row: Row, what: str, wait: Wait) -> None:
         self._waiting_for[way, row.lane] = row.peer
-        self._progress(row.peer)
+        self._report()
         try:
             wait()
         except RuntimeError as error:
             raise self._lost(row, what, error) from None
         del self._waiting_for[way, row.lane]
-        self._progress(next(iter(list(self._waiting_for.values())), WORKING))
+        self._report()
+
+    def _report(self) -> None:
+        """A rank that computes waits for nobody, whatever its lanes wait for."""
+        waiting_for = list(self._waiting_for.values())
+        self._progress(WORKING if self._computing or not waiting_for else waiting_for[0])
 
     def _lost(self, row: Row, what: str, error: RuntimeError) -> RunError:
         return RunError(f"rank {self.part.rank}, step {row.step}: lost rank {row.peer} {what} ({first_line(error)})")
@@ -117,7 +133,11 @@ class Walk(Protocol):
 
 
 class WalkByLanes:
-    """Threads wait, for each lane in and out and for the kernel calls; what each notices lets all get on."""
+    """A thread per lane waits for what arrives on it; what it notices lets all lanes get on.
+
+    With rooms it also sees off what the lane sends, step by step. So whatever a thread waits for at a step depends on
+    earlier steps only, of any rank, and no ranks can wait for each other in a circle.
+    """
 
     def __init__(self, traffic: Traffic, rooms: int | None, steps_ahead: int) -> None:
         part = traffic.part
@@ -126,9 +146,8 @@ class WalkByLanes:
         self._arrived: set[tuple[int, int]] = set()
         self._occupants = Counter() if rooms is None else part.occupants
         self._up_to = dict.fromkeys(self._incoming, steps_ahead)
-        self._posted: dict[int, queue.SimpleQueue[tuple[Row, Wait]]] = _queues(self._incoming)
-        self._leaving: dict[int, queue.SimpleQueue[tuple[Row, Wait]]] = _queues(self._outgoing)
-        self._counts = Counter(row.lane for row in part.sends), Counter(row.lane for row in part.receives)
+        self._posted: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._incoming}
+        self._leaving: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._outgoing}
         self._unnoticed = Counter(dict.fromkeys(self._incoming, 0))
         self._changed = threading.Condition()
         self._failed = False
@@ -139,60 +158,70 @@ class WalkByLanes:
             self._post_receives()
 
     def run(self) -> None:
-        sends, receives = self._counts
+        """Kernel calls are made by the caller's thread."""
         with self._changed:
             self._get_on()
-        work = [partial(self._take, lane, count) for lane, count in receives.items()]
-        if self._rooms is not None:
-            work += [partial(self._see_off, lane, count) for lane, count in sends.items()]
-        if self._traffic.part.calls:
-            work.append(partial(self._compute))
-        if len(work) == 1:
-            work.pop()()
-        for what in work:
-            threading.Thread(target=self._guarded, args=(what,), daemon=True).start()
-        for _ in work:
+        lanes = [partial(self._follow, events) for events in self._waits().values()]
+        if self._rooms is None and len(lanes) == 1:
+            lanes.pop()()
+        for follow in lanes:
+            threading.Thread(target=self._guarded, args=(follow,), daemon=True).start()
+        self._compute()
+        for _ in lanes:
             if (error := self._ended.get()) is not None:
-                with self._changed:
-                    self._failed = True
-                    self._changed.notify_all()
                 raise error
         if self._rooms is None:
-            for lane, count in sends.items():
-                self._see_off(lane, count)
+            for row in self._traffic.part.sends:
+                self._see_off(row.lane)
+
+    def _waits(self) -> dict[int, list[tuple[Lane, int]]]:
+        """What the thread of each lane waits for, in the order of steps; each is a method and the lane."""
+        part = self._traffic.part
+        events = [(row.step, row.lane, self._take) for row in part.receives]
+        if self._rooms is not None:
+            events += [(row.step, row.lane, self._see_off) for row in part.sends]
+        found: dict[int, list[tuple[Lane, int]]] = defaultdict(list)
+        for _, lane, wait in sorted(events, key=lambda event: event[0]):
+            found[lane].append((wait, lane))
+        return found
+
+    def _follow(self, events: Sequence[tuple[Lane, int]]) -> None:
+        for wait, lane in events:
+            wait(lane)
 
     def _guarded(self, what: Callable[[], None]) -> None:
+        error: Exception | None = None
         try:
             what()
-        except Exception as error:
-            self._ended.put(error)
-        else:
-            self._ended.put(None)
-
-    def _take(self, lane: int, count: int) -> None:
-        """Take what arrives on a lane, in order."""
-        for _ in range(count):
-            row, wait = self._posted[lane].get()
-            self._traffic.receive(row, wait)
+        except Exception as raised:
+            error = raised
             with self._changed:
-                self._arrived.add((row.block, row.since))
-                self._unnoticed[lane] -= 1
-                self._up_to[lane] = row.step + 1 + self._ahead
+                self._failed = True
+                self._changed.notify_all()
+        self._ended.put(error)
+
+    def _take(self, lane: int) -> None:
+        """Take what arrives next on a lane."""
+        row, wait = self._posted[lane].get()
+        self._traffic.receive(row, wait)
+        with self._changed:
+            self._arrived.add((row.block, row.since))
+            self._unnoticed[lane] -= 1
+            self._up_to[lane] = row.step + 1 + self._ahead
+            self._vacate(row.since)
+            self._get_on()
+
+    def _see_off(self, lane: int) -> None:
+        """Wait until what a lane sent next may be overwritten."""
+        row, wait = self._leaving[lane].get()
+        self._traffic.finish_send(row, wait)
+        if row.since in self._occupants:
+            with self._changed:
                 self._vacate(row.since)
                 self._get_on()
 
-    def _see_off(self, lane: int, count: int) -> None:
-        """Wait until what a lane sent may be overwritten, in order."""
-        for _ in range(count):
-            row, wait = self._leaving[lane].get()
-            self._traffic.finish_send(row, wait)
-            if row.since != HOME and self._rooms is not None:
-                with self._changed:
-                    self._vacate(row.since)
-                    self._get_on()
-
     def _compute(self) -> None:
-        """Make the kernel calls, in order."""
+        """Make the kernel calls, in order, until something has failed."""
         for row in self._traffic.part.calls:
             with self._changed:
                 self._changed.wait_for(lambda row=row: self._failed or self._has_keys(row))  # type: ignore[misc]
@@ -306,10 +335,6 @@ class WalkBySteps:
     def _await(self, key: tuple[int, int]) -> None:
         if key in self._pending:
             self._traffic.receive(*self._pending.pop(key))
-
-
-def _queues(lanes: Iterable[int]) -> dict[int, queue.SimpleQueue[tuple[Row, Wait]]]:
-    return {lane: queue.SimpleQueue() for lane in lanes}
 
 
 def _by_lane(rows: Iterable[Row]) -> dict[int, deque[Row]]:

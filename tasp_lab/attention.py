@@ -33,8 +33,8 @@ from tasp_lab.schedule import MOST_HOLDINGS, Schedule
 from tasp_lab.topology import Topology
 from tasp_lab.workload import Mask, Workload
 
-DOUBLE_BUFFERING = 2
-"""Rooms: what arrives lies beside what is computed with."""
+USUAL_ROOMS = 3
+"""One to compute with, one that fills, one whose receive is posted before its block is sent, as gloo needs it."""
 
 
 def attention_placement(name: str, workload: Workload, world_size: int) -> Placement:
@@ -51,7 +51,7 @@ def attention(
     decomposition: Decomposition | None = None,
     *,
     trim: bool = True,
-    rooms: int = DOUBLE_BUFFERING,
+    rooms: int = USUAL_ROOMS,
 ) -> Schedule:
     """The attention schedule of that name.
 

@@ -62,6 +62,7 @@ class AttentionSteps(LazySteps):
         n = rings.shape[1]
         place = np.argsort(rings, axis=1)
         self._start = place[ring_of, task.owner[: task.first_query]]
+        assert max(map(len, task.placement.spans)) <= 5, "five digits to base 3 fit into a byte"
         self._queries = [np.flatnonzero(task.owner[task.first_query :] == rank) + task.first_query for rank in range(n)]
         self._seen = np.stack([self._seen_by(rank) for rank in range(n)])
         self._hops = self._last_hops() if trim else np.full(task.first_query, n - 1)

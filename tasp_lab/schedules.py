@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tasp_lab.all_gather import ALL_GATHER, all_gather
-from tasp_lab.attention import ATTENTION, DOUBLE_BUFFERING, attention
+from tasp_lab.attention import ATTENTION, USUAL_ROOMS, attention
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule import Schedule
@@ -29,7 +29,7 @@ def build_schedule(
     work: Work,
     decomposition: Decomposition | None = None,
     trim: bool = True,
-    rooms: int = DOUBLE_BUFFERING,
+    rooms: int = USUAL_ROOMS,
 ) -> Schedule:
     """The schedule of that name.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 import weakref
 from itertools import product
@@ -15,16 +17,16 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from runtime.attention import attention_with_lse
+from runtime import attention_with_lse
 from runtime.kernels import KERNELS, choose_kernel
 from runtime.layer import DTYPES, Layer
 from runtime.sharding import shard
 from tasp_lab.attention import ATTENTION, attention, attention_placement
 from tasp_lab.builders import full_mesh
 from tasp_lab.errors import TaspLabError
-from tasp_lab.rooms import CallRow, rank_part
+from tasp_lab.rooms import rank_part
 from tasp_lab.workload import Workload
-from tests.ranks import on_ranks
+from tests.ranks import ROOT, on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -197,8 +199,12 @@ def test_memory_is_the_buffers_and_what_does_not_grow_with_the_world(mask: str) 
             assert max(each["tasp"][measure] for each in found) <= 1.2 * max(each[ring][measure] for each in found)
     shard_bytes = 168 * 4 * 64 * 4
     for name, left in rest.items():
-        assert max(left) <= 3.1 * shard_bytes, (name, left)  # result in float32, partial result, one temporary
-        assert max(left) - min(left) < 2**14, (name, left)  # what ranks say of each other before the start
+        padded = (
+            name == "striped-ring-attention" and mask == "causal"
+        )  # a row that sees nothing makes a copy of a result
+        assert max(left) <= (4.1 if padded else 3.1) * shard_bytes, (name, left)  # results in float32 and one temporary
+        said = 2**14  # what ranks tell each other before the start
+        assert padded or max(left) - min(left) < said, (name, left)
 
 
 def refusals(changes: list[str]) -> list[Exception]:
@@ -222,12 +228,12 @@ def refusal(change: str) -> None:
     if change == "schedules" and odd:
         options["schedule"] = "zigzag-ring-attention"
     elif change == "schedule objects" and odd:
-        options["schedule"] = attention("tasp", full_mesh(2), workload, rooms=3)
+        options["schedule"] = attention("tasp", full_mesh(2), workload, rooms=4)
     elif change == "schedule objects":
         options["schedule"] = attention("tasp", full_mesh(2), workload)
     elif change == "rings":
         options["topology"] = full_mesh(2)
-        options["rooms"] = 3 if odd else 2
+        options["rooms"] = 4 if odd else 2
     elif change == "batch" and odd:
         q, k, v = (torch.cat([x, x]) for x in (q, k, v))
     elif change == "lengths" and odd:
@@ -250,13 +256,17 @@ def refusal(change: str) -> None:
         options["causal"] = True
     elif change == "window":
         options["window"] = 5
+    elif change == "gradient":
+        v.requires_grad_()
+    elif change == "scale":
+        options["scale"] = float("nan")
     attention_with_lse(q, k, v, **options)
 
 
 REFUSALS = {
     "schedules": ("rank 1: schedule is zigzag-ring-attention, on rank 0 it is tasp",) * 2,
     "schedule objects": ("rank 1: schedule is tasp ",) * 2,
-    "rings": ("rank 1: rooms is 3, on rank 0 it is 2",) * 2,
+    "rings": ("rank 1: rooms is 4, on rank 0 it is 2",) * 2,
     "batch": ("rank 1: batch is 2, on rank 0 it is 1",) * 2,
     "lengths": ("rank 0 has 16 of 30 positions, the contiguous placement of tasp gives it 15",) * 2,
     "heads": ("rank 1: 3 heads are not a multiple of 2 KV heads", "3 heads are not a multiple of 2 KV heads"),
@@ -268,6 +278,8 @@ REFUSALS = {
     "dimensions": ("q is [16, 4, 64], expected [batch, positions, heads, head_dim]",) * 2,
     "masks": ("rank 1: mask is causal, on rank 0 it is full",) * 2,
     "window": ("window: 5, expected 1 or more, and the mask causal",) * 2,
+    "gradient": ("v requires a gradient, and there is no backward pass yet",) * 2,
+    "scale": ("scale: nan, expected a finite number",) * 2,
 }  # fmt: skip
 
 
@@ -281,30 +293,25 @@ def test_what_cannot_work_is_refused_on_all_ranks_before_data_moves() -> None:
             assert "\n" not in str(error)
 
 
-def with_a_death(step: int) -> Any:
-    """On a rank: rank 2 dies when it is about to make its third kernel call."""
-    workload = Workload(64, heads=2, head_dim=64, dtype="fp32")
-    q, k, v = (shard(x, attention_placement("tasp", workload, 4), dist.get_rank()) for x in layer_of(workload))
-    call, calls = Layer.call, 0
+def with_a_death() -> tuple[str, float] | None:
+    """On a rank: rank 2 dies when it is about to make its first kernel call.
 
-    def dying(self: Layer, row: CallRow, keys: torch.Tensor) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == step and dist.get_rank() == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.1)
-        call(self, row, keys)
-
-    Layer.call = dying  # type: ignore[method-assign]
+    It has two rooms, so it cannot have taken in what it would have to pass on at the last of four steps.
+    """
+    workload = Workload(80, heads=2, head_dim=64, dtype="fp32")
+    q, k, v = (shard(x, attention_placement("tasp", workload, 5), dist.get_rank()) for x in layer_of(workload))
+    if dist.get_rank() == 2:
+        Layer.call = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     began_s = time.monotonic()
     try:
-        attention_with_lse(q, k, v)
+        attention_with_lse(q, k, v, rooms=2)
     except TaspLabError as error:
         return str(error), time.monotonic() - began_s
+    return None
 
 
 def test_a_rank_that_dies_in_the_middle_is_named_within_seconds() -> None:
-    answers: Any = on_ranks(with_a_death, 4, 3)
+    answers: Any = on_ranks(with_a_death, 5)
     assert answers.pop(2) == -signal.SIGKILL
     assert any("lost rank 2" in message for message, _ in answers), answers
     assert all("lost rank" in message and seconds < 20 for message, seconds in answers), answers
@@ -339,3 +346,15 @@ def odd_tensors() -> Any:
 def test_odd_tensors_and_groups() -> None:
     assert succeeded(on_ranks(odd_tensors, 3)) == [True] * 3
     assert succeeded(on_ranks(odd_tensors, 1)) == [True]
+
+
+def test_the_example_runs_under_torchrun() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    done = subprocess.run(
+        [*command, "-m", "experiments.attention_example"], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = sorted(line.split() for line in done.stdout.splitlines())
+    assert [line[:2] for line in found] == [["rank", f"{rank}:"] for rank in range(3)]
+    assert sum(int(line[2]) for line in found) == 1000
+    assert all(float(line[-1]) < 1e-6 for line in found)

@@ -20,7 +20,7 @@ from runtime.launcher import launch
 from runtime.records import merge_records
 from runtime.setup import Placement
 from sim.engine import simulate
-from tasp_lab.attention import DOUBLE_BUFFERING
+from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.attention_bound import rank_flops
 from tasp_lab.cli.prediction import LayerPrediction, Prediction, bound_s, predict_schedule, with_compute
 from tasp_lab.decomposition import Decomposition
@@ -125,7 +125,7 @@ def validate(
     *,
     decomposition: Decomposition | None = None,
     trim: bool = True,
-    rooms: int = DOUBLE_BUFFERING,
+    rooms: int = USUAL_ROOMS,
     compute: float | Literal["real"] | None = None,
     fabric: FabricKind = "emulated",
     scale: float | None = None,

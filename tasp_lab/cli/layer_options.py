@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 
-from tasp_lab.attention import DOUBLE_BUFFERING
+from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.errors import QuantityError, WorkloadError
 from tasp_lab.quantities import parse_count, parse_flops_per_s, parse_size_bytes
 from tasp_lab.schedules import Work
@@ -51,7 +51,7 @@ class LayerChoice:
         "forward"
     )
     trim: Annotated[bool, Parameter(help="Blocks stop where nobody sees them any more.")] = True
-    rooms: Annotated[int, _whole("How many steps' arrivals a rank has room for.")] = DOUBLE_BUFFERING
+    rooms: Annotated[int, _whole("How many steps' arrivals a rank has room for.")] = USUAL_ROOMS
     compute: Annotated[
         str | None,
         Parameter(

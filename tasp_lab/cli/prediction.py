@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from sim.engine import simulate
-from tasp_lab.attention import DOUBLE_BUFFERING
+from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.attention_bound import attention_bound_s, rank_flops
 from tasp_lab.bound import all_gather_bound_s
 from tasp_lab.cli.predicted import AllGatherPrediction as AllGatherPrediction
@@ -40,7 +40,7 @@ def predict(
     *,
     decomposition: Decomposition | None = None,
     trim: bool = True,
-    rooms: int = DOUBLE_BUFFERING,
+    rooms: int = USUAL_ROOMS,
     say: Say = say_nothing,
 ) -> list[Prediction]:
     """Predict AllGather of so many bytes per rank, or an attention layer, by each of the named schedules.

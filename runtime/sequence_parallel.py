@@ -1,7 +1,7 @@
 """Exact attention over a sequence that is spread over the ranks of a process group.
 
 >>> import torch.distributed as dist
->>> from runtime.attention import attention
+>>> from runtime import attention
 >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 >>> q, k, v = (torch.randn(2, 16, heads, 64) for heads in (8, 2, 2))       # this rank's shard
 >>> attention(q, k, v, schedule="zigzag-ring-attention", causal=True).shape
@@ -11,6 +11,7 @@ torch.Size([2, 16, 8, 64])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -24,7 +25,7 @@ from runtime.executor import Executor
 from runtime.kernels import Kernel, choose_kernel
 from runtime.layer import DTYPES, Layer, put_keys_home
 from runtime.transport import Group, Transport, make_transport
-from tasp_lab.attention import DOUBLE_BUFFERING
+from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.attention import attention as build_attention
 from tasp_lab.builders import full_mesh
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
@@ -71,7 +72,7 @@ def attention_with_lse(
     kernel: str = "auto",
     transport: str = "auto",
     trim: bool = True,
-    rooms: int = DOUBLE_BUFFERING,
+    rooms: int = USUAL_ROOMS,
     timeout_s: float = 300.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of this rank's queries to the keys of all ranks; every rank of the group calls it.
@@ -91,7 +92,7 @@ def attention_with_lse(
     kernel : ``flash-attn``, ``sdpa``, ``reference``, or ``auto``, the fastest that can do it.
     transport : ``auto``, ``p2p``, ``batched`` or ``all-to-all`` (see `runtime.transport`).
     trim, rooms : see `tasp_lab.attention.attention`.
-    timeout_s : how long to wait for another rank.
+    timeout_s : how long to wait for another rank; on GPUs, once data moves, the group's own timeout applies.
 
     Returns
     -------
@@ -105,22 +106,30 @@ def attention_with_lse(
     """
     if not dist.is_initialized():
         raise RunError("no process group: call torch.distributed.init_process_group first, or start with torchrun")
+    if dist.get_rank(group) < 0:
+        raise RunError("this process is not part of the group")
     own: Proposal | TaspLabError
     try:
         workload = _workload_of_shard(q, k, v, "causal" if causal else "full", window)
         chosen = choose_kernel(kernel, q.dtype, q.device, q.shape[3])
-        sender = make_transport(transport, timeout_s, group)
-        own = _proposal(workload, q.shape[1], schedule, scale, trim, rooms, transport)
+        sender = make_transport(transport, timeout_s, group, q.device)
+        own = _proposal(workload, q.shape[1], schedule, scale, topology, trim, rooms, transport)
     except TaspLabError as error:
         own = error
-    everyone = exchange(own, q.device, group)
+    everyone = exchange(own, q.device, group, timeout_s)
     demand_equal(everyone, [name for name in everyone[0] if name != "positions"])
     lengths = [int(str(each["positions"])) for each in everyone]
     whole = replace(workload, sequence=max(1, sum(lengths)))
-    built = _built(schedule, topology or _mesh(len(lengths)), whole, trim, rooms)
-    _demand_lengths(built, lengths)
+    try:
+        built = _built(schedule, topology or _mesh(len(lengths)), whole, trim, rooms)
+        _demand_lengths(built, lengths)
+        own = {"rings": built.digest}
+    except TaspLabError as error:
+        if topology is None:
+            raise
+        own = error
     if topology is not None:  # a search for its rings may have ended differently on every rank
-        demand_equal(exchange({"rings": built.digest}, q.device, group), ["rings"])
+        demand_equal(exchange(own, q.device, group, timeout_s), ["rings"])
     return _run(built, dist.get_rank(group), q, k, v, chosen, float(str(everyone[0]["scale"])), sender)
 
 
@@ -132,11 +141,14 @@ def _workload_of_shard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: 
         if each.dtype not in _NAMES or each.dtype != q.dtype or each.device != q.device:
             raise WorkloadError(f"{name} is {each.dtype} on {each.device}, q is {q.dtype} on {q.device}, expected one "
                                 f"device and one dtype of {', '.join(str(dtype) for dtype in _NAMES)}")  # fmt: skip
+        if each.requires_grad and torch.is_grad_enabled():
+            raise WorkloadError(f"{name} requires a gradient, and there is no backward pass yet: use torch.no_grad()")
     batch, positions, heads, head_dim = q.shape
     if k.shape != v.shape or (k.shape[0], k.shape[1], k.shape[3]) != (batch, positions, head_dim):
         raise WorkloadError(f"q is {_shape(q)}, k is {_shape(k)}, v is {_shape(v)}, expected equal batch, positions "
                             "and head_dim, and equal shapes of k and v")  # fmt: skip
-    return Workload(1, batch, heads, k.shape[2], head_dim, _NAMES[q.dtype], mask, window)
+    seen = None if window is None else int(window)
+    return Workload(1, batch, heads, k.shape[2], head_dim, _NAMES[q.dtype], mask, seen)
 
 
 def _proposal(
@@ -144,16 +156,21 @@ def _proposal(
     positions: int,
     schedule: str | Schedule,
     scale: float | None,
+    topology: Topology | None,
     trim: bool,
     rooms: int,
     transport: str,
 ) -> Proposal:
-    """What must be the same on all ranks, and how many positions this one has."""
+    """What must be the same on all ranks, and how many positions this one has. Raises `WorkloadError`."""
+    scale = workload.head_dim**-0.5 if scale is None else float(scale)
+    if not math.isfinite(scale):
+        raise WorkloadError(f"scale: {scale}, expected a finite number")
     return {
         "positions": positions,
         "schedule": schedule if isinstance(schedule, str) else f"{schedule.name} {schedule.digest}",
+        "topology": None if topology is None else topology.name,
         "trim": trim,
-        "rooms": rooms,
+        "rooms": int(rooms),
         "transport": transport,
         "dtype": workload.dtype,
         "batch": workload.batch,
@@ -162,7 +179,7 @@ def _proposal(
         "head_dim": workload.head_dim,
         "mask": workload.mask,
         "window": workload.window,
-        "scale": workload.head_dim**-0.5 if scale is None else scale,
+        "scale": scale,
     }
 
 
@@ -198,6 +215,8 @@ def _demand_lengths(schedule: Schedule, lengths: Sequence[int]) -> None:
     """Raise `WorkloadError` unless every rank has as many positions as the placement gives it."""
     assert schedule.task is not None
     placement = schedule.task.placement
+    if len(lengths) != schedule.world_size:
+        raise WorkloadError(f"the topology has {schedule.world_size} ranks, the group {len(lengths)}")
     for rank, length in enumerate(lengths):
         if length != placement.length(rank):
             raise WorkloadError(
