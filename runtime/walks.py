@@ -150,6 +150,7 @@ class WalkByLanes:
         self._leaving: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._outgoing}
         self._unnoticed = Counter(dict.fromkeys(self._incoming, 0))
         self._changed = threading.Condition()
+        self._awaited: CallRow | None = None
         self._failed = False
         self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
@@ -224,7 +225,9 @@ class WalkByLanes:
         """Make the kernel calls, in order, until something has failed."""
         for row in self._traffic.part.calls:
             with self._changed:
+                self._awaited = row
                 self._changed.wait_for(lambda row=row: self._failed or self._has_keys(row))  # type: ignore[misc]
+                self._awaited = None
                 if self._failed:
                     return
             self._traffic.compute(row)
@@ -247,7 +250,8 @@ class WalkByLanes:
                 row = rows.popleft()
                 self._leaving[lane].put((row, self._traffic.post_sends([row])[0]))
         self._post_receives()
-        self._changed.notify_all()
+        if self._awaited is not None and self._has_keys(self._awaited):
+            self._changed.notify_all()
 
     def _post_receives(self) -> None:
         """Post each lane's receives for so many steps ahead, and at least one, as far as their rooms are free."""

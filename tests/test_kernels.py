@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime import kernels
-from runtime.kernels import KERNELS, Band, Kernel, Partial, choose_kernel, trim, window
+from runtime import partials, sdpa_gpu
+from runtime.bands import Band, trim, window
+from runtime.kernels import KERNELS, Kernel, Partial, choose_kernel
 from runtime.merging import Accumulator
 from tasp_lab.errors import RunError
 
@@ -139,7 +140,7 @@ def test_every_kernel_is_softmax_attention_over_the_keys_seen(case: Case, rows_a
     q, k, v = case.tensors()
     expected = by_definition(case, q, k, v)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "ROWS_AT_ONCE", rows_at_once)
+        patch.setattr(partials, "ROWS_AT_ONCE", rows_at_once)
         assert_close(case.attend(KERNELS["reference"], q, k, v), expected, 1e-12)
         assert_close(case.attend(KERNELS["sdpa"], q, k, v), expected)
 
@@ -431,13 +432,13 @@ def test_flash_attn_is_asked_for_the_right_window_in_every_release(case: Case) -
 @pytest.mark.parametrize(
     ("operator", "band"),
     [
-        (kernels._gpu_flash, Band(0, 40, 0, 40, 0, 39)),
-        (kernels._gpu_flash, Band(0, 40, 0, 50, -49, 39)),
-        (kernels._gpu_efficient, Band(0, 40, 0, 50, -20, 30)),
-        (kernels._gpu_efficient, Band(0, 40, 0, 40, 0, 39)),
+        (sdpa_gpu._gpu_flash, Band(0, 40, 0, 40, 0, 39)),
+        (sdpa_gpu._gpu_flash, Band(0, 40, 0, 50, -49, 39)),
+        (sdpa_gpu._gpu_efficient, Band(0, 40, 0, 50, -20, 30)),
+        (sdpa_gpu._gpu_efficient, Band(0, 40, 0, 40, 0, 39)),
     ],
 )
-def test_the_gpu_operators_take_our_arguments(operator: kernels.Compute, band: Band) -> None:
+def test_the_gpu_operators_take_our_arguments(operator: partials.Compute, band: Band) -> None:
     """Their signatures and shapes, on tensors without data; their numbers need a GPU."""
     q = torch.empty(2, band.queries, 6, 64, dtype=torch.bfloat16, device="meta")
     k = torch.empty(2, band.keys, 3, 64, dtype=torch.bfloat16, device="meta")
