@@ -285,7 +285,7 @@ def test_events_say_what_the_schedule_says(case: tuple[Topology, Schedule], comp
 def test_waiting_for_room_is_explained() -> None:
     """Calls of 3 s and hops of 1 s: the third hop, at 2 s, needs the room that the call from 3 s to 6 s reads."""
     topology = ring(4, Fraction(4), Fraction(0))
-    schedule = attention("ring-attention", topology, layer(4))
+    schedule = attention("ring-attention", topology, layer(4), rooms=2)
     events = simulate(schedule, Machine(topology, compute=Compute(Fraction(4, 3)))).events
     found = {(e.kind, e.step, e.start_s, e.waited_for) for e in events}
     assert found == {
