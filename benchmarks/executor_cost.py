@@ -43,7 +43,7 @@ CASES = (
 )
 LAYER = Workload(sequence=5 * 4 * 3, head_dim=1, dtype="bf16")
 SHARD_BYTES = 64
-RUNS = 200
+RUNS = 400
 RESULTS = Path(__file__).parent / "results"
 
 
