@@ -68,7 +68,7 @@ def ring_rate_bytes_per_s(topology: Topology, rings: npt.NDArray[np.integer], sh
     of_shared = [float(shared.bandwidth_bytes_per_s) for shared in topology.shared]
     about = np.concatenate([topology.link_bandwidths_bytes_per_s, of_shared])[passed] / loads[passed].astype(float)
     slowest = passed[about <= about.min() * (1 + 1e-9)]
-    if isinstance(topology.links, MeshLinks):
+    if isinstance(topology.links, MeshLinks) and not topology.shared:
         slowest = slowest[[loads[slowest].argmax()]]  # all links are alike
     count = len(topology.links)
     exact = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -108,6 +109,15 @@ def home_blocks(schedule: Schedule, rank: int) -> IntArray:
     return blocks if schedule.task is None else blocks[blocks < schedule.task.first_query]
 
 
+def buffer_bytes(schedule: Schedule) -> IntArray:
+    """The size of every rank's buffer, as an int array (world_size,)."""
+    ranks = range(schedule.world_size)
+    if schedule.rooms is None:
+        return np.full(schedule.world_size, schedule.block_bytes.sum())
+    home = np.array([schedule.block_bytes[home_blocks(schedule, rank)].sum() for rank in ranks], dtype=np.int64)
+    return home + schedule.rooms * _room_bytes(schedule)
+
+
 class _Memory:
     """One rank's buffer while its steps are walked: where each block lies now, and since when."""
 
@@ -122,7 +132,7 @@ class _Memory:
             return
         self.place = {}
         self._home_bytes = self._lay_out(home_blocks(schedule, rank).tolist(), 0, HOME)
-        self._room_bytes = max((_bytes_into(schedule, step, rank) for step in schedule.steps), default=0)
+        self._room_bytes = int(_room_bytes(schedule)[rank])
         self.size_bytes = self._home_bytes + self._rooms * self._room_bytes
 
     def take_in(self, step: int, blocks: list[int]) -> None:
@@ -151,8 +161,15 @@ class _Memory:
         return CallRow(step, call, held, first, end - first, self._schedule.call_flops(call))
 
 
-def _bytes_into(schedule: Schedule, step: Step, rank: int) -> int:
-    return int(schedule.block_bytes[step.block[step.destination == rank]].sum())
+@lru_cache(maxsize=8)
+def _room_bytes(schedule: Schedule) -> IntArray:
+    """The most bytes that arrive in one step at each rank."""
+    largest = np.zeros(schedule.world_size, dtype=np.int64)
+    for step in schedule.steps:
+        arriving = np.zeros_like(largest)
+        np.add.at(arriving, step.destination, schedule.block_bytes[step.block])
+        largest = np.maximum(largest, arriving)
+    return largest
 
 
 def _columns(step: Step, mine: BoolArray, peers: IntArray) -> list[tuple[int, int, int]]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement, pairwise, permutations
 from pathlib import Path
@@ -312,6 +313,14 @@ def test_loads_are_those_of_a_count_hop_by_hop(topology: Topology, seed: int) ->
     shares = [Fraction(weight, sum(weights)) for weight in weights]
     slowest = min(topology.constraints[at].bandwidth_bytes_per_s / Fraction(load) for at, load in expected.items())
     assert ring_rate_bytes_per_s(topology, np.array(rings), shares) == slowest * sum(weights)
+
+
+def test_a_shared_capacity_just_above_the_links_does_not_hide_them() -> None:
+    """One ring of three hops over links of 1 byte/s and a bus of hardly more than 3: the links limit it."""
+    mesh = full_mesh(3, Fraction(1))
+    bus = SharedCapacity("bus", 3 + Fraction(1, 10**10), tuple(link.name for link in mesh.links))
+    ring = np.array([[0, 1, 2]])
+    assert ring_rate_bytes_per_s(replace(mesh, shared=(bus,)), ring, [Fraction(1)]) == 1
 
 
 @given(st.integers(1, 2**80), st.integers(1, 2**80))

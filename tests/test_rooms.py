@@ -18,7 +18,7 @@ from tasp_lab.attention import attention
 from tasp_lab.builders import full_mesh, nodes, switch, torus
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
-from tasp_lab.rooms import HOME, RankPart, home_blocks, rank_part
+from tasp_lab.rooms import HOME, RankPart, buffer_bytes, home_blocks, rank_part
 from tasp_lab.schedule import Schedule, Step
 from tasp_lab.workload import Workload
 
@@ -119,6 +119,7 @@ def test_a_buffer_is_the_home_and_the_rooms(schedule: Schedule) -> None:
             most = max(arriving.values(), default=0)
             assert part.buffer_bytes == size[home_blocks(schedule, part.rank)].sum() + schedule.rooms * most
         assert all(stay.first >= 0 and stay.end <= part.buffer_bytes for stay in stays(schedule, part))
+        assert buffer_bytes(schedule)[part.rank] == part.buffer_bytes
 
 
 @given(schedules())

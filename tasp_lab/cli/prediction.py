@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from sim.engine import simulate
 from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.attention_bound import attention_bound_s, rank_flops
@@ -18,7 +16,7 @@ from tasp_lab.decomposition import Decomposition
 from tasp_lab.machine import INSTANT, Compute, Machine
 from tasp_lab.quantities import Number
 from tasp_lab.rings import Say, say_nothing
-from tasp_lab.rooms import home_blocks
+from tasp_lab.rooms import buffer_bytes
 from tasp_lab.schedule import Schedule
 from tasp_lab.schedules import Work, build_schedule, check_names
 from tasp_lab.workload import Workload
@@ -94,7 +92,7 @@ def predict_schedule(machine: Machine, schedule: Schedule, work: Work, trim: boo
         compute_s=machine.compute.time_s(max(flops)),
         communication_s=simulate(schedule, replace(machine, compute=INSTANT)).time_s,
         bytes_sent=int(schedule.bytes_sent().sum()),
-        buffer_bytes=_buffer_bytes(schedule, schedule.rooms),
+        buffer_bytes=int(buffer_bytes(schedule).max()),
         flops=sum(flops),
     )
 
@@ -105,14 +103,3 @@ def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
         return all_gather_bound_s(machine.topology, work)
     assert schedule.task is not None, "a schedule of a layer has a task"
     return attention_bound_s(machine, work, schedule.task.placement)
-
-
-def _buffer_bytes(schedule: Schedule, rooms: int) -> int:
-    """The largest buffer of `tasp_lab.rooms.rank_part`, of all ranks in one walk: what is home, and the rooms."""
-    largest_room = np.zeros(schedule.world_size, dtype=np.int64)
-    for step in schedule.steps:
-        arriving = np.zeros(schedule.world_size, dtype=np.int64)
-        np.add.at(arriving, step.destination, schedule.block_bytes[step.block])
-        largest_room = np.maximum(largest_room, arriving)
-    home = [schedule.block_bytes[home_blocks(schedule, rank)].sum() for rank in range(schedule.world_size)]
-    return max(int(own) + rooms * int(room) for own, room in zip(home, largest_room, strict=True))
