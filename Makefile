@@ -26,8 +26,11 @@ check: $(INSTALLED)
 experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.all_gather_table
 	$(BIN)/python -m experiments.decomposition_table --measure
+	$(BIN)/python -m experiments.attention_curve
+	$(BIN)/python -m experiments.trimming_table
 	$(BIN)/python -m benchmarks.simulator_speed
 	$(BIN)/python -m benchmarks.decomposition_speed
+	$(BIN)/python -m benchmarks.executor_cost
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
