@@ -20,6 +20,7 @@ from tasp_lab.arrays import IntArray
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.pieces import over_lanes, split_bytes
+from tasp_lab.rings import is_ring
 from tasp_lab.schedule import MOST_HOLDINGS, LazySteps, Schedule, Step
 from tasp_lab.topology import Topology
 from tasp_lab.tree_all_gather import tree_all_gather
@@ -47,9 +48,8 @@ class RingSteps(LazySteps):
 
 def ring_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
     """AllGather of `shard_bytes` per rank around one ring: 0, 1, 2, ... where that is one, else the best one known."""
-    n = topology.world_size
-    in_order = all(topology.has_route(rank, (rank + 1) % n) for rank in range(n)) if n > 1 else True
-    rings = np.arange(n)[None] if in_order else decompose(topology, lanes=1).rings
+    in_order = range(topology.world_size)
+    rings = np.array([in_order]) if is_ring(topology, in_order) else decompose(topology, lanes=1).rings
     return _around_rings("ring", topology, rings.astype(np.int64), [Fraction(1)], shard_bytes)
 
 

@@ -8,3 +8,6 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
+
+Int32Array = npt.NDArray[np.int32]
+"""Of rings and paths, which are many numbers: half the memory."""

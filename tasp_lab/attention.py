@@ -29,6 +29,7 @@ from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.pieces import over_lanes
 from tasp_lab.placement import Placement, contiguous, striped, zigzag
+from tasp_lab.rings import is_ring
 from tasp_lab.schedule import MOST_HOLDINGS, Schedule
 from tasp_lab.topology import Topology
 from tasp_lab.workload import Mask, Workload
@@ -91,15 +92,9 @@ def attention(
 
 def _single_rings(topology: Topology) -> list[IntArray]:
     """The ways around one ring that are worth comparing: up the ranks, down the ranks, else the best ring known."""
-    n = topology.world_size
-    upward = np.arange(n, dtype=np.int64)
-    ways = [way for way in (upward, upward[::-1]) if _is_ring(topology, way)]
+    upward = np.arange(topology.world_size, dtype=np.int64)
+    ways = [way for way in (upward, upward[::-1]) if is_ring(topology, way.tolist())]
     return ways or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
-
-
-def _is_ring(topology: Topology, ring: IntArray) -> bool:
-    ranks = ring.tolist()
-    return len(ranks) == 1 or all(topology.has_route(*hop) for hop in zip(ranks, [*ranks[1:], ranks[0]], strict=True))
 
 
 def _cut(

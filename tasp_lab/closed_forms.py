@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tasp_lab.arrays import IntArray
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.factors import rings_of
 from tasp_lab.hamiltonian import hamiltonian_cycles, two_fold_hamiltonian_cycles
 from tasp_lab.node_rings import is_rail_aligned, node_rings
-from tasp_lab.ring_problem import IntArray
 from tasp_lab.rings import Rings
 from tasp_lab.topology import Topology
 

@@ -29,12 +29,12 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import TopologyError
 from tasp_lab.links import MeshLinks
 from tasp_lab.quantities import Number
-from tasp_lab.topology import BoolArray, Topology, Vertex
+from tasp_lab.topology import Topology, Vertex
 
-IntArray = npt.NDArray[np.int64]
 WholeArray = npt.NDArray[Any]
 """Whole numbers: of 64 bits, or Python's own where those could be too few."""
 

@@ -23,8 +23,8 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from tasp_lab.arrays import Int32Array
 from tasp_lab.closed_forms import closed_forms
 from tasp_lab.cuts import all_gather_cut, ring_cut
 from tasp_lab.errors import NoDecompositionError
@@ -35,8 +35,6 @@ from tasp_lab.ring_load import constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.ring_search import RingSearch
 from tasp_lab.rings import ENOUGH, Patience, Rings, Say, say_nothing
 from tasp_lab.topology import Topology
-
-IntArray = npt.NDArray[np.int32]
 
 USUAL_TIME_LIMIT_S = 30.0
 """How long a search takes at most, unless said otherwise."""
@@ -59,7 +57,7 @@ class Decomposition:
     """
 
     topology: Topology
-    rings: IntArray
+    rings: Int32Array
     fold: int
     reason: str
     shares: tuple[Fraction, ...] = ()

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasp_lab.arrays import FloatArray, IntArray
 from tasp_lab.factors import rings_of
-from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
+from tasp_lab.ring_problem import RingProblem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching, maximum_flow
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from tasp_lab.arrays import BoolArray, IntArray
 
 
 def regular_part(linked: BoolArray, degree: int, random: Random) -> BoolArray | None:

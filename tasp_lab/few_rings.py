@@ -16,11 +16,12 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array, eye_array, hstack, vstack
 
+from tasp_lab.arrays import IntArray
 from tasp_lab.links import MeshLinks
 from tasp_lab.packing import best_packing, solve_whole, with_exact_shares
 from tasp_lab.quantities import Number
 from tasp_lab.ring_load import ring_rate_bytes_per_s
-from tasp_lab.ring_problem import IntArray, RingProblem
+from tasp_lab.ring_problem import RingProblem
 from tasp_lab.rings import Patience, Rings, fold_of
 from tasp_lab.switching import FIRST_LOOK_S, disjoint_rings
 from tasp_lab.topology import Topology, Vertex

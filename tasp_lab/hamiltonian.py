@@ -36,16 +36,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import permutations
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tasp_lab.arrays import Int32Array
 from tasp_lab.errors import NoDecompositionError
 
-__all__ = ["IntArray", "hamiltonian_cycles", "two_fold_hamiltonian_cycles", "verify_cycles"]
+__all__ = ["Int32Array", "hamiltonian_cycles", "two_fold_hamiltonian_cycles", "verify_cycles"]
 
-IntArray: TypeAlias = npt.NDArray[np.int32]
 
 # Entries that are worked on at a time: enough to be fast, too few to add to the memory that the answer takes.
 _BLOCK_ENTRIES: Final = 2**16
@@ -90,7 +90,7 @@ _FAMILIES: Final = tuple(
 )
 
 
-def hamiltonian_cycles(n: int) -> IntArray:
+def hamiltonian_cycles(n: int) -> Int32Array:
     """Split the arcs of the complete digraph on ``n`` vertices into directed Hamiltonian cycles.
 
     Parameters
@@ -100,7 +100,7 @@ def hamiltonian_cycles(n: int) -> IntArray:
 
     Returns
     -------
-    IntArray
+    Int32Array
         Shape ``(n - 1, n)``. Each row lists the vertices of one cycle and starts with vertex 0; the arc from
         the last vertex back to 0 closes it. Every arc of the digraph lies on exactly one row.
 
@@ -130,7 +130,7 @@ def hamiltonian_cycles(n: int) -> IntArray:
     return cycles
 
 
-def two_fold_hamiltonian_cycles(n: int) -> IntArray:
+def two_fold_hamiltonian_cycles(n: int) -> Int32Array:
     """Cover every arc of the complete digraph exactly twice with directed Hamiltonian cycles.
 
     This is what 4 and 6 vertices have in place of a decomposition: all six cycles of ``K*_4``, and ten cycles
@@ -143,7 +143,7 @@ def two_fold_hamiltonian_cycles(n: int) -> IntArray:
 
     Returns
     -------
-    IntArray
+    Int32Array
         Shape ``(2 (n - 1), n)``; rows as in `hamiltonian_cycles`.
 
     Raises
@@ -166,14 +166,14 @@ def two_fold_hamiltonian_cycles(n: int) -> IntArray:
     return cycles
 
 
-def verify_cycles(cycles: IntArray, n: int, fold: int) -> None:
+def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
     """Check that each row is a Hamiltonian cycle and that no arc is used more than ``fold`` times.
 
     With ``fold * (n - 1)`` rows this means that every arc is used exactly ``fold`` times.
 
     Parameters
     ----------
-    cycles : IntArray
+    cycles : Int32Array
         Shape ``(number of cycles, n)``; each row lists the vertices ``0 .. n - 1`` in the order of travel.
     n : int
         Number of vertices.
@@ -207,14 +207,14 @@ def verify_cycles(cycles: IntArray, n: int, fold: int) -> None:
         )
 
 
-def _check_visits(cycles: IntArray, n: int, first_ring: int) -> None:
+def _check_visits(cycles: Int32Array, n: int, first_ring: int) -> None:
     is_cycle = np.all(np.sort(cycles, axis=1) == np.arange(n), axis=1)
     if not is_cycle.all():
         ring = first_ring + int(np.argmin(is_cycle))
         raise NoDecompositionError(f"ring {ring} does not visit each of the vertices 0..{n - 1} exactly once")
 
 
-def _arcs(cycles: IntArray, n: int) -> npt.NDArray[np.int64]:
+def _arcs(cycles: Int32Array, n: int) -> npt.NDArray[np.int64]:
     """Each arc as ``n * tail + head``, in the shape of the cycles."""
     return cycles.astype(np.int64) * n + np.roll(cycles, -1, axis=1)
 

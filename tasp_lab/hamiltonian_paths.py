@@ -28,8 +28,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tasp_lab.arrays import Int32Array
 from tasp_lab.errors import NoDecompositionError
-from tasp_lab.hamiltonian import IntArray, hamiltonian_cycles
+from tasp_lab.hamiltonian import hamiltonian_cycles
 
 __all__ = ["even_hamiltonian_paths", "hamiltonian_paths", "two_fold_hamiltonian_paths", "verify_paths"]
 
@@ -37,7 +38,7 @@ __all__ = ["even_hamiltonian_paths", "hamiltonian_paths", "two_fold_hamiltonian_
 _IMPOSSIBLE: Final = (3, 5)
 
 
-def hamiltonian_paths(m: int) -> IntArray:
+def hamiltonian_paths(m: int) -> Int32Array:
     """Split the arcs of the complete digraph on ``m`` vertices into directed Hamiltonian paths.
 
     Parameters
@@ -47,7 +48,7 @@ def hamiltonian_paths(m: int) -> IntArray:
 
     Returns
     -------
-    IntArray
+    Int32Array
         Shape ``(m, m)``. Row ``i`` lists the vertices of the path that starts with vertex ``i``; the last column is a
         permutation. Every arc lies on exactly one row.
 
@@ -71,7 +72,7 @@ def hamiltonian_paths(m: int) -> IntArray:
     return _checked(_zigzags(m) if m % 2 == 0 else _without_last_vertex(hamiltonian_cycles(m + 1)), fold=1)
 
 
-def two_fold_hamiltonian_paths(m: int) -> IntArray:
+def two_fold_hamiltonian_paths(m: int) -> Int32Array:
     """Cover every arc of the complete digraph exactly twice with directed Hamiltonian paths.
 
     For even ``m``, each path of `hamiltonian_paths` is listed twice. For odd ``m`` they are the zigzags and the
@@ -84,7 +85,7 @@ def two_fold_hamiltonian_paths(m: int) -> IntArray:
 
     Returns
     -------
-    IntArray
+    Int32Array
         Shape ``(2 m, m)``. Rows ``i`` and ``m + i`` start with vertex ``i``; two rows end with each vertex.
 
     Raises
@@ -103,7 +104,7 @@ def two_fold_hamiltonian_paths(m: int) -> IntArray:
     return _checked(np.vstack([zigzags, mirrored]), fold=2)
 
 
-def even_hamiltonian_paths(m: int) -> IntArray:
+def even_hamiltonian_paths(m: int) -> Int32Array:
     """Paths as `hamiltonian_paths` has them, with an even permutation from starts to ends.
 
     The paths of `hamiltonian_paths` already are of that kind unless ``m = 2 mod 4``. There two zigzags exchange
@@ -125,14 +126,14 @@ def even_hamiltonian_paths(m: int) -> IntArray:
     return _checked(paths, fold=1)
 
 
-def verify_paths(paths: IntArray, m: int, fold: int) -> None:
+def verify_paths(paths: Int32Array, m: int, fold: int) -> None:
     """Check that each row is a Hamiltonian path and that no arc, start or end is used more than ``fold`` times.
 
     With ``fold * m`` rows this means that each of them is used exactly ``fold`` times.
 
     Parameters
     ----------
-    paths : IntArray
+    paths : Int32Array
         Shape ``(number of paths, m)``; each row lists the vertices ``0 .. m - 1`` in the order of travel.
     m : int
         Number of vertices.
@@ -169,7 +170,7 @@ def verify_paths(paths: IntArray, m: int, fold: int) -> None:
             raise NoDecompositionError(f"{uses[vertex]} paths {what} with vertex {vertex}, more than {fold}")
 
 
-def _checked(paths: npt.NDArray[np.integer], fold: int) -> IntArray:
+def _checked(paths: npt.NDArray[np.integer], fold: int) -> Int32Array:
     checked = paths.astype(np.int32)
     verify_paths(checked, paths.shape[1], fold)
     return checked
@@ -187,7 +188,7 @@ def _zigzags(m: int) -> npt.NDArray[np.int64]:
     return (zigzag + index[:, np.newaxis]) % m
 
 
-def _without_last_vertex(cycles: IntArray) -> npt.NDArray[np.integer]:
+def _without_last_vertex(cycles: Int32Array) -> npt.NDArray[np.integer]:
     """Cut every cycle at its last vertex.
 
     `hamiltonian_cycles` inserts the last vertex of an even number into the arcs of one Hamiltonian path, and closes

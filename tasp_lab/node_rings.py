@@ -40,8 +40,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tasp_lab.arrays import Int32Array
 from tasp_lab.errors import NoDecompositionError
-from tasp_lab.hamiltonian import IntArray
 from tasp_lab.hamiltonian_paths import even_hamiltonian_paths, hamiltonian_paths, two_fold_hamiltonian_paths
 
 __all__ = ["is_rail_aligned", "node_rings", "verify_node_rings"]
@@ -51,7 +51,7 @@ _THREE_OF_FOUR: Final = np.array([[1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]])
 _THREE_OF_SIX: Final = np.array([[1, 2, 3, 0, 5, 4], [1, 3, 4, 5, 2, 0], [4, 3, 5, 0, 1, 2]])
 
 
-def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | None = None) -> IntArray:
+def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | None = None) -> Int32Array:
     """The rings of ``node_count`` nodes that use every pair of ranks inside a node, and every NIC, equally.
 
     Parameters
@@ -65,7 +65,7 @@ def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | Non
 
     Returns
     -------
-    IntArray
+    Int32Array
         Shape ``(rings, node_count * ranks_per_node)``; each row lists the ranks of one ring, node by node. There
         are ``ranks_per_node`` rings, which use every pair of ranks inside a node and every NIC once; with 3 or 5
         ranks per node, twice as many, which use them twice. Ring ``i`` starts with rank ``i % ranks_per_node``.
@@ -99,7 +99,7 @@ def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | Non
     return rings
 
 
-def is_rail_aligned(rings: IntArray, ranks_per_node: int) -> bool:
+def is_rail_aligned(rings: Int32Array, ranks_per_node: int) -> bool:
     """Whether every hop between nodes joins equal local ranks.
 
     >>> is_rail_aligned(node_rings(2, 4), 4), is_rail_aligned(node_rings(2, 4, rail_aligned=False), 4)
@@ -110,7 +110,7 @@ def is_rail_aligned(rings: IntArray, ranks_per_node: int) -> bool:
     return bool(np.all(same_node | (rings % ranks_per_node == onward % ranks_per_node)))
 
 
-def verify_node_rings(rings: IntArray, node_count: int, ranks_per_node: int) -> None:
+def verify_node_rings(rings: Int32Array, node_count: int, ranks_per_node: int) -> None:
     """Check that rings visit every rank, and use every pair inside a node and every NIC equally often.
 
     How often is the number of rings over the ranks of a node. The NICs follow from the pairs: a rank sends and
@@ -150,13 +150,13 @@ def verify_node_rings(rings: IntArray, node_count: int, ranks_per_node: int) -> 
         )
 
 
-def _plain_rings(node_count: int, m: int) -> IntArray:
+def _plain_rings(node_count: int, m: int) -> Int32Array:
     """Every ring walks the same path on every node."""
     paths = two_fold_hamiltonian_paths(m) if m in (3, 5) else hamiltonian_paths(m)
     return np.hstack([paths + node * m for node in range(node_count)]).astype(np.int32)
 
 
-def _rail_aligned_rings(node_count: int, m: int) -> IntArray:
+def _rail_aligned_rings(node_count: int, m: int) -> Int32Array:
     """Every ring takes the path that starts where it arrives; nodes rename the ranks of the paths.
 
     Two-fold paths come in two sets of ``m``, each with a path from every rank, and a ring stays in its set. Starts to

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from scipy.optimize import LinearConstraint, linear_sum_assignment, linprog, milp
 from scipy.sparse import csr_array
 
+from tasp_lab.arrays import FloatArray, IntArray
 from tasp_lab.factors import rings_of
-from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
+from tasp_lab.ring_problem import RingProblem
 from tasp_lab.rings import ENOUGH
 
 _MOST_PARTS = 200

@@ -14,7 +14,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
@@ -22,11 +21,10 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from tasp_lab.arrays import FloatArray
 from tasp_lab.errors import OutputError
 from tasp_lab.quantities import Number, format_time
 from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
-
-FloatArray = npt.NDArray[np.float64]
 
 MOST_BARS = 200_000
 """With more transfers and calls than this in one picture, the lanes of a rank are one row of merged busy intervals."""

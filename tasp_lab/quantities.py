@@ -62,10 +62,7 @@ def parse_bandwidth_bytes_per_s(text: str) -> float:
     >>> parse_bandwidth_bytes_per_s("50GB/s") == parse_bandwidth_bytes_per_s("400Gbit/s")
     True
     """
-    value = _parse(text, _BANDWIDTH_UNITS, "bandwidth", "50GB/s or 400Gbit/s")
-    if value <= 0:
-        raise QuantityError(f"bandwidth {text!r}: expected more than 0 bytes/s")
-    return float(value)
+    return _parse_rate(text, _BANDWIDTH_UNITS, "bandwidth", "50GB/s or 400Gbit/s", "bytes/s")
 
 
 def parse_flops_per_s(text: str) -> float:
@@ -74,9 +71,14 @@ def parse_flops_per_s(text: str) -> float:
     >>> parse_flops_per_s("300TFLOP/s") == parse_flops_per_s("3e14")
     True
     """
-    value = _parse(text, _FLOPS_UNITS, "compute rate", "300TFLOP/s")
+    return _parse_rate(text, _FLOPS_UNITS, "compute rate", "300TFLOP/s", "FLOP/s")
+
+
+def _parse_rate(text: str, units: dict[str, Fraction], what: str, example: str, unit: str) -> float:
+    """Read a positive rate."""
+    value = _parse(text, units, what, example)
     if value <= 0:
-        raise QuantityError(f"compute rate {text!r}: expected more than 0 FLOP/s")
+        raise QuantityError(f"{what} {text!r}: expected more than 0 {unit}")
     return float(value)
 
 

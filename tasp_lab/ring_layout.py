@@ -16,8 +16,7 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
-from tasp_lab.hamiltonian import IntArray
-from tasp_lab.pictures import FloatArray
+from tasp_lab.arrays import FloatArray, Int32Array
 from tasp_lab.topology import Topology, Vertex
 
 
@@ -46,7 +45,7 @@ class Layout:
         """The longer side of the box around all vertices."""
         return float(np.ptp(self.points, axis=0).max()) or 1.0
 
-    def curves(self, onward: IntArray) -> list[list[FloatArray]]:
+    def curves(self, onward: Int32Array) -> list[list[FloatArray]]:
         """Each hop of each ring as an array (points, 2), those between the same ranks side by side.
 
         `onward` is an int array (rings, world_size): where rank `column` sends on ring `row`.
@@ -124,7 +123,7 @@ def _at_distance(curve: FloatArray, distances: FloatArray, distance: float) -> F
     return np.asarray(curve[last] + np.clip(part, 0, 1) * (curve[last + 1] - curve[last]))
 
 
-def lay_out(topology: Topology, rings: IntArray) -> Layout:
+def lay_out(topology: Topology, rings: Int32Array) -> Layout:
     """Nodes as circles around a circle, tori and hypercubes as grids, any other topology as one circle.
 
     Around that circle ranks stand in their order or, if they have few links and no ring in that order, in the order of
@@ -165,7 +164,7 @@ def _grid(shape: tuple[int, ...]) -> FloatArray:
     return np.asarray(np.argwhere(np.ones(shape)) @ axes[-len(shape) :], dtype=np.float64)
 
 
-def _order_around(topology: Topology, rings: IntArray) -> IntArray:
+def _order_around(topology: Topology, rings: Int32Array) -> Int32Array:
     in_order, linked = np.arange(topology.world_size, dtype=np.int32), topology.linked_pairs
     if not len(rings) or linked.mean() > 0.5 or linked[in_order, np.roll(in_order, -1)].all():
         return in_order

@@ -23,14 +23,13 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Affine2D
 from scipy.spatial import KDTree
 
+from tasp_lab.arrays import FloatArray, Int32Array
 from tasp_lab.decomposition import Decomposition
-from tasp_lab.hamiltonian import IntArray
 from tasp_lab.pictures import (
     _IDLE,
     _INK,
     _QUIET,
     _WIDTH_INCHES,
-    FloatArray,
     _lines_height_inches,
     _new_figure,
     _quieten,
@@ -113,7 +112,7 @@ class _Scene:
         return self.decomposition.topology
 
     @property
-    def rings(self) -> IntArray:
+    def rings(self) -> Int32Array:
         return self.decomposition.rings
 
     @cached_property
@@ -140,7 +139,7 @@ class _Scene:
         return _COLORS[: len(self.rings)]
 
     @cached_property
-    def onward(self) -> IntArray:
+    def onward(self) -> Int32Array:
         """Int array (rings, world_size): where rank `column` sends on ring `row`."""
         onward = np.empty_like(self.rings)
         np.put_along_axis(onward, self.rings, np.roll(self.rings, -1, axis=1), axis=1)
@@ -155,7 +154,7 @@ class _Scene:
         )
 
     @cached_property
-    def loads(self) -> IntArray:
+    def loads(self) -> Int32Array:
         """Int array (links): how many hops of all rings pass each link."""
         loads = constraint_loads(self.topology, self.rings, [1] * len(self.rings))
         return loads[: len(self.topology.links)].astype(np.int32)
@@ -458,7 +457,7 @@ def _draw_onward(panel: Axes, scene: _Scene) -> None:
         _write_numbers(panel, scene.onward, points)
 
 
-def _write_numbers(panel: Axes, numbers: IntArray, points: float) -> None:
+def _write_numbers(panel: Axes, numbers: Int32Array, points: float) -> None:
     """Write (rows, columns) of numbers into cells; as shapes, since thousands of texts take seconds."""
     points_to_dots = Affine2D().scale(1 / 72) + panel.figure.dpi_scale_trans
     for number in np.unique(numbers).tolist():

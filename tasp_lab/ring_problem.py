@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from tasp_lab.topology import BoolArray, Topology
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+from tasp_lab.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)

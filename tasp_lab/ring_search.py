@@ -19,15 +19,16 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 
 from tasp_lab import exact_search
+from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.exact_search import Answer
 from tasp_lab.hamiltonian import hamiltonian_cycles
 from tasp_lab.packing import Packing, Patching, best_packing, improve, whole_packing, with_exact_shares
 from tasp_lab.quantities import format_bandwidth
-from tasp_lab.ring_problem import IntArray, RingProblem
+from tasp_lab.ring_problem import RingProblem
 from tasp_lab.rings import ENOUGH, Patience, Rings, fold_of
 from tasp_lab.switching import FIRST_LOOK_S, disjoint_rings
-from tasp_lab.topology import BoolArray, Topology
+from tasp_lab.topology import Topology
 
 MOST_LISTED = 6000
 """With no more rings than that in all, the best shares are sought over all of them at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasp_lab.errors import NoDecompositionError
+from tasp_lab.topology import Topology
 
 ENOUGH = 1e-9
 """Relative difference that rounding may make; below it a rate counts as the limit that was sought."""
@@ -21,6 +22,12 @@ Say = Callable[[str], None]
 
 def say_nothing(_: str) -> None:
     """Progress that nobody wants to hear."""
+
+
+def is_ring(topology: Topology, order: Sequence[int]) -> bool:
+    """Whether ranks in this order can pass something on, each to the next and the last to the first."""
+    hops = zip(order, [*order[1:], order[0]], strict=True)
+    return len(order) == 1 or all(topology.has_route(*hop) for hop in hops)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from random import Random
 
 import numpy as np
 
-from tasp_lab.factors import BoolArray, IntArray, random_factors, regular_part, rings_of
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.factors import random_factors, regular_part, rings_of
 from tasp_lab.two_factors import hamiltonian_cycles_both_ways
 
 FIRST_LOOK_S = 2.0

@@ -26,13 +26,12 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from tasp_lab.arrays import BoolArray
 from tasp_lab.errors import NoRouteError, TopologyError
 from tasp_lab.links import Link as Link
 from tasp_lab.links import MeshLinks
 from tasp_lab.links import Vertex as Vertex
 from tasp_lab.quantities import Number
-
-BoolArray = npt.NDArray[np.bool_]
 
 LEAST_BANDWIDTH_BYTES_PER_S, MOST_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
 """Far slower than any link in slow motion, and far faster than any link there is; so that no result is infinite."""

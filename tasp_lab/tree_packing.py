@@ -24,10 +24,11 @@ import numpy as np
 from scipy.optimize import OptimizeResult, linprog
 from scipy.sparse import csr_array, diags_array
 
+from tasp_lab.arrays import FloatArray, IntArray
 from tasp_lab.cuts import all_gather_cut
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.ring_load import ExactArray, loads_of_pairs
-from tasp_lab.ring_problem import FloatArray, IntArray, RingProblem
+from tasp_lab.ring_problem import RingProblem
 from tasp_lab.rings import ENOUGH, Patience, Say, say_nothing
 from tasp_lab.topology import Topology
 from tasp_lab.trees import cheapest_tree, far_above, made_shallow, tree_depths

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasp_lab.ring_problem import FloatArray, IntArray
+from tasp_lab.arrays import FloatArray, IntArray
 
 
 def cheapest_tree(costs: FloatArray, root: int) -> IntArray:

@@ -16,7 +16,8 @@ from random import Random
 import networkx as nx
 import numpy as np
 
-from tasp_lab.factors import BoolArray, IntArray, random_factors, rings_of
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.factors import random_factors, rings_of
 
 _WORSE = 0.02
 """How likely a swap is kept that leaves one cycle more."""
@@ -33,17 +34,22 @@ def hamiltonian_cycles_both_ways(linked: BoolArray, time_limit_s: float, random:
     """
     until_s = time.monotonic() + time_limit_s
     while True:
-        switching = _SquareSwitching(random_factors(_one_way(linked), random), random)
+        switching = _SquareSwitching(random_factors(_one_way(linked, random), random), random)
         if switching.run(until_s):
             return rings_of(switching.onward)
         if time.monotonic() > until_s:
             return None
 
 
-def _one_way(linked: BoolArray) -> BoolArray:
-    """Each edge in one direction, so that as many lead out of each vertex as into it: along Euler's circuits."""
+def _one_way(linked: BoolArray, random: Random) -> BoolArray:
+    """Each edge in one direction, so that as many lead out of each vertex as into it: along drawn Euler circuits.
+
+    Drawn, because the 2-factors of one direction may all be ones from which no swaps lead to single cycles.
+    """
     directed = np.zeros_like(linked)
-    graph: nx.Graph[int] = nx.Graph((a, b) for a, b in np.argwhere(np.triu(linked)).tolist())
+    edges = np.argwhere(np.triu(linked)).tolist()
+    random.shuffle(edges)
+    graph: nx.Graph[int] = nx.Graph((a, b) for a, b in edges)
     for part in nx.connected_components(graph):
         for source, destination in nx.eulerian_circuit(graph.subgraph(part)):
             directed[source, destination] = True

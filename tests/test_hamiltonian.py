@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasp_lab.arrays import Int32Array
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.hamiltonian import (
     _FAMILIES,
-    IntArray,
     _Family,
     _owner,
     _rainbow_path,
@@ -27,7 +27,7 @@ IMPOSSIBLE = (4, 6)
 POSSIBLE = [n for n in range(2, 257) if n not in IMPOSSIBLE]
 
 
-def arc_uses(cycles: IntArray, n: int) -> IntArray:
+def arc_uses(cycles: Int32Array, n: int) -> Int32Array:
     """How often each arc is used, counted one by one: independent of the vectorised check."""
     uses = np.zeros((n, n), dtype=np.int32)
     for ring in cycles.tolist():
@@ -51,7 +51,7 @@ def all_cycles(n: int) -> list[frozenset[tuple[int, int]]]:
     return [frozenset(zip(ring, ring[1:] + ring[:1], strict=True)) for ring in rings]
 
 
-def assert_decomposition(cycles: IntArray, n: int, fold: int) -> None:
+def assert_decomposition(cycles: Int32Array, n: int, fold: int) -> None:
     assert cycles.dtype == np.int32
     assert cycles.shape == (fold * (n - 1), n)
     assert (cycles[:, 0] == 0).all()

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tasp_lab.arrays import Int32Array
 from tasp_lab.errors import NoDecompositionError
-from tasp_lab.hamiltonian import IntArray, verify_cycles
+from tasp_lab.hamiltonian import verify_cycles
 from tasp_lab.hamiltonian_paths import (
     even_hamiltonian_paths,
     hamiltonian_paths,
@@ -28,7 +29,7 @@ node_counts = st.integers(2, 9)
 ranks_per_node = st.integers(1, 24)
 
 
-def arc_uses(paths: IntArray, m: int) -> IntArray:
+def arc_uses(paths: Int32Array, m: int) -> Int32Array:
     """How often each arc is used, counted one by one."""
     uses = np.zeros((m, m), dtype=np.int32)
     for path in paths.tolist():
@@ -37,7 +38,7 @@ def arc_uses(paths: IntArray, m: int) -> IntArray:
     return uses
 
 
-def assert_paths(paths: IntArray, m: int, fold: int) -> None:
+def assert_paths(paths: Int32Array, m: int, fold: int) -> None:
     assert paths.dtype == np.int32
     assert paths.shape == (fold * m, m)
     assert (np.sort(paths, axis=1) == np.arange(m)).all()
@@ -105,7 +106,7 @@ def test_complete_backtracking_finds_paths_where_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("build", [hamiltonian_paths, two_fold_hamiltonian_paths, even_hamiltonian_paths])
-def test_fewer_than_one_vertex_is_refused(build: Callable[[int], IntArray]) -> None:
+def test_fewer_than_one_vertex_is_refused(build: Callable[[int], Int32Array]) -> None:
     with pytest.raises(NoDecompositionError, match="at least 1 vertex, got m = 0"):
         build(0)
 

@@ -24,11 +24,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from tasp_lab import ring_layout, ring_pictures
+from tasp_lab.arrays import FloatArray
 from tasp_lab.builders import circulant, full_mesh, hypercube, nodes, ring, switch, torus
 from tasp_lab.changes import without_links
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.hamiltonian import hamiltonian_cycles, two_fold_hamiltonian_cycles
-from tasp_lab.pictures import FloatArray, render
+from tasp_lab.pictures import render
 from tasp_lab.ring_layout import Layout, arrow, lay_out, smooth
 from tasp_lab.ring_pictures import (
     MOST_HOPS_TOGETHER,

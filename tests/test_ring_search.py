@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tasp_lab import decomposition, exact_search, few_rings, packing, ring_search
+from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.builders import bidirectional_ring, circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.changes import with_links, without_links
 from tasp_lab.cuts import ring_cut
@@ -45,8 +46,6 @@ from tasp_lab.two_factors import hamiltonian_cycles_both_ways
 
 ROOT = Path(__file__).parent.parent
 
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
 Ring = tuple[int, ...]
 
 seeds = st.integers(0, 10**6)
@@ -274,6 +273,13 @@ def test_edges_of_degree_four_are_two_hamiltonian_cycles(n: int, data: st.DataOb
     cycles = hamiltonian_cycles_both_ways(renamed, 20.0, Random(seed))
     assert cycles is not None
     check_disjoint(np.concatenate([cycles, np.roll(cycles[:, ::-1], 1, axis=1)]), renamed)
+
+
+@pytest.mark.parametrize("seed", [16, 18, 31])
+def test_directions_from_which_no_swaps_lead_to_hamiltonian_cycles_are_drawn_anew(seed: int) -> None:
+    linked = circulant(18, (7, -7, 5, -5)).linked_pairs
+    order = np.random.default_rng(seed).permutation(18)
+    assert hamiltonian_cycles_both_ways(linked[np.ix_(order, order)], 20.0, Random(seed)) is not None
 
 
 # All rings
