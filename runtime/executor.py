@@ -12,9 +12,9 @@ from runtime.host import BusyShare
 from runtime.records import RankRecord
 from runtime.streams import Streams, streams_for
 from runtime.transport import Message, Transport
-from runtime.walks import Compute, Progress, Traffic, Walk, WalkByLanes, WalkBySteps
+from runtime.walks import Compute, Join, Progress, Traffic, Walk, WalkByLanes, WalkBySteps
 from tasp_lab.errors import RunError
-from tasp_lab.rooms import CallRow, RankPart, Row, rank_part
+from tasp_lab.rooms import CallRow, RankPart, Row, Sum, rank_part
 from tasp_lab.schedule import Schedule
 
 
@@ -30,6 +30,7 @@ class Executor:
     schedule, rank : what to run, and as whom.
     transport : how messages are sent.
     compute : makes the kernel calls, if there are any.
+    join : adds up what comes together of a gradient, if there are any.
     device : where the buffer lives.
     progress : told whom the rank waits for.
     part : the rank's part of the schedule, if it is known already.
@@ -41,29 +42,30 @@ class Executor:
         rank: int,
         transport: Transport,
         compute: Compute | None = None,
+        join: Join | None = None,
         device: torch.device | str = "cpu",
         progress: Progress = no_progress,
         part: RankPart | None = None,
     ) -> None:
         self.part = part or rank_part(schedule, rank)
         self.buffer = torch.empty(self.part.buffer_bytes, dtype=torch.uint8, device=device)
-        self._schedule, self._transport, self._progress = schedule, transport, progress
-        self._compute = compute or _compute_nothing
+        self.schedule, self._transport, self._progress = schedule, transport, progress
+        self._compute, self._join = compute or _compute_nothing, join or _join_nothing
         self._sizes: list[int] = schedule.block_bytes.tolist()
 
     def block(self, block: int, offset: int) -> torch.Tensor:
         """The bytes of a block that lies at an offset of the buffer."""
         return self.buffer[offset : offset + self._sizes[block]]
 
-    def keys(self, row: CallRow) -> torch.Tensor:
-        """The bytes of all key blocks of a kernel call."""
+    def reads(self, row: CallRow) -> torch.Tensor:
+        """The bytes of all blocks in the buffer that a kernel call reads."""
         return self.buffer[row.offset : row.offset + row.size_bytes]
 
     def prepare(self, streams: Streams | None = None) -> None:
         """Post the receives that come first; when all ranks have, each finds a receiver ready for what it sends."""
         self._streams = streams or streams_for(self.buffer.device)
-        message, transport = self._message, self._transport
-        self._traffic = Traffic(self.part, transport, message, self._compute, self._progress, self._streams)
+        work = self._message, self._compute, self._join
+        self._traffic = Traffic(self.part, self._transport, *work, self._progress, self._streams)
         self._walk = self._new_walk()
         self._walk.prepare()
 
@@ -82,13 +84,17 @@ class Executor:
         return RankRecord(self.part.rank, time_s, busy.so_far(), sent, received, computed)
 
     def _new_walk(self) -> Walk:
-        schedule, transport = self._schedule, self._transport
+        schedule, transport = self.schedule, self._transport
         if transport.whole_steps:
             return WalkBySteps(self._traffic, schedule.rooms, len(schedule.steps))
         return WalkByLanes(self._traffic, schedule.rooms, transport.receives_ahead)
 
     def _message(self, row: Row) -> Message:
-        return Message(row.peer, row.step * self._schedule.lanes + row.lane, self.block(row.block, row.offset))
+        return Message(row.peer, row.step * self.schedule.lanes + row.lane, self.block(row.block, row.offset))
+
+
+def _join_nothing(each: Sum) -> None:
+    raise RunError(f"step {each.since}: was given nothing to add up gradient block {each.block} with")
 
 
 def _compute_nothing(row: CallRow) -> None:

@@ -47,9 +47,8 @@ class Layer:
         self._result.add(first, partial)
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result, as `q` in shape and dtype, and the log-sum-exp [batch, heads, positions], float32."""
-        out, lse = self._result.result(self._q.dtype)
-        return out, lse.transpose(1, 2)
+        """The result, as `q` in shape and dtype, and the log-sum-exp [batch, positions, heads], float32."""
+        return self._result.result(self._q.dtype)
 
 
 def keys_and_values(keys: torch.Tensor, workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:

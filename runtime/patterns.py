@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from runtime.executor import Executor
+from tasp_lab.calls import Call
 from tasp_lab.errors import RunError
 from tasp_lab.rooms import CallRow
+from tasp_lab.schedule import Schedule
 
 
 def test_pattern(block: int, size_bytes: int) -> torch.Tensor:
@@ -33,11 +37,52 @@ def verify(executor: Executor) -> None:
         _check(executor, block, offset)
 
 
-def verify_keys(executor: Executor, row: CallRow) -> None:
-    """Check the key blocks of a kernel call, bit for bit. Raises `RunError`."""
+def verify_reads(executor: Executor, row: CallRow) -> None:
+    """Check the blocks that a kernel call reads, bit for bit. Raises `RunError`."""
     offset = row.offset
-    for block, _ in row.keys:
+    for block, _ in row.reads:
         offset += _check(executor, block, offset)
+
+
+def part_of_gradient(executor: Executor, row: CallRow, at: int) -> torch.Tensor:
+    """What a kernel call adds to the gradient of its travelling block number `at`: sums of patterns, modulo 256."""
+    gradient = row.adds[at]
+    size_bytes = executor.block(gradient.block, gradient.offset).numel()
+    return _sum_of_parts(gradient.block, _met(executor.schedule, row.call, at), size_bytes)
+
+
+def verify_gradients(executor: Executor) -> None:
+    """Check that every gradient of the rank is the sum of all its parts, each once. Raises `RunError`."""
+    schedule = executor.schedule
+    met: dict[int, list[int]] = {block: [] for block in executor.part.gradients}
+    for step in schedule.steps:
+        for call in step.calls:
+            assert schedule.task is not None, "a schedule with calls has a task"
+            gradients = schedule.task.gradient_blocks(schedule.task.sides(call)[0]).tolist()
+            for at, block in enumerate(gradients):
+                if block in met:
+                    met[block] += _met(schedule, call, at)
+    for block, offset in executor.part.gradients.items():
+        found = executor.block(block, offset).cpu()
+        if not torch.equal(found, _sum_of_parts(block, met[block], found.numel())):
+            raise RunError(f"rank {executor.part.rank}: gradient block {block} is not the sum of its parts")
+
+
+def _met(schedule: Schedule, call: Call, at: int) -> list[int]:
+    """The staying blocks that see something of a call's travelling block number `at`, or of which it sees something."""
+    task = schedule.task
+    assert task is not None, "a schedule with calls has a task"
+    low, high = task.call_bands(call)
+    seen = low <= high
+    met: list[int] = task.sides(call)[1][seen[:, at] if task.travellers == "keys" else seen[at]].tolist()
+    return met
+
+
+def _sum_of_parts(gradient: int, staying: Sequence[int], size_bytes: int) -> torch.Tensor:
+    total = torch.zeros(size_bytes, dtype=torch.uint8)
+    for block in staying:
+        total += test_pattern((gradient << 32) + block, size_bytes)
+    return total
 
 
 def _check(executor: Executor, block: int, offset: int) -> int:

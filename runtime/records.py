@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tasp_lab.schedule import Schedule
-from tasp_lab.timeline import ATTEND, COMPUTE_LANE, SEND, Event, Timeline
+from tasp_lab.timeline import COMPUTE_LANE, SEND, Event, Timeline
 
 
 class Sent(NamedTuple):
@@ -82,7 +82,7 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
             rank=record.rank,
             lane=COMPUTE_LANE,
             step=call.step,
-            kind=ATTEND,
+            kind=schedule.call_kind,
             peer=record.rank,
             block=call.block,
             bytes=0,

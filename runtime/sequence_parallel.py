@@ -11,9 +11,10 @@ torch.Size([2, 16, 8, 64])
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypedDict, Unpack
 
@@ -21,18 +22,18 @@ import torch
 import torch.distributed as dist
 
 from runtime.agreement import Proposal, demand_equal, exchange
-from runtime.executor import Executor
-from runtime.kernels import Kernel, choose_kernel
-from runtime.layer import DTYPES, Layer, put_keys_home
-from runtime.transport import Group, Transport, make_transport
+from runtime.kernels import choose_kernel
+from runtime.layer import DTYPES
+from runtime.passes import Plan, attend
+from runtime.transport import Group, make_transport
 from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.attention import attention as build_attention
+from tasp_lab.attention_backward import Passes, Way, attention_passes
 from tasp_lab.builders import full_mesh
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
-from tasp_lab.rooms import CallRow, RankPart, rank_part
 from tasp_lab.schedule import Schedule
 from tasp_lab.topology import Topology
-from tasp_lab.workload import Mask, Workload
+from tasp_lab.workload import Mask, Workload, documents_of
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -40,16 +41,19 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Options(TypedDict, total=False):
     """How attention is computed; see `attention_with_lse`."""
 
-    schedule: str | Schedule
+    schedule: str | Schedule | Passes
     group: Group
     causal: bool
     window: int | None
+    cu_seqlens: Sequence[int] | torch.Tensor | None
     scale: float | None
     topology: Topology | None
     kernel: str
     transport: str
     trim: bool
     rooms: int
+    way: Way
+    gradient_dtype: str
     timeout_s: float
 
 
@@ -63,41 +67,51 @@ def attention_with_lse(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    schedule: str | Schedule = "tasp",
+    schedule: str | Schedule | Passes = "tasp",
     group: Group = None,
     causal: bool = False,
     window: int | None = None,
+    cu_seqlens: Sequence[int] | torch.Tensor | None = None,
     scale: float | None = None,
     topology: Topology | None = None,
     kernel: str = "auto",
     transport: str = "auto",
     trim: bool = True,
     rooms: int = USUAL_ROOMS,
+    way: Way = "auto",
+    gradient_dtype: str = "fp32",
     timeout_s: float = 300.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of this rank's queries to the keys of all ranks; every rank of the group calls it.
+
+    The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
+    several layers, and gets the gradients of its own shard. All ranks must want gradients, or none of them.
 
     Parameters
     ----------
     q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's placement gives it
         (`tasp_lab.attention.attention_placement`, `runtime.sharding.shard`). float32, bfloat16 or float16, any strides.
     k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`.
-    schedule : ``ring-attention``, ``zigzag-ring-attention``, ``striped-ring-attention``, ``tasp``, or a schedule that
-        `tasp_lab.attention.attention` made for this workload and world size.
+    schedule : ``ring-attention``, ``zigzag-ring-attention``, ``striped-ring-attention``, ``tasp``, or for this workload
+        and world size a schedule of `tasp_lab.attention.attention`, or where gradients are wanted
+        `tasp_lab.attention_backward.attention_passes`.
     group : the process group; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
     window : with `causal`, how many keys a query sees at most, its own included.
+    cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
+        queries see keys of their own document only, and every document is placed by itself.
     scale : of the scores; 1 / sqrt(head_dim) if None.
     topology : whose rings ``tasp`` uses; a full mesh if None.
     kernel : ``flash-attn``, ``sdpa``, ``reference``, or ``auto``, the fastest that can do it.
     transport : ``auto``, ``p2p``, ``batched`` or ``all-to-all`` (see `runtime.transport`).
     trim, rooms : see `tasp_lab.attention.attention`.
+    way, gradient_dtype : of the backward pass, see `tasp_lab.attention_backward.attention_passes`.
     timeout_s : how long to wait for another rank; on GPUs, once data moves, the group's own timeout applies.
 
     Returns
     -------
     The result, in shape and dtype of `q`, contiguous; and the log-sum-exp of its scores, [batch, heads, positions] in
-    float32.
+    float32, through which no gradient flows.
 
     Raises
     ------
@@ -109,28 +123,63 @@ def attention_with_lse(
     if dist.get_rank(group) < 0:
         raise RunError("this process is not part of the group")
     own: Proposal | TaspLabError
+    gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
+    wanted = _Wanted(schedule, topology, trim, int(rooms), gradients, way, gradient_dtype)
     try:
         workload = _workload_of_shard(q, k, v, "causal" if causal else "full", window)
+        documents = None if cu_seqlens is None else documents_of(_integers(cu_seqlens))
         chosen = choose_kernel(kernel, q.dtype, q.device, q.shape[3])
         sender = make_transport(transport, timeout_s, group, q.device)
-        own = _proposal(workload, q.shape[1], schedule, scale, topology, trim, rooms, transport)
+        own = _proposal(workload, q.shape[1], documents, wanted, scale, transport)
     except TaspLabError as error:
         own = error
     everyone = exchange(own, q.device, group, timeout_s)
     demand_equal(everyone, [name for name in everyone[0] if name != "positions"])
     lengths = [int(str(each["positions"])) for each in everyone]
-    whole = replace(workload, sequence=max(1, sum(lengths)))
     try:
-        built = _built(schedule, topology or _mesh(len(lengths)), whole, trim, rooms)
-        _demand_lengths(built, lengths)
-        own = {"rings": built.digest}
+        whole = replace(workload, sequence=max(1, sum(lengths)), documents=documents)
+        forward, backward = _built(wanted, topology or _mesh(len(lengths)), whole)
+        _demand_lengths(forward, lengths)
+        own = {"rings": forward.digest + (backward.digest if backward is not None else "")}
     except TaspLabError as error:
         if topology is None:
             raise
         own = error
     if topology is not None:  # a search for its rings may have ended differently on every rank
         demand_equal(exchange(own, q.device, group, timeout_s), ["rings"])
-    return _run(built, dist.get_rank(group), q, k, v, chosen, float(str(everyone[0]["scale"])), sender)
+    rank, agreed_scale = dist.get_rank(group), float(str(everyone[0]["scale"]))
+    return attend(Plan(forward, backward, rank, chosen, agreed_scale, sender), q, k, v)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What schedules a caller wants; `gradients` says whether a backward pass, too."""
+
+    schedule: str | Schedule | Passes
+    topology: Topology | None
+    trim: bool
+    rooms: int
+    gradients: bool
+    way: Way
+    gradient_dtype: str
+
+    @property
+    def schedule_name(self) -> str:
+        """In words that two schedules share only if they are the same."""
+        if isinstance(self.schedule, str):
+            return self.schedule
+        given = _given(self.schedule)
+        return " ".join([given[0].name, *(each.digest for each in given)])
+
+
+def _given(schedule: Schedule | Passes) -> Sequence[Schedule]:
+    return schedule if isinstance(schedule, Passes) else [schedule]
+
+
+def _integers(cu_seqlens: Sequence[int] | torch.Tensor) -> list[int]:
+    if isinstance(cu_seqlens, torch.Tensor):
+        cu_seqlens = cu_seqlens.tolist()
+    return list(cu_seqlens)
 
 
 def _workload_of_shard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, window: int | None) -> Workload:
@@ -141,8 +190,6 @@ def _workload_of_shard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: 
         if each.dtype not in _NAMES or each.dtype != q.dtype or each.device != q.device:
             raise WorkloadError(f"{name} is {each.dtype} on {each.device}, q is {q.dtype} on {q.device}, expected one "
                                 f"device and one dtype of {', '.join(str(dtype) for dtype in _NAMES)}")  # fmt: skip
-        if each.requires_grad and torch.is_grad_enabled():
-            raise WorkloadError(f"{name} requires a gradient, and there is no backward pass yet: use torch.no_grad()")
     batch, positions, heads, head_dim = q.shape
     if k.shape != v.shape or (k.shape[0], k.shape[1], k.shape[3]) != (batch, positions, head_dim):
         raise WorkloadError(f"q is {_shape(q)}, k is {_shape(k)}, v is {_shape(v)}, expected equal batch, positions "
@@ -154,11 +201,9 @@ def _workload_of_shard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: 
 def _proposal(
     workload: Workload,
     positions: int,
-    schedule: str | Schedule,
+    documents: tuple[int, ...] | None,
+    wanted: _Wanted,
     scale: float | None,
-    topology: Topology | None,
-    trim: bool,
-    rooms: int,
     transport: str,
 ) -> Proposal:
     """What must be the same on all ranks, and how many positions this one has. Raises `WorkloadError`."""
@@ -167,10 +212,14 @@ def _proposal(
         raise WorkloadError(f"scale: {scale}, expected a finite number")
     return {
         "positions": positions,
-        "schedule": schedule if isinstance(schedule, str) else f"{schedule.name} {schedule.digest}",
-        "topology": None if topology is None else topology.name,
-        "trim": trim,
-        "rooms": int(rooms),
+        "documents": None if documents is None else _described(documents),
+        "schedule": wanted.schedule_name,
+        "topology": None if wanted.topology is None else wanted.topology.name,
+        "trim": wanted.trim,
+        "rooms": wanted.rooms,
+        "gradients": wanted.gradients,
+        "way": wanted.way,
+        "gradient_dtype": wanted.gradient_dtype,
         "transport": transport,
         "dtype": workload.dtype,
         "batch": workload.batch,
@@ -183,32 +232,43 @@ def _proposal(
     }
 
 
+def _described(documents: tuple[int, ...]) -> str:
+    """In few letters that two lists of documents share only if they are the same."""
+    digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
+    return f"{len(documents)} documents of {sum(documents)} positions ({digest})"
+
+
 @lru_cache(maxsize=8)
 def _mesh(world_size: int) -> Topology:
     return full_mesh(world_size)
 
 
-def _built(schedule: str | Schedule, topology: Topology, workload: Workload, trim: bool, rooms: int) -> Schedule:
-    """The schedule of that name, or the given one if it fits. Raises `WorkloadError` and `ScheduleError`."""
-    if isinstance(schedule, str):
-        return _built_by_name(schedule, topology, workload, trim, rooms)
-    made_for = schedule.task and schedule.task.workload
-    if made_for != workload or schedule.world_size != topology.world_size:
-        raise WorkloadError(
-            f"the schedule is for {schedule.world_size} ranks and {made_for or 'no attention'}, "
-            f"expected {topology.world_size} ranks and {workload}"
-        )
-    return schedule
+def _built(wanted: _Wanted, topology: Topology, workload: Workload) -> tuple[Schedule, Schedule | None]:
+    """The schedules of that name, or the given ones if they fit. Raises `WorkloadError` and `ScheduleError`."""
+    if isinstance(wanted.schedule, str):
+        return _built_by_name(replace(wanted, topology=None), topology, workload)
+    given = _given(wanted.schedule)
+    for schedule in given:
+        made_for = schedule.task and schedule.task.workload
+        if made_for != workload or schedule.world_size != topology.world_size:
+            raise WorkloadError(
+                f"the schedule is for {schedule.world_size} ranks and {made_for or 'no attention'}, "
+                f"expected {topology.world_size} ranks and {workload}"
+            )
+    if wanted.gradients and len(given) < 2:
+        raise WorkloadError("the schedule has a forward pass only, expected attention_passes, for gradients are wanted")
+    return given[0], given[1] if wanted.gradients else None
 
 
 @lru_cache(maxsize=32)
-def _built_by_name(name: str, topology: Topology, workload: Workload, trim: bool, rooms: int) -> Schedule:
-    return build_attention(name, topology, workload, trim=trim, rooms=rooms)
-
-
-@lru_cache(maxsize=32)
-def _part(schedule: Schedule, rank: int) -> RankPart:
-    return rank_part(schedule, rank)
+def _built_by_name(wanted: _Wanted, topology: Topology, workload: Workload) -> tuple[Schedule, Schedule | None]:
+    name = str(wanted.schedule)
+    if not wanted.gradients:
+        return build_attention(name, topology, workload, trim=wanted.trim, rooms=wanted.rooms), None
+    dtype = wanted.gradient_dtype
+    return attention_passes(
+        name, topology, workload, way=wanted.way, gradient_dtype=dtype, trim=wanted.trim, rooms=wanted.rooms
+    )
 
 
 def _demand_lengths(schedule: Schedule, lengths: Sequence[int]) -> None:
@@ -223,29 +283,6 @@ def _demand_lengths(schedule: Schedule, lengths: Sequence[int]) -> None:
                 f"rank {rank} has {length} of {sum(lengths)} positions, the {placement.name} placement of "
                 f"{schedule.name} gives it {placement.length(rank)}"
             )
-
-
-def _run(
-    schedule: Schedule,
-    rank: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kernel: Kernel,
-    scale: float,
-    transport: Transport,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    assert schedule.task is not None
-    layer = Layer(schedule, rank, q, kernel, scale)
-
-    def compute(row: CallRow) -> None:
-        layer.call(row, executor.keys(row))
-
-    executor = Executor(schedule, rank, transport, compute, q.device, part=_part(schedule, rank))
-    put_keys_home(executor, schedule.task.workload, k, v)
-    executor.prepare()
-    executor.run()
-    return layer.result()
 
 
 def _shape(x: torch.Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from typing import Protocol
 
@@ -10,12 +11,13 @@ import torch
 from runtime.executor import Executor, no_progress
 from runtime.kernels import KERNELS, Kernel, choose_kernel
 from runtime.layer import DTYPES, Layer, put_keys_home
-from runtime.patterns import fill, verify, verify_keys
+from runtime.patterns import fill, part_of_gradient, verify, verify_gradients, verify_reads
 from runtime.sharding import shard
+from runtime.sums import Sums
 from runtime.transport import Transport
 from runtime.walks import Progress
 from tasp_lab.errors import RunError
-from tasp_lab.rooms import CallRow
+from tasp_lab.rooms import CallRow, Sum
 from tasp_lab.schedule import Schedule
 
 _CHECKED_ROWS = 64
@@ -68,21 +70,30 @@ class PatternTrial:
         device: str = "cpu",
         progress: Progress = no_progress,
     ) -> None:
-        self.executor = Executor(schedule, rank, transport, self._call, device, progress)
+        self.executor = Executor(schedule, rank, transport, self._call, self._join, device, progress)
         self._flops_per_s = flops_per_s or float("inf")
         self._checked = True
 
     def set_up(self, checked: bool) -> None:
         self._checked = checked
+        self._sums = Sums(self.executor.part, lambda block, offset: [self.executor.block(block, offset)])
         fill(self.executor)
 
     def _call(self, row: CallRow) -> None:
         if self._checked:
-            verify_keys(self.executor, row)
+            verify_reads(self.executor, row)
+            for at, place in enumerate(row.adds):
+                self._sums.add(place, [part_of_gradient(self.executor, row, at)])
         time.sleep(row.flops / self._flops_per_s)
+
+    def _join(self, each: Sum) -> None:
+        if self._checked:
+            self._sums.join(each)
 
     def check(self) -> None:
         verify(self.executor)
+        if self._checked:
+            verify_gradients(self.executor)
 
 
 class LayerTrial:
@@ -97,7 +108,7 @@ class LayerTrial:
         progress: Progress = no_progress,
     ) -> None:
         assert schedule.task is not None, "a schedule of attention has a task"
-        self.executor = Executor(schedule, rank, transport, self._call, device, progress)
+        self.executor = Executor(schedule, rank, transport, self._call, device=device, progress=progress)
         self._schedule, self._rank = schedule, rank
         self._workload = workload = schedule.task.workload
         self._placement = schedule.task.placement
@@ -121,7 +132,7 @@ class LayerTrial:
         self._layer = Layer(self._schedule, self._rank, q, self._kernel, self._scale)
 
     def _call(self, row: CallRow) -> None:
-        self._layer.call(row, self.executor.keys(row))
+        self._layer.call(row, self.executor.reads(row))
 
     def check(self) -> None:
         """Compare some rows with single-process attention in float64."""
@@ -148,8 +159,11 @@ class LayerTrial:
     def _limits(self, position: int) -> tuple[int, int]:
         """The end and the start of the keys that a position sees."""
         workload = self._workload
-        high = position + 1 if workload.mask == "causal" else workload.sequence
-        return high, 0 if workload.window is None else max(0, high - workload.window)
+        starts = [*workload.document_starts.tolist(), workload.sequence]
+        document = bisect.bisect_right(starts, position)
+        high = position + 1 if workload.mask == "causal" else starts[document]
+        low = starts[document - 1]
+        return high, low if workload.window is None else max(low, high - workload.window)
 
     def compute_alone(self) -> float:
         """Make all kernel calls of the rank on whatever its buffer holds; returns the seconds that takes."""

@@ -22,7 +22,7 @@ from runtime.records import Computed, Received, Sent
 from runtime.streams import HostStreams, Mark, Streams
 from runtime.transport import Message, Transport, Wait
 from tasp_lab.errors import RunError, first_line
-from tasp_lab.rooms import HOME, CallRow, RankPart, Row
+from tasp_lab.rooms import HOME, CallRow, RankPart, Row, Sum
 
 Progress = Callable[[int], None]
 """Called whenever a rank got on or begins to wait, with the rank that it waits for or a state of `runtime.pulse`."""
@@ -30,6 +30,9 @@ Progress = Callable[[int], None]
 Compute = Callable[[CallRow], None]
 """Makes a kernel call, or what stands for it; on a GPU it only queues it."""
 
+
+Join = Callable[[Sum], None]
+"""Adds up what has come together of a gradient."""
 
 Lane = Callable[[int], None]
 """Waits for the next thing on a lane."""
@@ -47,10 +50,11 @@ class Traffic:
         transport: Transport,
         message: Callable[[Row], Message],
         compute: Compute,
+        join: Join,
         progress: Progress,
         streams: Streams | None = None,
     ) -> None:
-        self.part = part
+        self.part, self.join = part, join
         self.streams = streams or HostStreams()
         self._transport, self._message, self._compute, self._progress = transport, message, compute, progress
         self._sent: list[tuple[Row, Mark]] = []
@@ -102,8 +106,7 @@ class Traffic:
 
     def computed(self) -> tuple[Computed, ...]:
         return tuple(
-            Computed(row.step, int(row.call.keys[0]), row.flops, began(), ended())
-            for row, began, ended in self._computed
+            Computed(row.step, row.reads[0][0], row.flops, began(), ended()) for row, began, ended in self._computed
         )
 
     def _wait_for(self, way: str, row: Row, what: str, wait: Wait) -> None:
@@ -144,6 +147,8 @@ class WalkByLanes:
         self._traffic, self._rooms, self._ahead = traffic, rooms, steps_ahead
         self._outgoing, self._incoming = _by_lane(part.sends), _by_lane(part.receives)
         self._arrived: set[tuple[int, int]] = set()
+        self._sums = dict(part.sums)
+        self._missing = {key: each.parts for key, each in self._sums.items()}
         self._occupants = Counter() if rooms is None else part.occupants
         self._up_to = dict.fromkeys(self._incoming, steps_ahead)
         self._posted: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._incoming}
@@ -205,8 +210,10 @@ class WalkByLanes:
         """Take what arrives next on a lane."""
         row, wait = self._posted[lane].get()
         self._traffic.receive(row, wait)
+        complete = self._add_part((row.block, row.since))
         with self._changed:
-            self._arrived.add((row.block, row.since))
+            if complete:
+                self._arrived.add((row.block, row.since))
             self._unnoticed[lane] -= 1
             self._up_to[lane] = row.step + 1 + self._ahead
             self._vacate(row.since)
@@ -226,18 +233,34 @@ class WalkByLanes:
         for row in self._traffic.part.calls:
             with self._changed:
                 self._awaited = row
-                self._changed.wait_for(lambda row=row: self._failed or self._has_keys(row))  # type: ignore[misc]
+                self._changed.wait_for(lambda row=row: self._failed or self._may_compute(row))  # type: ignore[misc]
                 self._awaited = None
                 if self._failed:
                     return
             self._traffic.compute(row)
+            complete = [place.key for place in row.away if self._add_part(place.key)]
             with self._changed:
+                self._arrived.update(complete)
                 for since in row.since:
                     self._vacate(since)
                 self._get_on()
 
-    def _has_keys(self, row: CallRow) -> bool:
-        return all(each in self._arrived for each in row.keys if each[1] != HOME)
+    def _add_part(self, key: tuple[int, int]) -> bool:
+        """Of what is added up at a place one more part is there; add it up if that was the last one."""
+        if key not in self._missing:
+            return True
+        with self._changed:
+            self._missing[key] -= 1
+            complete = not self._missing[key]
+        if complete:
+            self._traffic.join(self._sums[key])
+        return complete
+
+    def _may_compute(self, row: CallRow) -> bool:
+        """Whether all that a call reads is there, and the room of what it adds to is free."""
+        return all(each in self._arrived for each in row.reads if each[1] != HOME) and (
+            not row.away or self._is_free(row.step)
+        )
 
     def _vacate(self, since: int) -> None:
         if since in self._occupants:
@@ -250,22 +273,26 @@ class WalkByLanes:
                 row = rows.popleft()
                 self._leaving[lane].put((row, self._traffic.post_sends([row])[0]))
         self._post_receives()
-        if self._awaited is not None and self._has_keys(self._awaited):
+        if self._awaited is not None and self._may_compute(self._awaited):
             self._changed.notify_all()
 
     def _post_receives(self) -> None:
         """Post each lane's receives for so many steps ahead, and at least one, as far as their rooms are free."""
         for lane, rows in self._incoming.items():
-            while rows and (rows[0].step <= self._up_to[lane] or not self._unnoticed[lane]) and self._is_free(rows[0]):
+            while (
+                rows
+                and (rows[0].step <= self._up_to[lane] or not self._unnoticed[lane])
+                and self._is_free(rows[0].step)
+            ):
                 row = rows.popleft()
                 self._unnoticed[lane] += 1
                 self._posted[lane].put((row, self._traffic.post_receives([row])[0]))
 
-    def _is_free(self, row: Row) -> bool:
-        """Whether all that lay in a row's room before has arrived and has been used."""
+    def _is_free(self, step: int) -> bool:
+        """Whether all that lay in the room of a step before has arrived and has been used."""
         if self._rooms is None:
             return True
-        return not any(self._occupants[step] for step in range(row.step - self._rooms, -1, -self._rooms))
+        return not any(self._occupants[before] for before in range(step - self._rooms, -1, -self._rooms))
 
 
 class WalkBySteps:
@@ -281,6 +308,8 @@ class WalkBySteps:
         self._pending: dict[tuple[int, int], tuple[Row, Wait]] = {}
         self._leaving: list[tuple[Row, Wait]] = []
         self._read_until: dict[int, Mark] = {}
+        self._computed: dict[int, Mark] = {}
+        self._unjoined = dict(part.sums)
 
     def prepare(self) -> None:
         """Nothing: the receives of a step are posted with its sends."""
@@ -292,7 +321,7 @@ class WalkBySteps:
             if self._calls[step]:
                 self._compute(step)
         with self._streams.communicating():
-            for key in list(self._pending):
+            for key in [*self._pending, *self._unjoined]:
                 self._await(key)
             self._finish_sends(lambda row: True)
 
@@ -326,19 +355,24 @@ class WalkBySteps:
     def _compute(self, step: int) -> None:
         with self._streams.communicating():
             for call in self._calls[step]:
-                for key in call.keys:
+                for key in call.reads:
                     self._await(key)
             arrived = self._streams.mark()
         self._streams.wait(arrived)
         for call in self._calls[step]:
             self._traffic.compute(call)
-        read = self._streams.mark()
+        self._computed[step] = read = self._streams.mark()
         for call in self._calls[step]:
             self._read_until |= dict.fromkeys(call.since, read)
 
     def _await(self, key: tuple[int, int]) -> None:
+        """Wait until a block is there; of a gradient, add up all that came together."""
         if key in self._pending:
             self._traffic.receive(*self._pending.pop(key))
+        if key in self._unjoined:
+            if key[1] in self._computed:
+                self._streams.wait(self._computed[key[1]])
+            self._traffic.join(self._unjoined.pop(key))
 
 
 def _by_lane(rows: Iterable[Row]) -> dict[int, deque[Row]]:

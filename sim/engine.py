@@ -6,7 +6,8 @@ no more; there is no barrier between steps. The network shares its capacity amon
 (`sim.network`).
 
 Each rank that computes has one more process. It begins a kernel call as soon as the call before it has ended and all
-key blocks that the call reads have arrived.
+blocks that the call reads have arrived; going backward, when the room of what it adds to is free, too. A gradient block
+is there when it has arrived and all calls that add to it at that step have ended.
 
 The engine is generic in its number type: with bandwidths, latencies, launch costs and compute rates
 given as `fractions.Fraction`, every time it returns is exact.
@@ -27,7 +28,7 @@ from tasp_lab.errors import ScheduleError
 from tasp_lab.machine import Machine
 from tasp_lab.quantities import Number
 from tasp_lab.schedule import Schedule
-from tasp_lab.timeline import ATTEND, COMPUTE_LANE, SEND, Event, Timeline
+from tasp_lab.timeline import COMPUTE_LANE, SEND, Event, Timeline
 
 MOST_TRANSFERS = 10_000_000
 """A timeline of as many events takes about 4 GB; simulating them takes minutes."""
@@ -106,7 +107,7 @@ class _Run:
         for step in range(len(self._schedule.steps)):
             for transfer in self._work.transfers(step, rank, lane):
                 block, source, overwritten = transfer.block, transfer.source, transfer.overwritten
-                if block not in source.blocks:
+                if not source.has(block):
                     waited_for = "block"
                     yield source.arrival(block)
                 if overwritten is not None and overwritten.users:
@@ -126,15 +127,22 @@ class _Run:
         waited_for = ""
         for step in range(len(self._schedule.steps)):
             for computation in self._work.computations(step, rank):
-                for key, room in computation.keys.items():
-                    if key not in room.blocks:
+                overwritten, target = computation.overwritten, computation.target
+                for block, room in computation.reads.items():
+                    if not room.has(block):
                         waited_for = "block"
-                        yield room.arrival(key)
+                        yield room.arrival(block)
+                if overwritten is not None and overwritten.users:
+                    waited_for = "room"
+                    yield overwritten.freed()
                 start_s, flops = self._env.now, self._schedule.call_flops(computation.call)
                 if time_s := self._compute.time_s(flops):
                     yield self._env.timeout(time_s)  # type: ignore[arg-type]
                 for room in computation.rooms:
                     room.end_use()
+                for block in computation.adds:
+                    assert target is not None, "what is added to lies in a room"
+                    target.take_in(block)
                 self._note_call(computation, start_s, flops, waited_for)
                 waited_for = "compute"
 
@@ -145,9 +153,9 @@ class _Run:
                 rank=call.rank,
                 lane=COMPUTE_LANE,
                 step=computation.step,
-                kind=ATTEND,
+                kind=self._schedule.call_kind,
                 peer=call.rank,
-                block=int(call.keys[0]),
+                block=next(iter(computation.reads)),
                 bytes=0,
                 start_s=start_s,
                 end_s=self._env.now,

@@ -10,7 +10,7 @@ opened: those of what arrived at step t - b are complete, with b rooms, when a t
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import simpy
 
@@ -44,17 +44,24 @@ class Transfer:
 
 
 class Computation:
-    """A kernel call and the room of each of its key blocks."""
+    """A kernel call: the room of each block that it reads, and the gradients to which it adds in the room `target`.
 
-    __slots__ = ("call", "keys", "step")
+    `target` is None where it adds to nothing that is to travel.
+    """
 
-    def __init__(self, step: int, call: Call, keys: dict[int, Room]) -> None:
-        self.step, self.call, self.keys = step, call, keys
+    __slots__ = ("adds", "call", "overwritten", "reads", "step", "target")
+
+    def __init__(
+        self, step: int, call: Call, reads: dict[int, Room], adds: Sequence[int], target: Room | None,
+        overwritten: Room | None,
+    ) -> None:  # fmt: skip
+        self.step, self.call, self.reads = step, call, reads
+        self.adds, self.target, self.overwritten = adds, target, overwritten
 
     @property
     def rooms(self) -> list[Room]:
         """The rooms that the call reads from, each once."""
-        return list(dict.fromkeys(self.keys.values()))
+        return list(dict.fromkeys(self.reads.values()))
 
 
 class _OpenStep:
@@ -73,9 +80,9 @@ class Work:
         self._env, self._schedule = env, schedule
         self._takers = schedule.world_size * (schedule.lanes + (schedule.task is not None))
         self._open: dict[int, _OpenStep] = {}
-        self._homes = dict(enumerate(Room(env, row.nonzero()[0].tolist()) for row in schedule.initial))
+        self._homes = {rank: Room(env) for rank in range(schedule.world_size)}
         self._places: list[dict[int, Room]] = [{} for _ in self._homes]
-        self._filled: deque[Step] = deque()
+        self._filled: deque[tuple[Mapping[int, Room], list[tuple[int, int]]]] = deque()
         self._lying: dict[tuple[int, int], Room] = {}
 
     def transfers(self, step: int, rank: int, lane: int) -> list[Transfer]:
@@ -99,22 +106,43 @@ class Work:
         """The step with its rooms. Sends and calls use what came before it, so what comes at it is placed last."""
         step, opened = self._schedule.steps[index], _OpenStep(self._takers)
         self._forget_oldest()
-        targets = self._targets(step)
+        adds = [self._gradients_away(call) for call in step.calls]
+        targets = self._targets(step, adds)
         for rank, peer, lane, block in step.rows():
             source, target = self._room_of(rank, block), targets[peer]
             source.users += 1
-            target.users += 1
+            target.expect(block)
             overwritten = self._lying.get((peer, self._room(index)))
             transfer = Transfer(rank, lane, index, peer, block, source, target, overwritten)
             opened.transfers[rank, lane].append(transfer)
-        for call in step.calls:
-            computation = Computation(index, call, {key: self._room_of(call.rank, key) for key in call.keys.tolist()})
-            for room in computation.rooms:
-                room.users += 1
-            opened.computations[call.rank].append(computation)
+        for call, added in zip(step.calls, adds, strict=True):
+            opened.computations[call.rank].append(self._computation(index, call, added, targets))
         if self._schedule.rooms is not None:
-            self._place(index, step, targets)
+            self._place(index, step, adds, targets)
         return opened
+
+    def _computation(self, index: int, call: Call, added: Sequence[int], targets: Mapping[int, Room]) -> Computation:
+        """A call with its rooms, of which it is a user from now on."""
+        assert self._schedule.task is not None, "a schedule with calls has a task"
+        reads = {block: self._room_of(call.rank, block) for block in self._schedule.task.sides(call)[0].tolist()}
+        target = targets[call.rank] if added else None
+        overwritten = self._lying.get((call.rank, self._room(index))) if added else None
+        computation = Computation(index, call, reads, added, target, overwritten)
+        for room in computation.rooms:
+            room.users += 1
+        for block in added:
+            targets[call.rank].expect(block)
+        return computation
+
+    def _gradients_away(self, call: Call) -> list[int]:
+        """The gradient blocks of others to which a call adds."""
+        task = self._schedule.task
+        assert task is not None, "a schedule with calls has a task"
+        if not task.is_backward:
+            return []
+        travelling = task.sides(call)[0]
+        others: list[int] = task.gradient_blocks(travelling[task.owner[travelling] != call.rank]).tolist()
+        return others
 
     def _room(self, index: int) -> int:
         """The number of the room that takes in what arrives at a step."""
@@ -124,26 +152,26 @@ class Work:
         """Where a block lies at a rank."""
         return self._places[rank].get(block) or self._homes[rank]
 
-    def _targets(self, step: Step) -> Mapping[int, Room]:
-        """Where a step's arrivals go, by rank: without rooms to what the rank has."""
+    def _targets(self, step: Step, adds: Sequence[Sequence[int]]) -> Mapping[int, Room]:
+        """Where it goes what a step brings, by rank: without rooms to what the rank has."""
         if self._schedule.rooms is None:
             return self._homes
-        return {rank: Room(self._env) for rank in dict.fromkeys(step.destination.tolist())}
+        adding = [call.rank for call, added in zip(step.calls, adds, strict=True) if added]
+        return {rank: Room(self._env) for rank in dict.fromkeys(step.destination.tolist() + adding)}
 
-    def _place(self, index: int, step: Step, targets: Mapping[int, Room]) -> None:
-        """From now on a step's arrivals lie in their rooms."""
+    def _place(self, index: int, step: Step, adds: Sequence[Sequence[int]], targets: Mapping[int, Room]) -> None:
+        """From now on what a step brings lies in its rooms."""
         self._lying |= {(rank, self._room(index)): room for rank, room in targets.items()}
-        for rank, block in _arrivals(step):
+        brought = list(zip(step.destination.tolist(), step.block.tolist(), strict=True))
+        brought += [(call.rank, block) for call, added in zip(step.calls, adds, strict=True) for block in added]
+        for rank, block in brought:
             self._places[rank][block] = targets[rank]
-        self._filled.append(step)
+        self._filled.append((targets, brought))
 
     def _forget_oldest(self) -> None:
-        """The next step's arrivals take the place of the oldest ones: these are nowhere any more."""
+        """What the next step brings takes the place of the oldest: this is nowhere any more."""
         if len(self._filled) == self._schedule.rooms:
-            for rank, block in _arrivals(self._filled.popleft()):
-                del self._places[rank][block]
-
-
-def _arrivals(step: Step) -> Iterator[tuple[int, int]]:
-    """Where each block of a step arrives, as (rank, block)."""
-    return zip(step.destination.tolist(), step.block.tolist(), strict=True)
+            targets, brought = self._filled.popleft()
+            for rank, block in brought:
+                if self._places[rank].get(block) is targets[rank]:
+                    del self._places[rank][block]

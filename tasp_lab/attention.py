@@ -17,18 +17,20 @@ many orders and save less: about 1/8 on eight ranks. Of two ways around a single
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.attention_steps import AttentionSteps, cut_blocks
-from tasp_lab.coverage import AttentionTask
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.attention_steps import AttentionSteps
+from tasp_lab.attention_task import Side
+from tasp_lab.backward_steps import BackwardSteps
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
+from tasp_lab.journeys import Journeys, cut_blocks
 from tasp_lab.pieces import over_lanes
-from tasp_lab.placement import Placement, contiguous, striped, zigzag
+from tasp_lab.placement import Placement, PlacementFunction, contiguous, striped, zigzag
 from tasp_lab.rings import is_ring
 from tasp_lab.schedule import MOST_HOLDINGS, Schedule
 from tasp_lab.topology import Topology
@@ -42,7 +44,7 @@ def attention_placement(name: str, workload: Workload, world_size: int) -> Place
     """Where the schedule of that name wants the positions. Raises `ScheduleError` for a name there is none of."""
     if name not in ATTENTION:
         raise ScheduleError(f"unknown schedule {name!r}, expected one of {', '.join(ATTENTION)}")
-    return ATTENTION[name][workload.mask](workload.sequence, world_size)
+    return ATTENTION[name][workload.mask](workload.sequence, world_size, workload.documents)
 
 
 def attention(
@@ -75,19 +77,36 @@ def attention(
     >>> bool((ring.flops().sum(axis=0) == tasp.flops().sum(axis=0)).all())
     True
     """
+    ways = [AttentionSteps(journeys, trim) for journeys in journeys_of(name, topology, workload, decomposition)]
+    steps = min(ways, key=lambda steps: steps.bytes_sent)
+    return attention_schedule(name, topology, steps, rooms)
+
+
+def journeys_of(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    travellers: Side = "keys",
+    gradient_dtype: str | None = None,
+) -> list[Journeys]:
+    """The ways around rings that a schedule of that name may take; several where one ring may be walked both ways.
+
+    Raises `ScheduleError` for an unknown name, rings of other ranks, and more blocks than can be proved.
+    """
     placement = attention_placement(name, workload, topology.world_size)
+    rings, shares = [ring[None] for ring in _single_rings(topology)], [Fraction(1)]
     if name == "tasp" and topology.world_size > 1:
         found = decomposition or decompose(topology)
         if found.world_size != topology.world_size:
             raise ScheduleError(
                 f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
             )
-        rings, shares = over_lanes(found.rings, found.shares)
-        task, ring_of = _cut(name, topology, workload, placement, shares)
-        return _schedule(name, topology, task, AttentionSteps(task, rings, ring_of, trim), rooms)
-    task, ring_of = _cut(name, topology, workload, placement, [Fraction(1)])
-    ways = [AttentionSteps(task, ring[None], ring_of, trim) for ring in _single_rings(topology)]
-    return _schedule(name, topology, task, min(ways, key=lambda steps: steps.bytes_sent), rooms)
+        together, shares = over_lanes(found.rings, found.shares)
+        rings = [together]
+    _check_size(name, topology, placement, len(shares))
+    task, ring_of = cut_blocks(workload, placement, shares, travellers, gradient_dtype)
+    return [Journeys(task, each, ring_of) for each in rings]
 
 
 def _single_rings(topology: Topology) -> list[IntArray]:
@@ -97,28 +116,34 @@ def _single_rings(topology: Topology) -> list[IntArray]:
     return ways or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
 
 
-def _cut(
-    name: str, topology: Topology, workload: Workload, placement: Placement, shares: Sequence[Fraction]
-) -> tuple[AttentionTask, IntArray]:
-    """As `cut_blocks`. Raises `ScheduleError` before there are too many."""
+def _check_size(name: str, topology: Topology, placement: Placement, rings: int) -> None:
+    """Raise `ScheduleError` for more blocks than can be proved."""
     n = topology.world_size
-    blocks = sum(1 + min(span.count, len(shares)) for each in placement.spans for span in each)
+    blocks = sum(1 + min(span.count, rings) for each in placement.spans for span in each)
     if n * blocks > MOST_HOLDINGS:
         raise ScheduleError(
             f"schedule {name!r}: {n} ranks and {blocks} blocks are too many to prove, "
             f"expected at most {MOST_HOLDINGS} pairs of them"
         )
-    return cut_blocks(workload, placement, shares)
 
 
-def _schedule(name: str, topology: Topology, task: AttentionTask, steps: AttentionSteps, rooms: int) -> Schedule:
+def attention_schedule(
+    name: str,
+    topology: Topology,
+    steps: AttentionSteps | BackwardSteps,
+    rooms: int,
+    copies: BoolArray | None = None,
+) -> Schedule:
+    """These steps as a proven schedule; `copies` (world_size, blocks) are held at the start beside what is owned."""
+    task = steps.journeys.task
+    initial = task.owned if copies is None else task.owned | copies
     schedule = Schedule(
         name=name,
         world_size=topology.world_size,
         lanes=steps.lanes,
         block_bytes=task.block_bytes,
-        initial=task.initial,
-        final=task.initial,
+        initial=initial,
+        final=initial.copy(),
         steps=steps,
         rooms=rooms,
         task=task,
@@ -127,7 +152,7 @@ def _schedule(name: str, topology: Topology, task: AttentionTask, steps: Attenti
     return schedule
 
 
-ATTENTION: Mapping[str, Mapping[Mask, Callable[[int, int], Placement]]] = {
+ATTENTION: Mapping[str, Mapping[Mask, PlacementFunction]] = {
     "ring-attention": {"full": contiguous, "causal": contiguous},
     "zigzag-ring-attention": {"full": zigzag, "causal": zigzag},
     "striped-ring-attention": {"full": striped, "causal": striped},

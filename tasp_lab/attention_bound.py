@@ -19,10 +19,10 @@ from fractions import Fraction
 import numpy as np
 
 from tasp_lab.arrays import IntArray
-from tasp_lab.attention_steps import cut_blocks
+from tasp_lab.attention_task import AttentionTask
 from tasp_lab.bound import bottleneck, least_latency_into, like, ranks_behind
 from tasp_lab.calls import pairs_in_band
-from tasp_lab.coverage import AttentionTask
+from tasp_lab.journeys import cut_blocks
 from tasp_lab.machine import Machine
 from tasp_lab.placement import Placement
 from tasp_lab.quantities import Number

@@ -1,125 +1,51 @@
-"""What an attention layer must compute, and the proof that a schedule's calls compute it.
+"""The proof that a schedule's calls compute what its attention task asks for, and that all of it gets where it belongs.
 
-Blocks are stretches of positions, of keys (with their values) or of queries. A **tile** is a query block against a key
-block; under the mask its queries see a band of its keys (see `tasp_lab.calls`). A schedule is right when every tile
-whose band is not empty is computed exactly once, with exactly its band, by the rank that owns the query block and at
-a step at which it holds the keys. Since the blocks are all positions, each query then meets each key of its mask once.
+Every tile whose band is not empty is computed exactly once, with exactly its band, by a rank that owns the block of the
+side that stays. Since the blocks are all positions, each query then meets each key of its mask once.
+
+Going backward, what a tile yields for the gradient that travels is a *part* that is at one rank at a time: first where
+it was computed, then wherever the gradient block goes. What a rank has of a gradient block - parts that arrived and
+parts that it computed at one step - leaves at the step after it, unless the rank is the owner; in the end every part is
+with the owner. So a gradient is added up once, one step behind the block that it belongs to.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.calls import Call, clip_band
+from tasp_lab.arrays import IntArray
+from tasp_lab.attention_task import AttentionTask
+from tasp_lab.calls import Call
 from tasp_lab.errors import ScheduleError
-from tasp_lab.placement import Placement
-from tasp_lab.workload import Workload
+
+_NOWHERE = -1
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionTask:
-    """The blocks of a layer: int arrays with an entry per block. Blocks from `first_query` on are query blocks.
+class Leaving(NamedTuple):
+    """Parts on their way: for each the indices of its travelling and its staying block, and where it goes."""
 
-    The key blocks of a rank, in the order of their numbers, are its shard, and so are its query blocks; else
-    `ScheduleError`.
-
-    Parameters
-    ----------
-    workload, placement : the layer, and where its positions are.
-    first_query : the number of key blocks.
-    owner : the rank that holds the block at the start, and the result of a query block at the end.
-    start, count : the positions of a block are start, start + stride, ...; `stride` is that of the placement.
-    """
-
-    workload: Workload
-    placement: Placement
-    first_query: int
-    owner: IntArray
-    start: IntArray
-    count: IntArray
-
-    def __post_init__(self) -> None:
-        for values in (self.owner, self.start, self.count):
-            values.flags.writeable = False
-        shards = [(rank, span.start, span.count) for rank, each in enumerate(self.placement.spans) for span in each]
-        expected = self._stretches(*np.array(shards, dtype=np.int64).reshape(-1, 3).T)
-        for kind, blocks in (("keys", slice(self.first_query)), ("queries", slice(self.first_query, None))):
-            found = self._stretches(self.owner[blocks], self.start[blocks], self.count[blocks])
-            if (self.count[blocks] < 1).any() or not np.array_equal(found, expected):
-                raise ScheduleError(f"the blocks of {kind} are not the shards of placement {self.placement.name!r}")
-
-    def _stretches(self, owner: IntArray, start: IntArray, count: IntArray) -> IntArray:
-        """Owner, start and count of blocks, as an array (3, stretches); those that follow on one another are joined."""
-        order = np.argsort(owner, kind="stable")
-        owner, start, count = owner[order], start[order], count[order]
-        ends = start + self.placement.stride * count
-        follows = (owner[1:] == owner[:-1]) & (start[1:] == ends[:-1])
-        first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(owner)])
-        return np.stack([owner[first], start[first], np.add.reduceat(count, first) if len(first) else count])
-
-    @property
-    def block_bytes(self) -> IntArray:
-        """The size of each block."""
-        is_key = np.arange(len(self.count)) < self.first_query
-        layer = self.workload
-        return self.count * np.where(is_key, layer.kv_bytes_per_position, layer.query_bytes_per_position)
-
-    @property
-    def initial(self) -> BoolArray:
-        """What each rank holds at the start, as an array (world_size, blocks)."""
-        held: BoolArray = self.owner == np.arange(self.placement.world_size)[:, None]
-        return held
-
-    def bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
-        """The clipped bands of tiles, low and high, as arrays (queries, keys)."""
-        ahead = (self.start[queries][:, None] - self.start[keys][None, :]).astype(np.int64)
-        counts = self.count[queries][:, None], self.count[keys][None, :]
-        low = np.broadcast_to(1 - counts[1], ahead.shape)
-        high = np.broadcast_to(counts[0] - 1, ahead.shape)
-        if self.workload.mask == "causal":
-            low = -(ahead // self.placement.stride)
-        if self.workload.keys_seen is not None:
-            high = (self.workload.keys_seen - 1 - ahead) // self.placement.stride
-        return clip_band(low, high, *counts)
-
-    def call_bands(self, call: Call) -> tuple[IntArray, IntArray]:
-        """The clipped bands with which a call computes its tiles, as arrays (queries, keys)."""
-        first_query = np.cumsum(self.count[call.queries]) - self.count[call.queries]
-        first_key = np.cumsum(self.count[call.keys]) - self.count[call.keys]
-        shift = first_key[None, :] - first_query[:, None]
-        counts = self.count[call.queries][:, None], self.count[call.keys][None, :]
-        return clip_band(call.low + shift, call.high + shift, *counts)
-
-    def sizes(self, call: Call) -> tuple[int, int]:
-        """The number of queries and of keys of a call."""
-        return int(self.count[call.queries].sum()), int(self.count[call.keys].sum())
+    travelling: IntArray
+    staying: IntArray
+    destination: IntArray
 
 
 class Coverage:
-    """Counts the tiles that calls compute. Every method raises `ScheduleError` at what breaks the rule."""
+    """Follows the parts of all tiles. Every method raises `ScheduleError` at what breaks the rule."""
 
     def __init__(self, task: AttentionTask) -> None:
         self._task = task
-        self._keys = np.arange(task.first_query)
-        self._queries = np.arange(task.first_query, len(task.owner))
-        self._computed = np.zeros((len(self._queries), len(self._keys)), dtype=np.bool_)
+        self._where = np.full((task.first_gradient - task.first_query, task.first_query), _NOWHERE, dtype=np.int32)
+        self._by_traveller = self._where.T if task.travellers == "keys" else self._where
+        self._owner = task.owner[task.travelling]
+        self._away = 0
 
     def add(self, index: int, call: Call) -> None:
         """Take note of a call at step `index`."""
         task = self._task
-        strangers = call.queries[task.owner[call.queries] != call.rank]
-        if len(strangers):
-            raise ScheduleError(f"step {index}: rank {call.rank} attends for queries {strangers[0]}, which it has not")
-        if (np.diff(call.queries) != 1).any():
-            raise ScheduleError(
-                f"step {index}: rank {call.rank} attends for queries {call.queries.tolist()}, "
-                "expected blocks that lie side by side in its shard, in that order"
-            )
-        if len(np.unique(call.keys)) < len(call.keys):
-            raise ScheduleError(f"step {index}: rank {call.rank} names a block of keys twice in one call")
+        travelling, staying = task.sides(call)
+        self._check_blocks(index, call, travelling, staying)
         low, high = task.call_bands(call)
         wanted_low, wanted_high = task.bands(call.queries, call.keys)
         empty = low > high
@@ -131,20 +57,83 @@ class Coverage:
                 f"in the band {low[query, key]} to {high[query, key]}, "
                 f"the mask is {wanted_low[query, key]} to {wanted_high[query, key]}"
             )
-        rows, columns = (call.queries - task.first_query)[:, None], call.keys[None, :]
-        doubled = self._computed[rows, columns] & ~empty
+        tiles = np.ix_(call.queries - task.first_query, call.keys)
+        where = self._where[tiles]
+        doubled = (where != _NOWHERE) & ~empty
         if doubled.any():
             query, key = (int(values[0]) for values in np.nonzero(doubled))
-            raise ScheduleError(f"step {index}: {self._tile(int(call.queries[query]), int(call.keys[key]))} twice")
-        self._computed[rows, columns] |= ~empty
+            raise ScheduleError(
+                f"step {index}: {self._tile(call.rank, int(call.queries[query]), int(call.keys[key]))} twice"
+            )
+        self._where[tiles] = np.where(empty, where, call.rank)
+        if task.is_backward:
+            axis = 0 if task.travellers == "keys" else 1
+            self._away += int((~empty).sum(axis=axis)[task.owner[travelling] != call.rank].sum())
+
+    def _check_blocks(self, index: int, call: Call, travelling: IntArray, staying: IntArray) -> None:
+        task = self._task
+        kind = "keys" if task.travellers == "queries" else "queries"
+        strangers = staying[task.owner[staying] != call.rank]
+        if len(strangers):
+            raise ScheduleError(f"step {index}: rank {call.rank} attends for {kind} {strangers[0]}, which it has not")
+        if (np.diff(staying) != 1).any():
+            raise ScheduleError(
+                f"step {index}: rank {call.rank} attends for {kind} {staying.tolist()}, "
+                "expected blocks that lie side by side in its shard, in that order"
+            )
+        if len(np.unique(travelling)) < len(travelling):
+            raise ScheduleError(f"step {index}: rank {call.rank} names a block of {task.travellers} twice in one call")
+
+    def leaving(self, index: int, source: IntArray, destination: IntArray, block: IntArray) -> Leaving:
+        """The parts that transfers of gradient blocks take along at step `index`, which is to come."""
+        travelling = block - self._task.first_gradient
+        arrivals = destination * len(self._owner) + travelling
+        if len(np.unique(arrivals)) < len(arrivals):
+            raise ScheduleError(f"step {index}: a rank gets a gradient block twice in this step")
+        at_home = self._owner[travelling] == source
+        if at_home.any():
+            at = int(at_home.argmax())
+            raise ScheduleError(f"step {index}: rank {source[at]} sends gradient block {block[at]}, which is its own")
+        taken = self._by_traveller[travelling] == source[:, None]
+        without = ~taken.any(axis=1)
+        if without.any():
+            at = int(without.argmax())
+            raise ScheduleError(
+                f"step {index}: rank {source[at]} sends gradient block {block[at]}, of which it has nothing"
+            )
+        rows, staying = np.nonzero(taken)
+        leaving = Leaving(travelling[rows], staying, destination[rows])
+        if len(rows) < self._away:
+            self._name_left(f"step {index}", "keeps", leaving)
+        return leaving
+
+    def move(self, leaving: Leaving) -> None:
+        """These parts have arrived."""
+        self._by_traveller[leaving.travelling, leaving.staying] = leaving.destination
+        gone, still = len(leaving.travelling), self._owner[leaving.travelling] != leaving.destination
+        self._away += int(still.sum()) - gone
 
     def finish(self) -> None:
         """Check that nothing is missing after the last step."""
-        for row, query in enumerate(self._queries):
-            low, high = self._task.bands(self._queries[row : row + 1], self._keys)
-            missing = (low <= high)[0] & ~self._computed[row]
+        task = self._task
+        for row, query in enumerate(task.blocks_of("queries")):
+            low, high = task.bands(np.array([query]), np.arange(task.first_query))
+            missing = (low <= high)[0] & (self._where[row] == _NOWHERE)
             if missing.any():
-                raise ScheduleError(f"after the last step: {self._tile(int(query), int(missing.argmax()))} never")
+                key = int(missing.argmax())
+                owner = int(task.owner[query if task.travellers == "keys" else key])
+                raise ScheduleError(f"after the last step: {self._tile(owner, int(query), key)} never")
+        if self._away:
+            nothing = np.zeros(0, dtype=np.int64)
+            self._name_left("after the last step", "has", Leaving(nothing, nothing, nothing))
 
-    def _tile(self, query: int, key: int) -> str:
-        return f"rank {self._task.owner[query]} attends with queries {query} to keys {key}"
+    def _name_left(self, when: str, verb: str, leaving: Leaving) -> None:
+        """Find a part that is away from its owner and not among those that leave."""
+        left = (self._by_traveller != _NOWHERE) & (self._by_traveller != self._owner[:, None])
+        left[leaving.travelling, leaving.staying] = False
+        traveller, staying = (int(values[0]) for values in np.nonzero(left))
+        rank, block = self._by_traveller[traveller, staying], traveller + self._task.first_gradient
+        raise ScheduleError(f"{when}: rank {rank} {verb} a part of gradient block {block}, which is not its own")
+
+    def _tile(self, rank: int, query: int, key: int) -> str:
+        return f"rank {rank} attends with queries {query} to keys {key}"

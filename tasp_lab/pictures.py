@@ -24,7 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from tasp_lab.arrays import FloatArray
 from tasp_lab.errors import OutputError
 from tasp_lab.quantities import Number, format_time
-from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
+from tasp_lab.timeline import COMPUTE_LANE, SEND, Event, Timeline
 
 MOST_BARS = 200_000
 """With more transfers and calls than this in one picture, the lanes of a rank are one row of merged busy intervals."""
@@ -94,7 +94,7 @@ def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
 
 
 def _heading(timeline: Timeline, merged: bool) -> str:
-    lanes, calls = _lane_count(timeline), sum(event.kind == ATTEND for event in timeline.events)
+    lanes, calls = _lane_count(timeline), sum(event.kind != SEND for event in timeline.events)
     parts = [f"{timeline.origin} {timeline.schedule} on {timeline.topology}"]
     if merged:
         work = f"{len(timeline.events) - calls} transfers" + (f" and {calls} kernel calls" if calls else "")
@@ -107,7 +107,7 @@ def _heading(timeline: Timeline, merged: bool) -> str:
 
 
 def _rows_height_inches(timeline: Timeline) -> float:
-    has_calls = any(event.kind == ATTEND for event in timeline.events)
+    has_calls = any(event.kind != SEND for event in timeline.events)
     rows = timeline.world_size * (_lane_count(timeline) + has_calls) ** 0.5
     return float(np.clip(0.3 + 0.19 * rows, 1.0, 7.0))
 
@@ -133,14 +133,14 @@ class _Band:
 
 def _bands(timeline: Timeline) -> list[_Band]:
     """Kernel calls, where there are any, above transfers: as high as a lane, and never too low to be seen."""
-    calls = [event for event in timeline.events if event.kind == ATTEND]
+    calls = [event for event in timeline.events if event.kind != SEND]
     lanes, top, height = _lane_count(timeline), -_ROW_SHARE / 2, 0.0
     bands = []
     if calls:
         height = _ROW_SHARE * max(_LEAST_COMPUTE_SHARE, 1 / (lanes + 1))
         bands.append(_Band(calls, COMPUTE_LANE, 1, top, height))
     if lanes:
-        transfers = [event for event in timeline.events if event.kind != ATTEND]
+        transfers = [event for event in timeline.events if event.kind == SEND]
         bands.append(_Band(transfers, 0, lanes, top + height, _ROW_SHARE - height))
     return bands
 

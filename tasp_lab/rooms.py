@@ -1,14 +1,16 @@
 """Where blocks lie in a rank's memory, since when, and how often they are used there.
 
 A rank has one buffer. Without rooms every block has its own place in it, in the order of block numbers. With rooms the
-blocks that travel and that the rank starts with come first, in the order of their numbers (its *home*); then the rooms
-follow, each as large as the most that arrives in one step, and what arrives lies in its room in the order of the step.
+blocks that travel and that the rank starts with come first (its *home*): its own in the order of their numbers, then
+copies of others' in the order in which the first step computes with them. Going backward the gradients of its own
+blocks follow. Then come the rooms, each as large as the most that it takes in at one step: what arrives, in the order
+of the step, and then the gradients that the rank begins by computing their first part.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,11 +26,24 @@ HOME = -1
 """Instead of the step at which a block arrived: the rank holds it from the start."""
 
 
+class Place(NamedTuple):
+    """Where a block lies in a rank's buffer, in bytes, and the step since when, or `HOME`."""
+
+    block: int
+    offset: int
+    since: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from the same block there at another time."""
+        return self.block, self.since
+
+
 class Row(NamedTuple):
     """One message of a rank, in or out.
 
     `offset` is where in the rank's buffer the block lies, in bytes; `since` is the step at which it arrives or arrived
-    there, or `HOME`.
+    there (what was computed of a gradient: the step at which it was), or `HOME`.
     """
 
     step: int
@@ -42,21 +57,41 @@ class Row(NamedTuple):
 class CallRow(NamedTuple):
     """One kernel call of a rank.
 
-    Its `keys` are (block, since) pairs; they lie side by side in the rank's buffer, from `offset` on, `size_bytes` in
-    all.
+    `reads` are its travelling blocks as (block, since) pairs; they lie side by side in the rank's buffer, from `offset`
+    on, `size_bytes` in all. `adds` are the places of their gradients, to which it adds a part, in the same order.
     """
 
     step: int
     call: Call
-    keys: tuple[tuple[int, int], ...]
+    reads: tuple[tuple[int, int], ...]
     offset: int
     size_bytes: int
     flops: int
+    adds: tuple[Place, ...] = ()
+
+    @property
+    def away(self) -> tuple[Place, ...]:
+        """The gradients that do not stay."""
+        return tuple(place for place in self.adds if place.since != HOME)
 
     @property
     def since(self) -> set[int]:
-        """The steps at which its keys arrived, or `HOME`."""
-        return {since for _, since in self.keys}
+        """The steps whose rooms it uses."""
+        return {since for _, since in self.reads if since != HOME} | {self.step for _ in self.away}
+
+
+class Sum(NamedTuple):
+    """A gradient block at a place: what `arrives` there, if anything does, and so many parts that are computed."""
+
+    block: int
+    since: int
+    offset: int
+    arrives: bool
+    computed: int
+
+    @property
+    def parts(self) -> int:
+        return self.arrives + self.computed
 
 
 @dataclass(frozen=True)
@@ -64,16 +99,18 @@ class RankPart:
     """One rank's part of a schedule, in the order of steps, and of lanes within a step.
 
     `home` are the blocks that lie in its buffer of `buffer_bytes` from the start, `kept` those that lie there for good
-    once all is done, with their offsets in bytes.
+    once all is done, `gradients` its own gradients, with their offsets in bytes.
     """
 
     rank: int
     home: Mapping[int, int]
     kept: Mapping[int, int]
+    gradients: Mapping[int, int]
     sends: tuple[Row, ...]
     receives: tuple[Row, ...]
     calls: tuple[CallRow, ...]
     buffer_bytes: int
+    first_gradient: int
 
     @property
     def occupants(self) -> Counter[int]:
@@ -82,31 +119,78 @@ class RankPart:
         uses = [row.since for row in self.sends] + [since for row in self.calls for since in row.since]
         return Counter(since for since in arrivals + uses if since != HOME)
 
+    @property
+    def sums(self) -> Mapping[tuple[int, int], Sum]:
+        """What is added up at each place of a gradient, by (block, since)."""
+        arriving = {(row.block, row.since): row.offset for row in self.receives if row.block >= self.first_gradient}
+        computed = [place for row in self.calls for place in row.away]
+        offsets = arriving | {place.key: place.offset for place in computed}
+        parts = Counter(place.key for place in computed)
+        return {key: Sum(*key, offset, key in arriving, parts[key]) for key, offset in offsets.items()}
+
 
 def rank_part(schedule: Schedule, rank: int) -> RankPart:
     """One rank's part of a schedule. Raises `ScheduleError` when the keys of a call do not lie side by side."""
     memory = _Memory(schedule, rank)
-    home = {block: memory.place[block][0] for block in home_blocks(schedule, rank).tolist()}
+    home = {block: memory.place[block].offset for block in home_blocks(schedule, rank)}
     sends: list[Row] = []
     receives: list[Row] = []
     calls: list[CallRow] = []
     for index, step in enumerate(schedule.steps):
         sends += _by_lane(
-            Row(index, lane, peer, block, *memory.place[block])
+            Row(index, lane, peer, *memory.place[block])
             for peer, lane, block in _columns(step, step.source == rank, step.destination)
         )
-        calls += [memory.call_row(index, call) for call in step.calls if call.rank == rank]
+        own_calls = [call for call in step.calls if call.rank == rank]
+        rows = [memory.call_row(index, call) for call in own_calls]
         arrivals = _columns(step, step.destination == rank, step.source)
-        memory.take_in(index, [block for _, _, block in arrivals])
-        receives += _by_lane(Row(index, lane, peer, block, *memory.place[block]) for peer, lane, block in arrivals)
+        begun = _gradients_begun(schedule, own_calls, [block for _, _, block in arrivals])
+        places = memory.take_in(index, [*(block for _, _, block in arrivals), *begun])
+        calls += [row._replace(adds=memory.gradients_of(row.call)) for row in rows]
+        receives += _by_lane(Row(index, lane, peer, *places[block]) for peer, lane, block in arrivals)
     kept = home if schedule.rooms is not None else home | {row.block: row.offset for row in receives}
-    return RankPart(rank, home, kept, tuple(sends), tuple(receives), tuple(calls), memory.size_bytes)
+    own = {place.block: place.offset for place in memory.own_gradients}
+    first_gradient = len(schedule.block_bytes) if schedule.task is None else schedule.task.first_gradient
+    size = memory.size_bytes
+    return RankPart(rank, home, kept, own, tuple(sends), tuple(receives), tuple(calls), size, first_gradient)
 
 
-def home_blocks(schedule: Schedule, rank: int) -> IntArray:
-    """The blocks that lie in a rank's buffer from the start: all that it starts with, but for queries, which stay."""
-    blocks = np.flatnonzero(schedule.initial[rank])
-    return blocks if schedule.task is None else blocks[blocks < schedule.task.first_query]
+def home_blocks(schedule: Schedule, rank: int) -> list[int]:
+    """The blocks that lie in a rank's buffer from the start, in their order: all but those of the side that stays."""
+    task, held = schedule.task, schedule.initial[rank]
+    if task is None:
+        found: list[int] = np.flatnonzero(held).tolist()
+        return found
+    travelling = task.travelling[held[task.travelling]].tolist()
+    own = [block for block in travelling if task.owner[block] == rank]
+    copies = [block for block in travelling if task.owner[block] != rank]
+    if copies:
+        calls = (call for call in schedule.steps[0].calls if call.rank == rank)
+        used = {block: at for at, block in enumerate(block for call in calls for block in task.sides(call)[0].tolist())}
+        copies.sort(key=lambda block: (used.get(block, len(used)), block))
+    return own + copies
+
+
+def _own_gradients(schedule: Schedule, rank: int) -> list[int]:
+    """The gradient blocks that end at a rank."""
+    task = schedule.task
+    if task is None or not task.is_backward:
+        return []
+    found: list[int] = task.gradient_blocks(task.travelling[task.owner[task.travelling] == rank]).tolist()
+    return found
+
+
+def _gradients_begun(schedule: Schedule, calls: Iterable[Call], arriving: Sequence[int]) -> list[int]:
+    """The gradients of others that a rank's calls at a step add to without any of them arriving at that step."""
+    task = schedule.task
+    if task is None or not task.is_backward:
+        return []
+    found: dict[int, None] = {}
+    for call in calls:
+        travelling = task.sides(call)[0]
+        others = task.gradient_blocks(travelling[task.owner[travelling] != call.rank])
+        found |= dict.fromkeys(others.tolist())
+    return [block for block in found if block not in arriving]
 
 
 def buffer_bytes(schedule: Schedule) -> IntArray:
@@ -114,7 +198,8 @@ def buffer_bytes(schedule: Schedule) -> IntArray:
     ranks = range(schedule.world_size)
     if schedule.rooms is None:
         return np.full(schedule.world_size, schedule.block_bytes.sum())
-    home = np.array([schedule.block_bytes[home_blocks(schedule, rank)].sum() for rank in ranks], dtype=np.int64)
+    at_home = [home_blocks(schedule, rank) + _own_gradients(schedule, rank) for rank in ranks]
+    home = np.array([schedule.block_bytes[blocks].sum() for blocks in at_home], dtype=np.int64)
     return home + schedule.rooms * _room_bytes(schedule)
 
 
@@ -127,38 +212,53 @@ class _Memory:
         self._rooms = schedule.rooms
         if self._rooms is None:
             starts = np.cumsum(schedule.block_bytes) - schedule.block_bytes
-            self.place = {block: (start, HOME) for block, start in enumerate(starts.tolist())}
+            self.place = {block: Place(block, start, HOME) for block, start in enumerate(starts.tolist())}
+            self.own_gradients: list[Place] = []
             self.size_bytes = sum(self._sizes)
             return
-        self.place = {}
-        self._home_bytes = self._lay_out(home_blocks(schedule, rank).tolist(), 0, HOME)
+        blocks = home_blocks(schedule, rank) + _own_gradients(schedule, rank)
+        self.place = self._lay_out(blocks, 0, HOME)
+        self.own_gradients = [self.place[block] for block in _own_gradients(schedule, rank)]
+        self._home_bytes = sum(self._sizes[block] for block in blocks)
         self._room_bytes = int(_room_bytes(schedule)[rank])
         self.size_bytes = self._home_bytes + self._rooms * self._room_bytes
 
-    def take_in(self, step: int, blocks: list[int]) -> None:
-        """Blocks arrive at a step, in this order."""
+    def take_in(self, step: int, blocks: list[int]) -> dict[int, Place]:
+        """Blocks come into the room of a step, in this order; returns where. What is added up at home stays there."""
         if self._rooms is None:
-            self.place |= {block: (self.place[block][0], step) for block in blocks}
+            places = {block: Place(block, self.place[block].offset, step) for block in blocks}
         else:
-            self._lay_out(blocks, self._home_bytes + step % self._rooms * self._room_bytes, step)
+            places = self._lay_out(blocks, self._home_bytes + step % self._rooms * self._room_bytes, step)
+        self.place |= places | {place.block: place for place in self.own_gradients}
+        return places
 
-    def _lay_out(self, blocks: list[int], offset: int, since: int) -> int:
-        """Put blocks side by side; returns where they end."""
+    def _lay_out(self, blocks: list[int], offset: int, since: int) -> dict[int, Place]:
+        """Blocks side by side."""
+        places = {}
         for block in blocks:
-            self.place[block] = (offset, since)
+            places[block] = Place(block, offset, since)
             offset += self._sizes[block]
-        return offset
+        return places
 
     def call_row(self, step: int, call: Call) -> CallRow:
-        keys = call.keys.tolist()
-        first = end = self.place[keys[0]][0]
-        for key in keys:
-            if self.place[key][0] != end:
-                raise ScheduleError(f"step {step}: rank {call.rank} computes with key block {key}, which does not lie "
+        """A call by what it reads."""
+        assert self._schedule.task is not None, "a schedule with calls has a task"
+        blocks = self._schedule.task.sides(call)[0].tolist()
+        first = end = self.place[blocks[0]].offset
+        for block in blocks:
+            if self.place[block].offset != end:
+                raise ScheduleError(f"step {step}: rank {call.rank} computes with block {block}, which does not lie "
                                     "beside the others of the call")  # fmt: skip
-            end += self._sizes[key]
-        held = tuple((key, self.place[key][1]) for key in keys)
+            end += self._sizes[block]
+        held = tuple(self.place[block].key for block in blocks)
         return CallRow(step, call, held, first, end - first, self._schedule.call_flops(call))
+
+    def gradients_of(self, call: Call) -> tuple[Place, ...]:
+        """Where the gradients are to which a call adds."""
+        task = self._schedule.task
+        if task is None or not task.is_backward:
+            return ()
+        return tuple(self.place[block] for block in task.gradient_blocks(task.sides(call)[0]).tolist())
 
 
 @lru_cache(maxsize=8)
@@ -168,8 +268,20 @@ def _room_bytes(schedule: Schedule) -> IntArray:
     for step in schedule.steps:
         arriving = np.zeros_like(largest)
         np.add.at(arriving, step.destination, schedule.block_bytes[step.block])
+        for rank, calls in _calls_by_rank(schedule, step).items():
+            begun = _gradients_begun(schedule, calls, step.block[step.destination == rank].tolist())
+            arriving[rank] += schedule.block_bytes[begun].sum()
         largest = np.maximum(largest, arriving)
     return largest
+
+
+def _calls_by_rank(schedule: Schedule, step: Step) -> Mapping[int, list[Call]]:
+    """The calls of a step in a backward pass, which may begin gradients."""
+    found: dict[int, list[Call]] = {}
+    if schedule.task is not None and schedule.task.is_backward:
+        for call in step.calls:
+            found.setdefault(call.rank, []).append(call)
+    return found
 
 
 def _columns(step: Step, mine: BoolArray, peers: IntArray) -> list[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ A rank's kernel calls go one after the other. There is no barrier between steps.
 at step s lies in room s mod b until what arrives at step s + b takes its place: it may be sent and computed with at
 steps s + 1 to s + b - 1, and the transfers of step s + b wait until it was. So b - 1 is how many steps communication
 may run ahead of what is done with it, and b = 2 is double buffering. What a rank holds at the start stays.
+What a rank computes of a gradient at step s lies in room s mod b too, added to what arrives of it at that step.
 
 Steps are produced when they are asked for (a 511-ring AllGather on 512 ranks has 134 million transfers), each as
 arrays. Building a `Schedule` replays all of them once; what breaks a rule raises `ScheduleError` with step, rank
@@ -19,6 +20,7 @@ and block, so a schedule that exists is valid:
 - no block is delivered to a rank that holds it;
 - a rank computes only with blocks that it held when the step began;
 - the calls compute what the schedule's attention task asks for, each part once (`tasp_lab.coverage`);
+- gradient blocks take along all that a rank has of them, one step behind, and all of it ends at their owners;
 - in the end every rank holds exactly what the collective promises; what is in rooms does not count.
 """
 
@@ -30,14 +32,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.calls import Call, pairs_in_band
-from tasp_lab.coverage import AttentionTask, Coverage
+from tasp_lab.attention_task import AttentionTask
+from tasp_lab.calls import Call
+from tasp_lab.coverage import Coverage, Leaving
 from tasp_lab.errors import ScheduleError
+from tasp_lab.timeline import ATTEND, DIFFERENTIATE
 from tasp_lab.topology import Topology
 
 MOST_HOLDINGS = 2**30
@@ -123,7 +127,7 @@ class Schedule:
     Attributes
     ----------
     transfers : how many transfers there are in all.
-    peak_blocks : the largest number of blocks that a rank holds at any time.
+    peak_blocks : the largest number of blocks that a rank holds at any time, gradients not counted.
     """
 
     name: str
@@ -175,11 +179,15 @@ class Schedule:
                 ledger[index, call.rank] += self.call_flops(call)
         return ledger
 
+    @property
+    def call_kind(self) -> str:
+        """The kind of its kernel calls in a timeline."""
+        return DIFFERENTIATE if self.task is not None and self.task.is_backward else ATTEND
+
     def call_flops(self, call: Call) -> int:
         """What a kernel call computes, in FLOPs."""
         assert self.task is not None, "a schedule with calls has a task"
-        pairs = pairs_in_band(call.low, call.high, *self.task.sizes(call))
-        return int(pairs) * self.task.workload.flops_per_pair
+        return self.task.flops(call)
 
     def check_routes(self, topology: Topology) -> None:
         """Raise `ScheduleError` unless the topology has these ranks and a route for every transfer."""
@@ -200,6 +208,25 @@ class Schedule:
                 )
 
 
+class _Data(NamedTuple):
+    """The transfers of a step that copy blocks; those of gradients, which add up, are another matter."""
+
+    source: IntArray
+    destination: IntArray
+    lane: IntArray
+    block: IntArray
+
+    @classmethod
+    def of(cls, step: Step, first_gradient: int) -> _Data:
+        whole = cls(step.source, step.destination, step.lane, step.block)
+        copies = step.block < first_gradient
+        return whole if copies.all() else cls(*(values[copies] for values in whole))
+
+    @property
+    def size(self) -> int:
+        return len(self.block)
+
+
 class _Replay:
     """Replays a schedule symbolically: who holds what, step by step."""
 
@@ -217,12 +244,21 @@ class _Replay:
         task = schedule.task
         if task is not None and not np.array_equal(schedule.block_bytes, task.block_bytes):
             raise ScheduleError(f"schedule {schedule.name!r}: block_bytes are not those of its task")
-        if task is not None and not np.array_equal(schedule.initial, task.initial):
-            raise ScheduleError(f"schedule {schedule.name!r}: initial is not what its task says who owns")
+        if task is not None:
+            self._check_owned(task)
         self.held = schedule.initial.copy()
         self.peak = 0
-        self._in_rooms: deque[Step] = deque()
-        self._coverage = Coverage(schedule.task) if schedule.task is not None else None
+        self._in_rooms: deque[_Data] = deque()
+        self._coverage = Coverage(task) if task is not None else None
+        self._first_gradient = self.blocks if task is None else task.first_gradient
+
+    def _check_owned(self, task: AttentionTask) -> None:
+        """A backward pass may start with copies of others' blocks, which a forward pass has left there."""
+        schedule, owned = self.schedule, task.owned
+        copied, missing = schedule.initial & ~owned, owned & ~schedule.initial
+        allowed = task.travelling if task.is_backward else task.travelling[:0]
+        if missing.any() or np.delete(copied, allowed, axis=1).any():
+            raise ScheduleError(f"schedule {schedule.name!r}: initial is not what its task says who owns")
 
     def run(self) -> int:
         """Replay every step; returns the number of transfers."""
@@ -232,13 +268,17 @@ class _Replay:
             if len(self._in_rooms) == self.schedule.rooms:
                 holdings -= self._empty_oldest_room()
             self._check_range(index, step)
-            self._check_held_by_source(index, step)
+            data = _Data.of(step, self._first_gradient)
+            self._check_held_by_source(index, data)
+            leaving = self._leaving(index, step)
             self._check_calls(index, step)
-            self._deliver(index, step)
+            self._deliver(index, data)
+            if self._coverage is not None and leaving is not None:
+                self._coverage.move(leaving)
             count += len(step)
-            holdings += len(step)
+            holdings += data.size
             if self.schedule.rooms is not None:
-                self._in_rooms.append(step)
+                self._in_rooms.append(data)
                 self._count(holdings)
         self._count(holdings)
         while self._in_rooms:
@@ -248,11 +288,18 @@ class _Replay:
             self._coverage.finish()
         return count
 
+    def _leaving(self, index: int, step: Step) -> Leaving | None:
+        """What of gradients leaves at a step: parts that were there when it began."""
+        if self._coverage is None or self._first_gradient == self.blocks:
+            return None
+        gradients = step.block >= self._first_gradient
+        return self._coverage.leaving(index, step.source[gradients], step.destination[gradients], step.block[gradients])
+
     def _empty_oldest_room(self) -> int:
         """What arrived so many steps ago as there are rooms is overwritten; returns how many blocks that is."""
         step = self._in_rooms.popleft()
         self.held[step.destination, step.block] = False
-        return len(step)
+        return step.size
 
     def _count(self, holdings: int) -> None:
         """Check that so many blocks are held in all: a block that came twice in one step counts once."""
@@ -284,7 +331,7 @@ class _Replay:
         return (
             len(call.queries) > 0
             and len(call.keys) > 0
-            and bool(((call.queries >= first_query) & (call.queries < self.blocks)).all())
+            and bool(((call.queries >= first_query) & (call.queries < self._first_gradient)).all())
             and bool(((call.keys >= 0) & (call.keys < first_query)).all())
         )
 
@@ -300,7 +347,7 @@ class _Replay:
         if to_itself.any():
             raise ScheduleError(f"step {index}: {_say(step, int(to_itself.argmax()))}: a rank sends to itself")
 
-    def _check_held_by_source(self, index: int, step: Step) -> None:
+    def _check_held_by_source(self, index: int, step: _Data) -> None:
         missing = ~self.held[step.source, step.block]
         if missing.any():
             at = int(missing.argmax())
@@ -309,7 +356,7 @@ class _Replay:
                 f"rank {step.source[at]} does not hold block {step.block[at]} when the step begins"
             )
 
-    def _deliver(self, index: int, step: Step) -> None:
+    def _deliver(self, index: int, step: _Data) -> None:
         present = self.held[step.destination, step.block]
         if present.any():
             at = int(present.argmax())
@@ -339,5 +386,5 @@ class _Replay:
             raise ScheduleError(f"after step {len(self.schedule.steps) - 1}: rank {rank} {verb} block {block}")
 
 
-def _say(step: Step, at: int) -> str:
+def _say(step: Step | _Data, at: int) -> str:
     return f"rank {step.source[at]} sends block {step.block[at]} to rank {step.destination[at]} on lane {step.lane[at]}"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tasp_lab.quantities import Number
 
-SEND, ATTEND = "send", "attend"
-"""Kinds of events: a transfer, and a kernel call of attention."""
+SEND, ATTEND, DIFFERENTIATE = "send", "attend", "differentiate"
+"""Kinds of events: a transfer, and kernel calls of attention and of its gradients."""
 
 COMPUTE_LANE = -1
 """The lane of kernel calls."""
@@ -23,9 +23,9 @@ class Event(NamedTuple):
     transfer before it), ``block`` (its block's arrival) or ``room`` (its receiver's use of what lay there before);
     empty for nothing.
 
-    A kernel call (kind `ATTEND`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block` the first of its
-    key blocks, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block`` or for ``compute``, the
-    call before it. `flops` are 0 for transfers.
+    A kernel call (kind `ATTEND` or `DIFFERENTIATE`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block`
+    the first of its blocks that travel, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block``,
+    for a ``room`` or for ``compute``, the call before it. `flops` are 0 for transfers.
     """
 
     rank: int

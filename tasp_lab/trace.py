@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tasp_lab.quantities import Number
-from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
 
 Record = dict[str, Any]
 """One entry of `traceEvents`: whatever JSON can say."""
@@ -120,10 +120,13 @@ def _complete_event(event: Event, pid: int, tid: int) -> Record:
     }
 
 
+_CALLS = {ATTEND: "attend to", DIFFERENTIATE: "gradients of"}
+
+
 def _describe(event: Event) -> tuple[str, Record]:
     """What happens in words, and the arguments that only this kind of event has."""
-    if event.kind == ATTEND:
-        return f"attend to block {event.block}", {"flops": event.flops}
+    if event.kind != SEND:
+        return f"{_CALLS[event.kind]} block {event.block}", {"flops": event.flops}
     return f"block {event.block} to rank {event.peer}", {"peer": event.peer, "bytes": event.bytes}
 
 

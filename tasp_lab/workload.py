@@ -1,10 +1,19 @@
-"""A workload: the attention layer that a schedule computes. It turns positions into bytes and pairs into FLOPs."""
+"""A workload: the attention layer that a schedule computes. It turns positions into bytes and pairs into FLOPs.
+
+A sequence may be *packed*: several **documents** lie in it one after the other, and a query sees only keys of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
 from typing import Literal
 
+import numpy as np
+
+from tasp_lab.arrays import IntArray
 from tasp_lab.errors import WorkloadError
 
 Mask = Literal["full", "causal"]
@@ -33,6 +42,7 @@ class Workload:
     dtype : ``bf16``, ``fp16`` or ``fp32``, of queries, keys, values and the result.
     mask : ``full``, or ``causal``: a query sees the keys at its own position and before it.
     window : with ``causal``, how many keys a query sees at most, its own included; all when None.
+    documents : the number of positions of each document, in order, 0 allowed; one document when None.
 
     Raises `WorkloadError` for what cannot be computed.
 
@@ -49,6 +59,7 @@ class Workload:
     dtype: str = "bf16"
     mask: Mask = "full"
     window: int | None = None
+    documents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -69,6 +80,8 @@ class Workload:
         if self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position) > MOST_SUM:
             raise WorkloadError(f"too large a layer: {self.sequence} positions, {self.heads} heads of {self.head_dim} "
                                 f"elements, batch {self.batch}; expected FLOPs and bytes below 2**63")  # fmt: skip
+        if self.documents is not None:
+            object.__setattr__(self, "documents", check_documents(self.documents, self.sequence))
 
     @property
     def kv_head_count(self) -> int:
@@ -79,6 +92,17 @@ class Workload:
     def keys_seen(self) -> int | None:
         """How many keys a query sees at most where the window limits that, else None."""
         return self.window if self.window is not None and self.window < self.sequence else None
+
+    @property
+    def document_starts(self) -> IntArray:
+        """The positions at which documents start that are not empty, ascending, an int array (documents,).
+
+        >>> layer = Workload(sequence=5, documents=(2, 0, 3))
+        >>> np.searchsorted(layer.document_starts, range(5), side="right") - 1      # the document of each position
+        array([0, 0, 1, 1, 1])
+        """
+        lengths = np.array(self.documents or (self.sequence,), dtype=np.int64)
+        return (np.cumsum(lengths) - lengths)[lengths > 0]
 
     @property
     def kv_bytes_per_position(self) -> int:
@@ -94,3 +118,50 @@ class Workload:
     def flops_per_pair(self) -> int:
         """FLOPs per (query, key) pair, all heads and sequences: two products of `head_dim` multiplications."""
         return 4 * self.batch * self.heads * self.head_dim
+
+
+def documents_of(cu_seqlens: Sequence[int]) -> tuple[int, ...]:
+    """The lengths of documents from their cumulative lengths, as attention kernels for packed batches take them.
+
+    >>> documents_of([0, 2, 2, 5])
+    (2, 0, 3)
+
+    Raises `WorkloadError` if the first is not 0, or one is less than that before it.
+    """
+    ends = _whole_numbers("cumulative length", cu_seqlens)
+    if ends[:1] != (0,):
+        raise WorkloadError(f"cumulative lengths start with {ends[0] if ends else 'nothing'}, expected 0")
+    for number, (start, end) in enumerate(pairwise(ends), start=1):
+        if end < start:
+            raise WorkloadError(f"cumulative length {number}: {end}, expected {start} or more, as that before it")
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+def check_documents(documents: Iterable[int], sequence: int) -> tuple[int, ...]:
+    """The lengths of documents as plain ints; `WorkloadError` if they are not those of a sequence of this length.
+
+    >>> check_documents([2, 0, 3], 5)
+    (2, 0, 3)
+    """
+    lengths = _whole_numbers("document", documents)
+    if not lengths:
+        raise WorkloadError("documents: none, expected one or more")
+    for number, length in enumerate(lengths):
+        if length < 0:
+            raise WorkloadError(f"document {number}: {length} positions, expected 0 or more")
+    if sum(lengths) != sequence:
+        raise WorkloadError(f"documents: {sum(lengths)} positions together, expected {sequence}, as in the sequence")
+    return lengths
+
+
+def _whole_numbers(what: str, numbers: Iterable[int]) -> tuple[int, ...]:
+    """Integers of any type, such as NumPy's, as plain ints."""
+    if not isinstance(numbers, Iterable):
+        raise WorkloadError(f"{what}s: one {type(numbers).__name__}, expected several whole numbers")
+    whole = []
+    for number, value in enumerate(numbers):
+        try:
+            whole.append(index(value))
+        except TypeError:
+            raise WorkloadError(f"{what} {number}: a {type(value).__name__}, expected a whole number") from None
+    return tuple(whole)

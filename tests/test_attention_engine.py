@@ -249,7 +249,7 @@ class History:
         before: dict[str, Number] = {"": 0}
         for row, event in zip(self._parts[rank].calls, self._calls[rank], strict=True):
             assert (event.step, event.block) == (row.step, row.call.keys[0])
-            arrivals = [self._arrived_s[rank, key, since] for key, since in row.keys if since != HOME]
+            arrivals = [self._arrived_s[rank, key, since] for key, since in row.reads if since != HOME]
             found.append((event, before | {"block": max(arrivals, default=0)}))
             before = {"compute": event.end_s}
         return found

@@ -1,10 +1,14 @@
-"""Placements: every position is held once, shards are about equal, and zigzag shares causal work out evenly."""
+"""Placements: every position is held once, shards are about equal, and causal work is shared out evenly.
+
+A query at place i of its document, counted from 0, sees i + 1 keys: the *pairs* of a rank are the sum of these.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +19,21 @@ from tasp_lab.placement import PLACEMENTS, Placement, Span
 names = st.sampled_from(sorted(PLACEMENTS))
 sequences = st.integers(1, 200)
 world_sizes = st.integers(1, 40)
+packings = st.lists(st.integers(0, 60), min_size=1, max_size=30)
 
 
 def held(placement: Placement) -> list[list[int]]:
     return [placement.positions(rank).tolist() for rank in range(placement.world_size)]
+
+
+def pairs(placement: Placement, documents: list[int]) -> list[int]:
+    """Of each rank, under a causal mask."""
+    keys_seen = np.concatenate([np.arange(1, length + 1) for length in documents])
+    return [int(keys_seen[placement.positions(rank)].sum()) for rank in range(placement.world_size)]
+
+
+def spread(numbers: list[int]) -> int:
+    return max(numbers) - min(numbers)
 
 
 @given(names, sequences, world_sizes)
@@ -87,7 +102,8 @@ def test_a_part_of_a_span_is_a_slice_of_its_positions(count: int, stride: int, d
 @st.composite
 def any_spans(draw: st.DrawFn) -> tuple[int, tuple[tuple[Span, ...], ...]]:
     """A placement that is right, with up to two of its numbers changed a little or one of its spans gone or doubled."""
-    placement = PLACEMENTS[draw(names)](draw(st.integers(1, 12)), draw(st.integers(1, 4)))
+    documents = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    placement = PLACEMENTS[draw(names)](sum(documents), draw(st.integers(1, 4)), documents)
     sequence, spans = placement.sequence, [list(each) for each in placement.spans]
     for _ in range(draw(st.integers(0, 2))):
         kind = draw(st.sampled_from(["start", "stride", "count", "drop", "double", "split", "sequence"]))
@@ -154,3 +170,137 @@ def test_a_shard_that_is_not_in_ascending_order_is_refused(spans: tuple[Span, Sp
     """Within a shard the causal mask is that of its indices."""
     with pytest.raises(WorkloadError, match="ascending"):
         Placement("wrong", 4, (spans,))
+
+
+@given(names, packings, world_sizes)
+def test_every_position_of_documents_is_held_once(name: str, documents: list[int], world_size: int) -> None:
+    shards = held(PLACEMENTS[name](sum(documents), world_size, documents))
+    assert len(shards) == world_size
+    assert sorted(position for shard in shards for position in shard) == list(range(sum(documents)))
+    assert all(shard == sorted(shard) for shard in shards)
+
+
+@given(names, packings, world_sizes)
+def test_a_span_lies_inside_one_document(name: str, documents: list[int], world_size: int) -> None:
+    borders = list(accumulate(documents, initial=0))
+    for each in PLACEMENTS[name](sum(documents), world_size, documents).spans:
+        for span in each:
+            assert span.count >= 1
+            assert any(start <= span.start and span.positions_end <= end for start, end in pairwise(borders))
+
+
+@given(names, packings, world_sizes)
+def test_documents_change_no_length_of_a_shard(name: str, documents: list[int], world_size: int) -> None:
+    """The odd positions go round, so together they are those of one document of the whole sequence."""
+    packed, whole = (PLACEMENTS[name](sum(documents), world_size, each) for each in (documents, None))
+    lengths = [packed.length(rank) for rank in range(world_size)]
+    assert lengths == [whole.length(rank) for rank in range(world_size)]
+    assert spread(lengths) <= 1
+
+
+@given(names, sequences, world_sizes)
+def test_one_document_is_no_documents(name: str, sequence: int, world_size: int) -> None:
+    assert PLACEMENTS[name](sequence, world_size, [sequence]) == PLACEMENTS[name](sequence, world_size)
+
+
+@given(names, packings, world_sizes)
+def test_empty_documents_change_nothing(name: str, documents: list[int], world_size: int) -> None:
+    full = [length for length in documents if length] or [0]
+    sequence = sum(documents)
+    assert PLACEMENTS[name](sequence, world_size, documents) == PLACEMENTS[name](sequence, world_size, full)
+
+
+@given(st.sampled_from([("contiguous", 1), ("zigzag", 2), ("striped", 1)]), packings, st.integers(1, 6))
+def test_a_document_is_shared_out_evenly(case: tuple[str, int], documents: list[int], world_size: int) -> None:
+    """A rank has one or two stretches of a document, each of them as long as any other or one longer."""
+    name, stretches = case
+    shards = held(PLACEMENTS[name](sum(documents), world_size, documents))
+    for start, end in pairwise(accumulate(documents, initial=0)):
+        shares = [sum(start <= position < end for position in shard) for shard in shards]
+        least = stretches * ((end - start) // (stretches * world_size))
+        assert all(least <= share <= least + stretches for share in shares)
+
+
+@given(names, st.integers(2, 40), st.data())
+def test_documents_shorter_than_the_world_size_go_round(name: str, world_size: int, data: st.DataObject) -> None:
+    """Documents of one position each: the first n go to n ranks, and so on."""
+    rounds = data.draw(st.integers(1, 4))
+    placement = PLACEMENTS[name](rounds * world_size, world_size, [1] * (rounds * world_size))
+    rank_of = {position: rank for rank, shard in enumerate(held(placement)) for position in shard}
+    for first in range(0, rounds * world_size, world_size):
+        assert len({rank_of[first + number] for number in range(world_size)}) == world_size
+
+
+@given(names, st.integers(1, 40), st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_a_document_that_can_be_cut_evenly_is_cut_as_if_alone(name: str, world_size: int, sizes: list[int]) -> None:
+    """Of striped documents, that goes for the first alone: later ones start at another rank."""
+    documents = [2 * world_size * size for size in sizes]
+    shards = held(PLACEMENTS[name](sum(documents), world_size, documents))
+    for start, length in zip(accumulate(documents, initial=0), documents, strict=False):
+        found = [[position - start for position in shard if 0 <= position - start < length] for shard in shards]
+        alone = held(PLACEMENTS[name](length, world_size))
+        assert found == alone if name != "striped" or start == 0 else sorted(found) == sorted(alone)
+
+
+@given(world_sizes, st.lists(st.integers(0, 4), min_size=1, max_size=8))
+def test_zigzag_pairs_are_equal_if_every_document_can_be_cut_evenly(world_size: int, sizes: list[int]) -> None:
+    documents = [2 * world_size * size for size in sizes]
+    assert spread(pairs(PLACEMENTS["zigzag"](sum(documents), world_size, documents), documents)) == 0
+
+
+@given(st.integers(1, 12), st.integers(0, 60), st.integers(1, 3))
+def test_zigzag_pairs_are_equal_over_documents_of_one_length(world_size: int, length: int, rounds: int) -> None:
+    """Every cut occurs as often as its mirror image. A stretch of c positions and its image have c (length + 1) pairs.
+
+    The rank of a stretch and of its mirror image is the same, and holds as many positions as any other.
+    """
+    documents = [length] * (2 * world_size * rounds)
+    assert spread(pairs(PLACEMENTS["zigzag"](sum(documents), world_size, documents), documents)) == 0
+
+
+@given(packings, world_sizes)
+def test_zigzag_pairs_differ_by_less_than_two_per_position(documents: list[int], world_size: int) -> None:
+    """And so in each document of L > 0 positions: q or q + 1 in a stretch, o < 2n odd ones in all.
+
+    For o = 0 all ranks have the same. Else, the first q positions of two stretches have at most q (n - 1) pairs more
+    than those of two others. Of the odd positions a rank has up to two, and each sees at most L keys. Where it has two,
+    the first lies in the front half behind at most o - 2 others, and sees at most q n + o - 1 keys. In all that is at
+    most L + 2 q n + o - 1 = 2 L - 1.
+    """
+    found = spread(pairs(PLACEMENTS["zigzag"](sum(documents), world_size, documents), documents))
+    assert found < 2 * sum(documents) or found == 0
+
+
+@given(packings, world_sizes)
+def test_striped_pairs_differ_by_at_most_one_per_position(documents: list[int], world_size: int) -> None:
+    """And so in each document of L positions: n q and o < n odd ones.
+
+    For o = 0 the last rank has q (n - 1) more than the first. Else the rank with the last position has the most. One
+    that has no odd position has fewer by L, or less: its first q positions come later. One that has, by less than L.
+    """
+    found = spread(pairs(PLACEMENTS["striped"](sum(documents), world_size, documents), documents))
+    assert found <= sum(documents)
+
+
+@given(world_sizes, st.lists(st.integers(0, 6), min_size=1, max_size=30))
+def test_striped_pairs_of_even_documents_differ_by_less_than_the_longest(world_size: int, sizes: list[int]) -> None:
+    """Ranks sorted by work get stripes in the opposite order: what they differ by never adds up.
+
+    The stripes of a document of n q positions differ by q (n - 1) pairs at most.
+    """
+    documents = [world_size * size for size in sizes]
+    found = spread(pairs(PLACEMENTS["striped"](sum(documents), world_size, documents), documents))
+    assert found <= max(sizes) * (world_size - 1)
+
+
+@given(names, packings, world_sizes, st.integers(-5, 5).filter(bool))
+def test_documents_of_another_sequence_are_refused(name: str, documents: list[int], n: int, more: int) -> None:
+    told = f"{sum(documents)} positions together, expected {sum(documents) + more}"
+    with pytest.raises(WorkloadError, match=told):
+        PLACEMENTS[name](sum(documents) + more, n, documents)
+
+
+@pytest.mark.parametrize("name", sorted(PLACEMENTS))
+def test_a_negative_length_is_refused(name: str) -> None:
+    with pytest.raises(WorkloadError, match="document 1: -2 positions, expected 0 or more"):
+        PLACEMENTS[name](4, 2, [6, -2])

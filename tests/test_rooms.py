@@ -83,7 +83,7 @@ def stays(schedule: Schedule, part: RankPart) -> list[Stay]:
     for call_row in part.calls:
         offset = call_row.offset
         brought = {row.block: row.since for row in part.receives if row.step < call_row.step}
-        for key, since in call_row.keys:
+        for key, since in call_row.reads:
             assert since == brought.get(key, HOME)
             used.append((key, offset, since, call_row.step))
             offset += size[key]
@@ -128,9 +128,9 @@ def test_home_is_what_travels_of_what_a_rank_starts_with(schedule: Schedule) -> 
     for part in parts(schedule):
         blocks = home_blocks(schedule, part.rank)
         keys = len(schedule.block_bytes) if schedule.task is None else schedule.task.first_query
-        assert blocks.tolist() == [block for block in range(keys) if schedule.initial[part.rank, block]]
+        assert blocks == [block for block in range(keys) if schedule.initial[part.rank, block]]
         starts = np.cumsum(schedule.block_bytes[blocks]) - schedule.block_bytes[blocks]
-        offset = dict(zip(blocks.tolist(), starts.tolist(), strict=True))
+        offset = dict(zip(blocks, starts.tolist(), strict=True))
         if schedule.rooms is not None:
             assert part.home == part.kept == offset
         assert all(row.offset == part.home[row.block] for row in part.sends if row.since == HOME)
@@ -175,7 +175,7 @@ def test_a_part_has_the_calls_of_its_rank(schedule: Schedule) -> None:
             if call.rank == part.rank
         ]
         found = [
-            (row.step, row.call.queries.tolist(), [key for key, _ in row.keys], row.call.low, row.call.high)
+            (row.step, row.call.queries.tolist(), [key for key, _ in row.reads], row.call.low, row.call.high)
             for row in part.calls
         ]
         assert found == wanted
@@ -191,7 +191,7 @@ def test_the_occupants_of_a_room_are_its_arrivals_and_their_uses(schedule: Sched
     for part in parts(schedule):
         arrived = Counter(row.step for row in part.receives)
         sent = Counter(row.since for row in part.sends)
-        called = Counter(since for row in part.calls for since in {since for _, since in row.keys})
+        called = Counter(since for row in part.calls for since in {since for _, since in row.reads})
         expected = arrived + sent + called
         del expected[HOME]
         assert part.occupants == expected
@@ -223,7 +223,7 @@ def test_calls_whose_keys_lie_apart_are_named() -> None:
     calls = (replace(call, keys=keys), *step.calls[1:])
     steps = [*schedule.steps]
     steps[1] = Step(step.source, step.destination, step.lane, step.block, calls)
-    with pytest.raises(ScheduleError, match=rf"step 1: rank {call.rank} computes with key block {first}, which"):
+    with pytest.raises(ScheduleError, match=rf"step 1: rank {call.rank} computes with block {first}, which"):
         rank_part(replace(schedule, steps=steps), call.rank)
 
 

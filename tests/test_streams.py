@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.executor import Executor
-from runtime.patterns import fill, verify_keys
+from runtime.patterns import fill, verify_reads
 from runtime.streams import Mark
 from runtime.transport import Message, Wait
 from tasp_lab.attention import ATTENTION, attention
@@ -166,8 +166,8 @@ def run(schedule: Schedule, seed: int, careless: bool = False) -> int:
 def _executor(schedule: Schedule, rank: int, streams: DrawnStreams, checked: list[CallRow]) -> Executor:
     def compute(row: CallRow) -> None:
         assert streams.current == "computing"
-        streams.queue(lambda: verify_keys(executor, row))
-        streams.queue(lambda: verify_keys(executor, row))
+        streams.queue(lambda: verify_reads(executor, row))
+        streams.queue(lambda: verify_reads(executor, row))
         streams.queue(lambda: checked.append(row))
 
     executor = Executor(schedule, rank, Library(streams), compute)

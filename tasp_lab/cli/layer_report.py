@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasp_lab.cli.predicted import LayerPrediction, ratio
 from tasp_lab.quantities import format_flops, format_size_about, format_time
-from tasp_lab.timeline import ATTEND, Timeline
+from tasp_lab.timeline import SEND, Timeline
 
 if TYPE_CHECKING:
     from tasp_lab.cli.comparison import Run
@@ -62,7 +62,7 @@ def calls_document(timeline: Timeline) -> list[Document]:
             "waited_for": e.waited_for,
         }
         for e in timeline.events
-        if e.kind == ATTEND
+        if e.kind != SEND
     ]
 
 

@@ -1,0 +1,164 @@
+"""Backward passes of attention as schedules, by one of three ways; every schedule of `tasp_lab.attention` has them all.
+
+- ``onward``: keys and values start at home and travel again, as forward; their gradients follow.
+- ``reversed``: they start where the forward pass has left them and travel back, which saves a hop and the time in
+  which the last gradient would travel alone (as in Transformer Engine and MindSpeed). The forward pass must not be
+  trimmed, and what it leaves is kept: as much again as a rank's own keys and values.
+- ``queries``: keys and values stay; queries, the gradient of their result and two numbers per query and head travel,
+  and the gradient of queries follows (BurstAttention, arXiv:2403.09347). Pays where there are about as many KV heads
+  as heads.
+
+``auto`` takes the way that sends fewest bytes, forward and backward together. With `tasp`, whose lanes have links of
+their own, those of the busiest lane count; with a single ring those of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from tasp_lab.arrays import BoolArray
+from tasp_lab.attention import USUAL_ROOMS, attention, attention_schedule, journeys_of
+from tasp_lab.attention_steps import AttentionSteps
+from tasp_lab.attention_task import Side
+from tasp_lab.backward_steps import BackwardSteps, OnwardSteps, ReversedSteps
+from tasp_lab.decomposition import Decomposition
+from tasp_lab.errors import ScheduleError
+from tasp_lab.journeys import Journeys
+from tasp_lab.schedule import Schedule
+from tasp_lab.topology import Topology
+from tasp_lab.workload import Workload
+
+Way = Literal["auto", "onward", "reversed", "queries"]
+
+WAYS: tuple[Way, ...] = ("reversed", "onward", "queries")
+"""In the order in which they are preferred where they send as much."""
+
+
+class Passes(NamedTuple):
+    """A forward and a backward pass that fit each other."""
+
+    forward: Schedule
+    backward: Schedule
+
+
+def attention_passes(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    *,
+    way: Way = "auto",
+    gradient_dtype: str = "fp32",
+    trim: bool = True,
+    rooms: int = USUAL_ROOMS,
+) -> Passes:
+    """Both passes of the attention schedule of that name.
+
+    Parameters
+    ----------
+    name, topology, workload, decomposition, rooms : see `tasp_lab.attention.attention`.
+    way : how the backward pass goes, see the module.
+    gradient_dtype : of the gradients that travel: ``fp32``, or ``input`` for that of the layer.
+    trim : whether blocks stop where nobody sees them any more; a ``reversed`` way needs a forward pass without.
+
+    Raises `ScheduleError` for unknown names and for more blocks than can be proved.
+
+    >>> from tasp_lab.builders import full_mesh
+    >>> grouped = Workload(sequence=64, heads=8, kv_heads=2, head_dim=64)
+    >>> forward, backward = attention_passes("tasp", full_mesh(8), grouped)
+    >>> way_of(backward), len(forward.steps), len(backward.steps)
+    ('reversed', 8, 8)
+    >>> way_of(attention_passes("tasp", full_mesh(8), Workload(sequence=64, heads=8, head_dim=64)).backward)
+    'queries'
+    """
+    if way != "auto" and way not in WAYS:
+        raise ScheduleError(f"unknown way {way!r} of a backward pass, expected auto or one of {', '.join(WAYS)}")
+    if gradient_dtype not in ("fp32", "input"):
+        raise ScheduleError(f"unknown gradient dtype {gradient_dtype!r}, expected fp32 or input")
+    dtype = workload.dtype if gradient_dtype == "input" else gradient_dtype
+    plans = [
+        plan
+        for each in (WAYS if way == "auto" else (way,))
+        for plan in _plans(each, name, topology, workload, decomposition, dtype, trim)
+    ]
+    plan = plans[0]
+    if len(plans) > 1:
+        forward_bytes = {kept: _forward_bytes(name, topology, workload, decomposition, kept) for kept in (trim, False)}
+        plan = min(plans, key=lambda plan: plan.bytes_sent + forward_bytes[plan.trimmed_forward])
+    backward = attention_schedule(name, topology, plan.steps, rooms, plan.copies)
+    return Passes(attention(name, topology, workload, decomposition, trim=plan.trimmed_forward, rooms=rooms), backward)
+
+
+def way_of(schedule: Schedule) -> Way:
+    """The way that a backward pass goes."""
+    task = schedule.task
+    assert task is not None, "a schedule of attention has a task"
+    if task.travellers == "queries":
+        return "queries"
+    return "onward" if np.array_equal(schedule.initial, task.owned) else "reversed"
+
+
+class _Plan(NamedTuple):
+    """One way to go backward, and whether the forward pass before it may be trimmed."""
+
+    steps: OnwardSteps | ReversedSteps
+    copies: BoolArray | None
+    trimmed_forward: bool
+
+    @property
+    def bytes_sent(self) -> int:
+        return _bytes_that_count(self.steps)
+
+
+def _plans(
+    way: Way,
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None,
+    dtype: str,
+    trim: bool,
+) -> Iterator[_Plan]:
+    """The plans of a way: one, or one per direction of a single ring."""
+    travellers: Side = "queries" if way == "queries" else "keys"
+    journeys = journeys_of(name, topology, workload, decomposition, travellers, dtype)
+    if way == "reversed":  # where an untrimmed forward pass has left the keys: it takes the first of all directions
+        steps = ReversedSteps(journeys[0], trim)
+        yield _Plan(steps, _copies(journeys[0], steps), False)
+        return
+    for each in journeys:
+        onward = OnwardSteps(each, trim, direct=len(each.rings) == 1 and _is_linked_home(each, topology))
+        yield _Plan(onward, None, trim)
+
+
+def _copies(journeys: Journeys, steps: ReversedSteps) -> BoolArray:
+    """What each rank starts with beside its own."""
+    copies = np.zeros_like(journeys.task.owned)
+    copies[steps.start, journeys.blocks] = True
+    return copies
+
+
+def _is_linked_home(journeys: Journeys, topology: Topology) -> bool:
+    """Whether there is a link from where each gradient is complete to its owner."""
+    last, owner = journeys.at(journeys.last), journeys.at(0)
+    return bool((topology.linked_pairs[last, owner] | (last == owner)).all())
+
+
+def _forward_bytes(
+    name: str, topology: Topology, workload: Workload, decomposition: Decomposition | None, trim: bool
+) -> int:
+    ways = [AttentionSteps(each, trim) for each in journeys_of(name, topology, workload, decomposition)]
+    return min(map(_bytes_that_count, ways))
+
+
+def _bytes_that_count(steps: AttentionSteps | BackwardSteps) -> int:
+    """What all ranks send where there is one ring, else what one rank sends on the busiest of their lanes."""
+    journeys = steps.journeys
+    sizes = journeys.task.block_bytes
+    ledger = np.zeros((journeys.world_size, steps.lanes), dtype=np.int64)
+    for step in steps:
+        np.add.at(ledger, (step.source, step.lane), sizes[step.block])
+    return int(ledger.max(initial=0) if len(journeys.rings) > 1 else ledger.sum())
