@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from runtime.jobs import Job, MeasureCompute, MeasurePair, PairTimes, Result, RunSchedule
+from runtime.layer_trials import layer_trial
 from runtime.pulse import AT_BARRIER, WORKING
 from runtime.records import RankRecord
 from runtime.streams import streams_for
 from runtime.transport import device, make_transport
-from runtime.trials import LayerTrial, make_trial
+from runtime.trials import make_trial
 from runtime.walks import Progress
 from tasp_lab.errors import RunError, first_line
 
@@ -31,7 +32,7 @@ def perform(job: Job, timeout_s: float, progress: Progress) -> Result:
 
 def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress) -> list[RankRecord]:
     transport = make_transport(job.transport, timeout_s)
-    trial = make_trial(job.schedule, dist.get_rank(), transport, job.flops_per_s, device(), progress)
+    trial = make_trial(job.schedule, dist.get_rank(), transport, job.flops_per_s, device(), progress, _everyone)
     records: list[RankRecord] = []
     for run in range(job.warm_ups + job.repeats):
         trial.set_up(checked=run < job.warm_ups)
@@ -42,8 +43,15 @@ def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress) -> lis
     return records[job.warm_ups :]
 
 
+def _everyone(own: torch.Tensor) -> list[torch.Tensor]:
+    """The shards of all ranks."""
+    found: list[torch.Tensor | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own.cpu())
+    return [each.to(own.device) for each in found if each is not None]
+
+
 def _measure_compute(job: MeasureCompute, timeout_s: float, progress: Progress) -> float:
-    trial = LayerTrial(job.schedule, dist.get_rank(), make_transport("auto", timeout_s), device(), progress)
+    trial = layer_trial(job.schedule, dist.get_rank(), make_transport("auto", timeout_s), device(), progress)
     trial.executor.buffer.zero_()
     seconds = []
     for _ in range(job.repeats + 1):
