@@ -1,0 +1,35 @@
+"""`runtime.attention` for a model, with a stopwatch: what share of a step is spent in it, forward and backward?"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.autograd.graph import register_multi_grad_hook
+
+import runtime
+from runtime.transport import Group
+
+
+class TimedAttention:
+    """Causal attention over a group of ranks; `seconds` is the time that this rank's host spent in it so far."""
+
+    def __init__(self, schedule: str, group: Group) -> None:
+        self._schedule, self._group = schedule, group
+        self.seconds = 0.0
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self._start()
+        out = runtime.attention(q, k, v, schedule=self._schedule, group=self._group, causal=True)
+        self._stop()
+        if out.requires_grad:
+            # Backward begins when the gradient of `out` is there and has ended when one of q, k, v has its own.
+            register_multi_grad_hook((out,), lambda _: self._start(), mode="any")
+            register_multi_grad_hook((q, k, v), lambda _: self._stop(), mode="any")
+        return out
+
+    def _start(self) -> None:
+        self.seconds -= time.perf_counter()
+
+    def _stop(self) -> None:
+        self.seconds += time.perf_counter()

@@ -1,0 +1,40 @@
+"""The sum of gradients over all ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tasp_lab.errors import RunError, first_line
+
+
+class LostRankError(RunError):
+    """A run that ended in the middle, as one of its ranks saw it."""
+
+
+class Gradients:
+    """The gradients of a model and its loss, all in one tensor, so that one all_reduce sums them over all ranks.
+
+    DistributedDataParallel would divide by the number of ranks, and send while attention sends in the backward pass.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = list(model.parameters())
+        sizes = [parameter.numel() for parameter in parameters]
+        self._all = torch.zeros(sum(sizes) + 1, device=parameters[0].device)
+        for parameter, part in zip(parameters, torch.split(self._all[:-1], sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def clear(self) -> None:
+        self._all.zero_()
+
+    def sum_over_ranks(self, loss: torch.Tensor) -> float:
+        """Add up the gradients and the loss of all ranks; the loss. Raises `LostRankError`."""
+        self._all[-1] = loss.detach()
+        try:
+            dist.all_reduce(self._all)
+            return float(self._all[-1])
+        except RuntimeError as error:
+            lost = f"rank {dist.get_rank()}: lost a rank while gradients were summed ({first_line(error)})"
+            raise LostRankError(lost) from None
