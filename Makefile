@@ -35,7 +35,7 @@ experiments: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[runtime,notebooks,search,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[runtime,transformers,notebooks,search,dev]"
 	touch $@
 
 clean:

@@ -166,8 +166,8 @@ def home_blocks(schedule: Schedule, rank: int) -> list[int]:
     copies = [block for block in travelling if task.owner[block] != rank]
     if copies:
         calls = (call for call in schedule.steps[0].calls if call.rank == rank)
-        used = {block: at for at, block in enumerate(block for call in calls for block in task.sides(call)[0].tolist())}
-        copies.sort(key=lambda block: (used.get(block, len(used)), block))
+        used = dict.fromkeys(block for call in calls for block in task.sides(call)[0].tolist() if block in copies)
+        copies = [*used, *(block for block in copies if block not in used)]
     return own + copies
 
 
