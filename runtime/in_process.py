@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -26,11 +28,11 @@ def run_in_process(
     `receives_ahead` and `whole_steps` are those of the transport that is imitated, `flops_per_s` is as in
     `runtime.jobs.RunSchedule`.
     """
-    mailboxes = Mailboxes()
+    mailboxes, table = Mailboxes(), _Table(schedule.world_size)
 
     def run(rank: int) -> RankRecord:
         transport = InProcess(rank, mailboxes, _TIMEOUT_S, receives_ahead, whole_steps)
-        trial = make_trial(schedule, rank, transport, flops_per_s)
+        trial = make_trial(schedule, rank, transport, flops_per_s, everyone=partial(table.share, rank))
         trial.set_up(checked=True)
         trial.executor.prepare()
         record = trial.executor.run_timed()
@@ -40,6 +42,22 @@ def run_in_process(
     with ThreadPoolExecutor(schedule.world_size) as threads:
         records = list(threads.map(run, range(schedule.world_size)))
     return merge_records(records, schedule, "in-process")
+
+
+class _Table:
+    """Where threads lay out tensors for each other."""
+
+    def __init__(self, world_size: int) -> None:
+        self._places: list[torch.Tensor] = [torch.empty(0)] * world_size
+        self._together = threading.Barrier(world_size, timeout=_TIMEOUT_S)
+
+    def share(self, rank: int, own: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks; every rank calls it."""
+        self._places[rank] = own
+        self._together.wait()
+        found = list(self._places)
+        self._together.wait()
+        return found
 
 
 class Mailboxes:

@@ -103,9 +103,9 @@ class LazySteps(Sequence[Step]):
     def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
+        if not -len(self) <= index < len(self):
             raise IndexError(f"step {index} of {len(self)}")
-        return self.step(index)
+        return self.step(index % len(self))
 
 
 @dataclass(frozen=True, eq=False)
