@@ -27,7 +27,7 @@ from tasp_lab.builders import full_mesh
 from tasp_lab.output import write_whole
 from tasp_lab.rooms import CallRow, Row
 from tasp_lab.schedule import Schedule
-from tasp_lab.schedules import build_schedule
+from tasp_lab.schedules import build_schedules
 from tasp_lab.workload import Workload
 
 CASES = (
@@ -85,7 +85,7 @@ def _row(name: str, transport: str, world_size: int) -> tuple[str, ...]:
 
 
 def _schedule(name: str, world_size: int) -> Schedule:
-    return build_schedule(name, full_mesh(world_size), LAYER if name in ATTENTION else SHARD_BYTES)
+    return build_schedules(name, full_mesh(world_size), LAYER if name in ATTENTION else SHARD_BYTES)[0]
 
 
 def _nothing(_: CallRow) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -24,7 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from tasp_lab.arrays import FloatArray
 from tasp_lab.errors import OutputError
 from tasp_lab.quantities import Number, format_time
-from tasp_lab.timeline import COMPUTE_LANE, SEND, Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
 
 MOST_BARS = 200_000
 """With more transfers and calls than this in one picture, the lanes of a rank are one row of merged busy intervals."""
@@ -37,7 +37,23 @@ _DOTS_PER_INCH = 150
 _WIDTH_INCHES = 10.0
 _INK, _QUIET, _IDLE = "#222222", "#777777", "#eceef1"
 _PREDICTED, _MEASURED = "#4477aa", "#ee8866"
-_TRANSFERS, _CALLS = _PREDICTED, "#cc5522"
+
+
+class _Shades(NamedTuple):
+    """How events of a kind are coloured: their name, a colormap of matplotlib's and a part of it, and one colour."""
+
+    name: str
+    colormap: str
+    first: float
+    last: float
+    merged: str
+
+
+_SHADES = {
+    SEND: _Shades("transfer", "viridis", 0.08, 0.9, _PREDICTED),
+    ATTEND: _Shades("kernel call", "YlOrRd_r", 0.05, 0.75, "#cc5522"),
+    DIFFERENTIATE: _Shades("backward kernel call", "RdPu_r", 0.2, 0.8, "#ae017e"),
+}
 _ROW_SHARE = 0.84
 """The part of a rank's row that bars fill; the rest separates it from the next rank."""
 _LEAST_COMPUTE_SHARE = 0.25
@@ -66,7 +82,8 @@ def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
     """Draw timelines one above the other over one time axis.
 
     Each rank is a row, divided into its lanes from top to bottom; each transfer is a bar from its start to its end,
-    coloured by its step; grey is idle. Kernel calls have a lane on top of their rank's, and colours of their own.
+    coloured by its step; grey is idle. Kernel calls have a lane on top of their rank's, and colours of their own, those
+    of backward passes others than those of forward passes.
     The time of the last event stands at the end of each panel. Above `MOST_BARS` transfers and calls the lanes of a
     rank are one row that shows when any of them was busy.
     """
@@ -83,13 +100,15 @@ def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
         figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     )
     span_s = max(float(timeline.time_s) for timeline in timelines)
-    palette = _StepPalette.of(timelines)
+    scales = _step_scales(timelines)
     for panel, timeline, heading in zip(axes, timelines, headings, strict=True):
         panel.set_title(heading, loc="left", fontsize=9, color=_INK, parse_math=False)
-        _draw_panel(panel, timeline, span_s, None if merged else palette)
+        _draw_panel(panel, timeline, span_s, None if merged else scales)
     _label_time_axis(axes[-1], span_s)
-    if palette.steps > 1 and not merged:
-        _draw_step_scales(figure, axes, palette, timelines)
+    if not merged and any(len(scale.steps) > 1 for scale in scales.values()):
+        for kind, scale in scales.items():
+            label = f"step of a {_SHADES[kind].name}" if len(scales) > 1 else "step"
+            _draw_step_scale(figure, axes, scale, label)
     return figure
 
 
@@ -120,48 +139,53 @@ def _lane_count(timeline: Timeline) -> int:
 class _Band:
     """A part of each rank's row, from `top` on and so high, that shows events of one kind in its lanes."""
 
+    kind: str
     events: Sequence[Event]
     first_lane: int
     lanes: int
     top: float
     height: float
 
-    @property
-    def shows_calls(self) -> bool:
-        return self.first_lane == COMPUTE_LANE
-
 
 def _bands(timeline: Timeline) -> list[_Band]:
     """Kernel calls, where there are any, above transfers: as high as a lane, and never too low to be seen."""
-    calls = [event for event in timeline.events if event.kind != SEND]
+    events: dict[str, list[Event]] = {}
+    for event in timeline.events:
+        events.setdefault(event.kind, []).append(event)
+    transfers = events.pop(SEND, [])
     lanes, top, height = _lane_count(timeline), -_ROW_SHARE / 2, 0.0
-    bands = []
-    if calls:
+    if events:
         height = _ROW_SHARE * max(_LEAST_COMPUTE_SHARE, 1 / (lanes + 1))
-        bands.append(_Band(calls, COMPUTE_LANE, 1, top, height))
+    bands = [_Band(kind, calls, COMPUTE_LANE, 1, top, height) for kind, calls in sorted(events.items())]
     if lanes:
-        transfers = [event for event in timeline.events if event.kind == SEND]
-        bands.append(_Band(transfers, 0, lanes, top + height, _ROW_SHARE - height))
+        bands.append(_Band(SEND, transfers, 0, lanes, top + height, _ROW_SHARE - height))
     return bands
 
 
 @dataclass(frozen=True)
-class _StepPalette:
-    """One colour per step, the same in every panel: dark for the first, light for the last."""
+class _StepScale:
+    """The colours of one kind of events by their steps: dark for the first, light for the last."""
 
-    steps: int
-    of_transfers: ListedColormap
-    of_calls: ListedColormap
+    steps: range
+    colors: ListedColormap
     norm: BoundaryNorm
 
     @classmethod
-    def of(cls, timelines: Iterable[Timeline]) -> _StepPalette:
-        steps = 1 + max((event.step for timeline in timelines for event in timeline.events), default=0)
-        norm = BoundaryNorm(np.arange(steps + 1) - 0.5, steps)
-        return cls(steps, _shades("viridis", 0.08, 0.9, steps), _shades("YlOrRd_r", 0.05, 0.75, steps), norm)
+    def of(cls, kind: str, steps: range) -> _StepScale:
+        shades = _SHADES[kind]
+        norm = BoundaryNorm(np.arange(steps.start, steps.stop + 1) - 0.5, len(steps))
+        return cls(steps, _shades(shades.colormap, shades.first, shades.last, len(steps)), norm)
 
-    def colors(self, band: _Band) -> ListedColormap:
-        return self.of_calls if band.shows_calls else self.of_transfers
+
+def _step_scales(timelines: Iterable[Timeline]) -> dict[str, _StepScale]:
+    """The scale of each kind that occurs, the same in every panel."""
+    steps: dict[str, set[int]] = {}
+    for timeline in timelines:
+        for event in timeline.events:
+            steps.setdefault(event.kind, set()).add(event.step)
+    return {
+        kind: _StepScale.of(kind, range(min(steps[kind]), max(steps[kind]) + 1)) for kind in _SHADES if kind in steps
+    }
 
 
 def _shades(name: str, first: float, last: float, count: int) -> ListedColormap:
@@ -169,19 +193,19 @@ def _shades(name: str, first: float, last: float, count: int) -> ListedColormap:
     return ListedColormap([tuple(shade) for shade in matplotlib.colormaps[name](np.linspace(first, last, count))])
 
 
-def _draw_panel(panel: Axes, timeline: Timeline, span_s: float, palette: _StepPalette | None) -> None:
-    """One timeline. Without a palette its busy intervals are merged."""
+def _draw_panel(panel: Axes, timeline: Timeline, span_s: float, scales: Mapping[str, _StepScale] | None) -> None:
+    """One timeline. Without scales its busy intervals are merged."""
     _decorate_panel(panel, timeline, span_s)
     for band in _bands(timeline):
-        bars = _merged_bars(band, timeline.world_size, span_s) if palette is None else _lane_bars(band)
+        bars = _merged_bars(band, timeline.world_size, span_s) if scales is None else _lane_bars(band)
         gap_points = _gap_points(bars, timeline, span_s)
         collection = _rectangles(bars, edgecolors="white", linewidths=gap_points, antialiaseds=gap_points > 0)
         collection.set_rasterized(len(bars) > _MOST_VECTORS)
-        if palette is None:
-            collection.set_facecolor(_CALLS if band.shows_calls else _TRANSFERS)
-        else:
-            steps = [event.step for event in band.events]
-            collection.set(cmap=palette.colors(band), norm=palette.norm, array=steps)
+        if scales is None:
+            collection.set_facecolor(_SHADES[band.kind].merged)
+        elif band.events:
+            steps, scale = [event.step for event in band.events], scales[band.kind]
+            collection.set(cmap=scale.colors, norm=scale.norm, array=steps)
         panel.add_collection(collection, autolim=False)
 
 
@@ -286,26 +310,15 @@ def _time_unit(span_s: float) -> tuple[str, float]:
     return next((unit for unit in units if span_s >= unit[1]), units[-1]) if span_s else units[0]
 
 
-def _draw_step_scales(figure: Figure, axes: list[Axes], palette: _StepPalette, timelines: Sequence[Timeline]) -> None:
-    """The colours of transfers, and those of kernel calls if there are any."""
-    shown = {band.shows_calls for timeline in timelines for band in _bands(timeline)}
-    if False in shown:
-        _draw_step_scale(figure, axes, palette, palette.of_transfers, "step of a transfer" if True in shown else "step")
-    if True in shown:
-        _draw_step_scale(figure, axes, palette, palette.of_calls, "step of a kernel call")
-
-
-def _draw_step_scale(
-    figure: Figure, axes: list[Axes], palette: _StepPalette, colors: ListedColormap, label: str
-) -> None:
-    mappable = ScalarMappable(norm=palette.norm, cmap=colors)
-    every = -(-palette.steps // 8)
-    scale = figure.colorbar(mappable, ax=axes, ticks=list(range(0, palette.steps, every)), fraction=0.015, pad=0.01)
-    scale.set_label(label, fontsize=9, color=_INK)
-    scale.ax.tick_params(length=0, labelsize=8, colors=_QUIET)
-    scale.ax.minorticks_off()
-    scale.ax.invert_yaxis()
-    scale.outline.set_visible(False)
+def _draw_step_scale(figure: Figure, axes: list[Axes], scale: _StepScale, label: str) -> None:
+    mappable = ScalarMappable(norm=scale.norm, cmap=scale.colors)
+    every = -(-len(scale.steps) // 8)
+    drawn = figure.colorbar(mappable, ax=axes, ticks=list(scale.steps[::every]), fraction=0.015, pad=0.01)
+    drawn.set_label(label, fontsize=9, color=_INK)
+    drawn.ax.tick_params(length=0, labelsize=8, colors=_QUIET)
+    drawn.ax.minorticks_off()
+    drawn.ax.invert_yaxis()
+    drawn.outline.set_visible(False)
 
 
 # --------------------------------------------------------------------------------------------------- comparison

@@ -1,15 +1,18 @@
-"""Schedules by name, whatever they do: AllGather of so many bytes per rank, or an attention layer.
+"""Schedules by name, whatever they do: AllGather of so many bytes per rank, or the passes of an attention layer.
 
 The *work* says which of the two: a number of bytes, or a `tasp_lab.workload.Workload`. Each kind of work has schedules
-of its own, and a name of the other kind is refused.
+of its own, and a name of the other kind is refused. Which passes of a layer, and how, `AttentionOptions` say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from tasp_lab.all_gather import ALL_GATHER, all_gather
 from tasp_lab.attention import ATTENTION, USUAL_ROOMS, attention
+from tasp_lab.attention_backward import Way, attention_passes
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule import Schedule
@@ -19,19 +22,52 @@ from tasp_lab.workload import Workload
 Work = int | Workload
 """An AllGather, by the bytes that each rank contributes, or an attention layer."""
 
+Pass = Literal["forward", "backward", "both"]
+
 USES_RINGS = ("multi-ring", "tasp")
 """The schedules that a decomposition can be given to."""
 
 
-def build_schedule(
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Which passes of a layer are computed, and how.
+
+    Parameters
+    ----------
+    passes : ``forward``, ``backward``, or ``both``, one after the other.
+    trim, rooms : see `tasp_lab.attention.attention`.
+    way, gradient_dtype : of the backward pass, see `tasp_lab.attention_backward.attention_passes`.
+
+    Raises `ScheduleError` for passes that there are not, and for a way or dtype of gradients without a backward pass.
+    """
+
+    passes: Pass = "forward"
+    trim: bool = True
+    rooms: int = USUAL_ROOMS
+    way: Way = "auto"
+    gradient_dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.passes not in ("forward", "backward", "both"):
+            raise ScheduleError(f"unknown pass {self.passes!r}, expected forward, backward or both")
+        if self.passes == "forward" and (self.way, self.gradient_dtype) != ("auto", "fp32"):
+            raise ScheduleError(
+                f"way {self.way!r} and gradient dtype {self.gradient_dtype!r} without a backward pass, "
+                "expected the pass backward or both"
+            )
+
+
+USUAL_OPTIONS = AttentionOptions()
+
+
+def build_schedules(
     name: str,
     topology: Topology,
     work: Work,
     decomposition: Decomposition | None = None,
-    trim: bool = True,
-    rooms: int = USUAL_ROOMS,
-) -> Schedule:
-    """The schedule of that name.
+    options: AttentionOptions = USUAL_OPTIONS,
+) -> tuple[Schedule, ...]:
+    """The schedules of that name, one for each pass that is asked for, in the order in which they run.
 
     Parameters
     ----------
@@ -39,20 +75,36 @@ def build_schedule(
     topology : its ranks; transfers run between ranks that it joins.
     work : what is to be done.
     decomposition : the rings of ``multi-ring`` and ``tasp``, if not the topology's own.
-    trim, rooms : of a layer, see `tasp_lab.attention.attention`.
+    options : of a layer. With the way ``reversed`` the forward pass of ``both`` is not trimmed.
 
-    Raises `ScheduleError` for an unknown name, one of the other kind and more than can be proved.
+    Raises `ScheduleError` for an unknown name, one of the other kind, options of an AllGather, and more than can be
+    proved.
 
     >>> from tasp_lab.builders import full_mesh
-    >>> build_schedule("ring", full_mesh(4), 64).transfers
-    12
-    >>> build_schedule("ring-attention", full_mesh(4), Workload(sequence=64, mask="causal")).transfers
-    6
+    >>> [schedule.transfers for schedule in build_schedules("ring", full_mesh(4), 64)]
+    [12]
+    >>> layer, both = Workload(sequence=64, mask="causal"), AttentionOptions("both", way="onward")
+    >>> [schedule.transfers for schedule in build_schedules("ring-attention", full_mesh(4), layer, options=both)]
+    [6, 12]
     """
     check_names([name], work)
     if not isinstance(work, Workload):
-        return all_gather(name, topology, work, decomposition)
-    return attention(name, topology, work, decomposition, trim=trim, rooms=rooms)
+        if options != USUAL_OPTIONS:
+            raise ScheduleError(f"schedule {name!r} is an AllGather, expected no options of attention")
+        return (all_gather(name, topology, work, decomposition),)
+    if options.passes == "forward":
+        return (attention(name, topology, work, decomposition, trim=options.trim, rooms=options.rooms),)
+    passes = attention_passes(
+        name,
+        topology,
+        work,
+        decomposition,
+        way=options.way,
+        gradient_dtype=options.gradient_dtype,
+        trim=options.trim,
+        rooms=options.rooms,
+    )
+    return passes if options.passes == "both" else (passes.backward,)
 
 
 def check_names(names: Iterable[str], work: Work) -> None:

@@ -10,7 +10,7 @@ transfer that starts before the one before it on its lane has ended goes to a fu
 |---|---|
 | `pid`, `tid` | timeline and track, both numbered from 1 in the order they are shown |
 | `ts`, `dur` | start and duration in microseconds, rounded to the whole nanoseconds in which viewers count |
-| `name`, `cat` | what is sent or attended to, and the kind of event |
+| `name`, `cat` | what is sent or computed, and the kind of event: `send`, `attend` or, backward, `differentiate` |
 | `args` | as in `timeline.Event`: `step`, `block`, `peer` and `bytes` or `flops`, `bound_by`, `waited_for` |
 """
 

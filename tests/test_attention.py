@@ -15,10 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.attention import ATTENTION, attention, attention_placement
+from tasp_lab.attention_task import AttentionTask
 from tasp_lab.builders import bidirectional_ring, full_mesh, nodes, ring, switch, torus
 from tasp_lab.calls import Call
 from tasp_lab.changes import with_links
-from tasp_lab.attention_task import AttentionTask
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.rooms import rank_part

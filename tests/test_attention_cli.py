@@ -20,12 +20,15 @@ from tasp_lab.cli.prediction import USUAL_COMPUTE, LayerPrediction, predict
 from tasp_lab.errors import ScheduleError, TaspLabError
 from tasp_lab.machine import INSTANT, Compute, Machine
 from tasp_lab.rooms import rank_part
-from tasp_lab.schedules import build_schedule
+from tasp_lab.schedules import AttentionOptions, build_schedules
 from tasp_lab.workload import Workload
 from tests.conftest import Command
 from tests.test_bound_of_attention import layers, schedule_names
 
-ASKED = ("seq", "batch", "heads", "kv_heads", "head_dim", "dtype", "mask", "window", "pass", "trim", "rooms")
+ASKED = (
+    "seq", "batch", "heads", "kv_heads", "head_dim", "dtype", "mask", "window", "documents", "pass", "way",
+    "gradient_dtype", "trim", "rooms",
+)  # fmt: skip
 PREDICTED = {
     "schedule", "topology", "world_size", *ASKED, "compute_flops_per_s", "time_s", "bound_s", "compute_s",
     "communication_s", "ccr", "bytes_sent", "buffer_bytes", "flops",
@@ -76,7 +79,8 @@ def test_a_row_says_what_was_asked_and_what_comes_of_it(tell: Tell) -> None:
     options = ("--batch", "3", "--dtype", "fp32", "--mask", "causal", "--window", "100", "--no-trim", "--rooms", "3")
     row = one(tell, "full-mesh:4", "tasp", *LAYER, *options, "--compute", "timed:5GFLOP/s")
     assert set(row) == PREDICTED
-    assert [row[key] for key in ASKED] == [4096, 3, 8, 2, 64, "fp32", "causal", 100, "forward", False, 3]
+    layer = [4096, 3, 8, 2, 64, "fp32", "causal", 100, None]
+    assert [row[key] for key in ASKED] == [*layer, "forward", None, None, False, 3]
     assert (row["schedule"], row["topology"], row["world_size"]) == ("tasp", "full-mesh:4", 4)
     assert row["compute_flops_per_s"] == 5e9
     assert row["ccr"] == row["compute_s"] / row["communication_s"]
@@ -169,9 +173,10 @@ def test_trace_and_picture_of_a_layer(command: Command) -> None:
 @settings(max_examples=50)
 def test_what_a_prediction_adds_up_to(world_size: int, layer: Workload, name: str, rooms: int) -> None:
     mesh = full_mesh(world_size, Fraction(50), Fraction(1))
-    (p,) = predict(Machine(mesh, compute=Compute(Fraction(300))), [name], layer, rooms=rooms)
+    options = AttentionOptions(rooms=rooms)
+    (p,) = predict(Machine(mesh, compute=Compute(Fraction(300))), [name], layer, options=options)
     assert isinstance(p, LayerPrediction)
-    schedule = build_schedule(name, mesh, layer, rooms=rooms)
+    (schedule,) = build_schedules(name, mesh, layer, options=options)
     assert p.bound_s <= p.time_s
     assert max(p.compute_s, p.communication_s) <= p.time_s <= p.compute_s * len(schedule.steps) + p.communication_s
     assert p.compute_s == Fraction(int(schedule.flops().sum(axis=0).max()), 300)
@@ -192,15 +197,15 @@ def test_a_machine_without_a_rate_has_the_usual_one() -> None:
 def test_each_kind_of_work_has_schedules_of_its_own(name: str, work: int | Workload) -> None:
     names = ATTENTION if isinstance(work, Workload) else ALL_GATHER
     if name in names:
-        assert build_schedule(name, full_mesh(4), work).name == name
+        assert [schedule.name for schedule in build_schedules(name, full_mesh(4), work)] == [name]
     else:
         with pytest.raises(ScheduleError, match=f"'{name}'.*{', '.join(names)}$"):
-            build_schedule(name, full_mesh(4), work)
+            build_schedules(name, full_mesh(4), work)
 
 
 def test_a_layer_has_a_limit() -> None:
     with pytest.raises(TaspLabError, match="too large a layer: 2147483648 positions"):
-        build_schedule("tasp", full_mesh(4), Workload(2**31, heads=2**20, kv_heads=1))
+        build_schedules("tasp", full_mesh(4), Workload(2**31, heads=2**20, kv_heads=1))
 
 
 # What is refused
@@ -226,8 +231,6 @@ TASP = ("predict", "full-mesh:4", "--schedule", "tasp")
         ((*TASP, "--seq", "64", "--mask", "diagonal"), "diagonal"),
         ((*TASP, "--seq", "64", "--window", "8"), "window: 8, expected 1 or more, and the mask causal"),
         ((*TASP, "--seq", "64", "--window", "0", "--mask", "causal"), "window: 0, expected 1 or more"),
-        ((*TASP, "--seq", "64", "--pass", "backward"), "pass 'backward' is not there yet"),
-        ((*TASP, "--seq", "64", "--pass", "sideways"), "sideways"),
         ((*TASP, "--seq", "64", "--rooms", "1"), "1 rooms, expected 2 or more"),
         ((*TASP, "--seq", "64", "--compute", "real"), "a prediction has no kernels, expected timed:RATE"),
         ((*TASP, "--seq", "64", "--compute", "timed:0"), "compute rate '0': expected more than 0 FLOP/s"),
@@ -302,7 +305,7 @@ def test_validate_with_real_kernels(command: Command) -> None:
     document = json.loads(done.stdout)
     runs = document["runs"]
     assert document["calibration"][1:] == [
-        {key: run[key] for key in ("schedule", "compute_flops_per_s")} for run in runs
+        {key: run[key] for key in ("schedule", "pass", "compute_flops_per_s")} for run in runs
     ]
     for run in runs:
         assert run["compute"] == "real"

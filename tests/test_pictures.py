@@ -23,7 +23,7 @@ from matplotlib.text import Annotation
 from tasp_lab import pictures
 from tasp_lab.errors import OutputError
 from tasp_lab.pictures import ComparisonBar, draw_comparison, draw_timelines, render
-from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, DIFFERENTIATE, Event, Timeline
 
 
 def regular(ranks: int, lanes: int, steps: int, step_s: Fraction = Fraction(1, 1000)) -> Timeline:
@@ -230,6 +230,39 @@ def test_too_many_calls_are_merged_apart_from_transfers(monkeypatch: pytest.Monk
     _, calls, transfers = [found for found in panel.collections if isinstance(found, PolyCollection)]
     assert [extent[:2] for extent in extents(calls)] == [(0.0, 0.008)] * 2
     assert len(extents(transfers)) == 2 * 8
+
+
+def test_calls_of_both_passes_share_a_row_in_colours_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = computing(regular(2, 3, 4))
+    later = [
+        event._replace(
+            kind=DIFFERENTIATE if event.kind == ATTEND else event.kind,
+            step=event.step + 4,
+            start_s=event.start_s + forward.time_s,
+            end_s=event.end_s + forward.time_s,
+        )
+        for event in forward.events
+    ]
+    both = replace(forward, events=(*forward.events, *later))
+    (panel,) = panels(figure := draw_timelines([both], "attention"))
+    _, attend, differentiate, transfers = [found for found in panel.collections if isinstance(found, PolyCollection)]
+    assert [extent[2:] for extent in extents(attend)] == [extent[2:] for extent in extents(differentiate)]
+    assert max(extent[1] for extent in extents(attend)) == min(extent[0] for extent in extents(differentiate))
+    shown = [set(map(tuple, each.get_facecolor())) for each in _drawn(figure, attend, differentiate, transfers)]
+    assert [len(colors) for colors in shown] == [4, 4, 8], "a shade for every step of each kind"
+    assert not any(one & other for one, other in itertools.combinations(shown, 2))
+    scales = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel() != "rank"]
+    assert scales == ["step of a transfer", "step of a kernel call", "step of a backward kernel call"]
+    monkeypatch.setattr(pictures, "MOST_BARS", 1)
+    (panel,) = panels(draw_timelines([both], "attention"))
+    merged = [tuple(found.get_facecolor()[0]) for found in panel.collections if isinstance(found, PolyCollection)]
+    assert len(set(merged)) == len(merged) == 4
+
+
+def _drawn(figure: Figure, *collections: PolyCollection) -> tuple[PolyCollection, ...]:
+    """The same, with the colours that come of drawing them."""
+    render(figure, "png")
+    return collections
 
 
 INTERVALS = st.lists(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.quantities import Number
-from tasp_lab.timeline import ATTEND, COMPUTE_LANE, Event, Timeline
+from tasp_lab.timeline import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
 from tasp_lab.trace import chrome_trace
 
 Record = dict[str, Any]
@@ -37,9 +37,10 @@ def drawn_events(draw: st.DrawFn) -> Event:
 def drawn_calls(draw: st.DrawFn) -> Event:
     start_s, end_s = sorted([draw(TIMES), draw(TIMES)])
     rank, small = draw(st.integers(0, 2)), st.integers(0, 2)
-    waited_for = draw(st.sampled_from(["", "block", "compute"]))
+    waited_for = draw(st.sampled_from(["", "block", "room", "compute"]))
+    kind = draw(st.sampled_from([ATTEND, DIFFERENTIATE]))
     return Event(
-        rank, COMPUTE_LANE, draw(small), ATTEND, rank, draw(small), 0, start_s, end_s, "compute", waited_for,
+        rank, COMPUTE_LANE, draw(small), kind, rank, draw(small), 0, start_s, end_s, "compute", waited_for,
         draw(st.integers(0, 2**60)),
     )  # fmt: skip
 
@@ -78,7 +79,7 @@ def end_ns(record: Record) -> int:
 
 
 def track_name(event: Event) -> str:
-    """The name of the first track of an event's lane."""
+    return f"rank {event.rank} " + (f"lane {event.lane}" if event.kind == SEND else "compute")
     return f"rank {event.rank} " + ("compute" if event.kind == ATTEND else f"lane {event.lane}")
 
 
@@ -101,7 +102,7 @@ def test_events_are_preserved_one_to_one(timelines: list[Timeline]) -> None:
     expected = Counter(
         (
             pid, track_name(e), round(e.start_s * 10**9), round(e.end_s * 10**9), e.kind,
-            e.step, e.block, *((e.flops,) if e.kind == ATTEND else (e.peer, e.bytes)), e.bound_by, e.waited_for,
+            e.step, e.block, *((e.peer, e.bytes) if e.kind == SEND else (e.flops,)), e.bound_by, e.waited_for,
         )
         for pid, timeline in enumerate(timelines, 1)
         for e in timeline.events
@@ -166,6 +167,12 @@ def test_kernel_calls_have_a_track_of_their_own_above_the_lanes() -> None:
     record = complete(found)[0]
     assert (record["name"], record["cat"]) == ("step 4: attend to block 7", "attend")
     assert record["args"] == {"step": 4, "block": 7, "flops": 4096, "bound_by": "compute", "waited_for": "block"}
+
+
+def test_calls_of_backward_passes_say_so() -> None:
+    call = Event(0, COMPUTE_LANE, 4, DIFFERENTIATE, 0, 7, 0, 1, 3, "compute", "room", 4096)
+    (record,) = complete(records(timeline(call)))
+    assert (record["name"], record["cat"]) == ("step 4: gradients of block 7", "differentiate")
 
 
 def test_tracks_are_named_by_rank_and_lane_in_numeric_order() -> None:

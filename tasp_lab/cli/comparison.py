@@ -11,6 +11,7 @@ import importlib.util
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Literal
 
 from runtime.calibration import Calibration, calibrate, calibrate_shared_medium, expected_duration_s, route_classes
@@ -20,8 +21,8 @@ from runtime.launcher import launch
 from runtime.records import merge_records
 from runtime.setup import Placement
 from sim.engine import simulate
-from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.attention_bound import rank_flops
+from tasp_lab.cli.predicted import label, one_after_the_other, together
 from tasp_lab.cli.prediction import LayerPrediction, Prediction, bound_s, predict_schedule, with_compute
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import QuantityError, RunError
@@ -29,7 +30,7 @@ from tasp_lab.machine import INSTANT, Compute, Machine
 from tasp_lab.quantities import Number, format_bandwidth, format_flops
 from tasp_lab.rings import Say, say_nothing
 from tasp_lab.schedule import Schedule
-from tasp_lab.schedules import Work, build_schedule, check_names
+from tasp_lab.schedules import USUAL_OPTIONS, AttentionOptions, Work, build_schedules, check_names
 from tasp_lab.timeline import Timeline
 from tasp_lab.topology import Topology
 from tasp_lab.workload import Workload
@@ -98,6 +99,25 @@ class Comparison:
     """False on the ranks of a torchrun group that leave the talking to rank 0."""
 
 
+def runs_together(forward: Run, backward: Run) -> Run:
+    """Both passes of a schedule as one run, one after the other.
+
+    Its repeats are the k-th fastest of both passes, added for each k, so medians and spreads add up too.
+    """
+    prediction = together(forward.prediction, backward.prediction)
+    timelines = forward.measured_timeline, backward.measured_timeline
+    measured_s = forward.measured_s + backward.measured_s
+    busy_s = sum(run.cpu_busy_share * run.measured_s for run in (forward, backward))
+    return Run(
+        prediction,
+        forward.nominal_s + backward.nominal_s,
+        tuple(map(add, sorted(forward.measured), sorted(backward.measured))),
+        one_after_the_other(*timelines, prediction.timeline.schedule),
+        busy_s / measured_s if measured_s else 0.0,
+        forward.compute,
+    )
+
+
 def default_scale(topology: Topology, nominal_s: float) -> float:
     """The scale for an emulated fabric on which all runs together would take `nominal_s` at full speed.
 
@@ -124,8 +144,7 @@ def validate(
     work: Work,
     *,
     decomposition: Decomposition | None = None,
-    trim: bool = True,
-    rooms: int = USUAL_ROOMS,
+    options: AttentionOptions = USUAL_OPTIONS,
     compute: float | Literal["real"] | None = None,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
@@ -140,11 +159,12 @@ def validate(
     machine : what to run on; its bandwidths are scaled on the emulated fabric.
     schedules : names of schedules; the first is the one that others are compared with.
     work : bytes per rank, or the layer.
-    decomposition, trim, rooms : see `tasp_lab.schedules.build_schedule`.
-    compute : of a layer. A rate in FLOP/s, on the fabric's own clock: kernel calls are waits of as long as they take
-        then. ``real``: kernels are real, and a rate for each schedule is calibrated from its kernel calls, alone and
-        without communication. By default the emulated fabric has waits at the machine's rate times the scale, which
-        leaves the ratio of compute to communication as it is; the others are ``real``.
+    decomposition, options : see `tasp_lab.schedules.build_schedules`. Each pass is a run of its own; both together
+        are one more, see `runs_together`.
+    compute : of a layer. A rate in FLOP/s for both passes, on the fabric's own clock: kernel calls are waits of as
+        long as they take then. ``real``: kernels are real, and a rate for each schedule is calibrated from its kernel
+        calls, alone and without communication. By default the emulated fabric has waits at the machine's rate times
+        the scale, which leaves the ratio of compute to communication as it is; the others are ``real``.
     fabric : ``emulated`` (network namespaces), ``local`` (plain processes) or ``torchrun`` (this process is a rank).
     scale : bandwidth of the emulated fabric over that of the machine; chosen by `default_scale` when None.
     repeats : timed repetitions per schedule, after one to warm up.
@@ -155,11 +175,16 @@ def validate(
     share one medium whatever the machine, so there it is that medium without latency. Its ranks compute as fast as
     those of the prediction.
 
-    Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `build_schedule` raises.
+    Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `build_schedules`
+    raises.
     """
     _check(repeats, scale, fabric)
     check_names(schedules, work)
-    built = [build_schedule(name, machine.topology, work, decomposition, trim, rooms) for name in schedules]
+    built = [
+        schedule
+        for name in schedules
+        for schedule in build_schedules(name, machine.topology, work, decomposition, options)
+    ]
     topology = machine.topology
     real = isinstance(work, Workload) and (compute == "real" or (compute is None and fabric != "emulated"))
     timed = Compute(float(compute)) if isinstance(compute, (int, float)) else INSTANT
@@ -181,8 +206,8 @@ def validate(
         built = ranks.agree(built)
         calibration = (calibrate_shared_medium if fabric == "local" else calibrate)(topology, ranks, say)
         nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
-        trials = _Trials(ranks, work, trim, timed, real, calibration.machine, nominal, repeats, transport, say)
-        return Comparison(fabric, scale or 1.0, calibration, tuple(map(trials.run, built)), _speaks(ranks))
+        trials = _Trials(ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, say)
+        return Comparison(fabric, scale or 1.0, calibration, tuple(trials.run_all(built)), _speaks(ranks))
 
 
 def _check(repeats: int, scale: float | None, fabric: FabricKind) -> None:
@@ -254,7 +279,7 @@ class _Trials:
 
     ranks: Ranks
     work: Work
-    trim: bool
+    options: AttentionOptions
     timed: Compute
     real: bool
     calibrated: Machine
@@ -263,36 +288,48 @@ class _Trials:
     transport: str
     say: Say
 
+    def run_all(self, schedules: Sequence[Schedule]) -> Iterator[Run]:
+        """The runs of all schedules; where both passes are asked for, after each two of them both together."""
+        if self.options.passes != "both":
+            yield from map(self.run, schedules)
+            return
+        for forward, backward in zip(schedules[::2], schedules[1::2], strict=True):
+            passes = self.run(forward), self.run(backward)
+            yield from (*passes, runs_together(*passes))
+
     def run(self, schedule: Schedule) -> Run:
         """Predict a schedule, run it, and put both side by side."""
         rate = self._compute_of(schedule)
         nominal = replace(self.nominal, compute=rate)
-        prediction = predict_schedule(replace(self.calibrated, compute=rate), schedule, self.work, self.trim)
+        prediction = predict_schedule(replace(self.calibrated, compute=rate), schedule, self.work, self.options)
         prediction = replace(prediction, bound_s=bound_s(nominal, schedule, self.work))
-        self.say(f"running {schedule.name}: {self.repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
+        name = label(schedule, self.options)
+        self.say(f"running {name}: {self.repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
         waits = None if self.real or rate.flops_per_s is None else float(rate.flops_per_s)
         job = RunSchedule(schedule, self.transport, self.repeats, warm_ups=1, flops_per_s=waits)
         results = self.ranks.perform(job, self._longest_silence_s(schedule, prediction))
         records = [of_rank for of_rank in results if isinstance(of_rank, list)]
         measured = [max(of_rank[repeat].time_s for of_rank in records) for repeat in range(self.repeats)]
         typical = measured.index(statistics.median_low(measured))
-        timeline = merge_records([of_rank[typical] for of_rank in records], schedule, prediction.topology)
+        merged = merge_records([of_rank[typical] for of_rank in records], schedule, prediction.topology)
+        timeline = replace(merged, schedule=name)
         busy = statistics.mean(record.busy_share for record in records[0])
         nominal_s = simulate(schedule, nominal).time_s
         run = Run(prediction, nominal_s, tuple(measured), timeline, busy, "real" if self.real else "timed")
-        self.say(f"{schedule.name}: predicted {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
+        self.say(f"{name}: predicted {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
         return run
 
     def _compute_of(self, schedule: Schedule) -> Compute:
         """The rate of a schedule's kernel calls; it depends on their shapes, so each schedule's own is measured."""
         if not self.real:
             return self.timed
-        self.say(f"calibrating the kernels of {schedule.name}")
+        name = label(schedule, self.options)
+        self.say(f"calibrating the kernels of {name}")
         seconds = self.ranks.perform(MeasureCompute(schedule, _COMPUTE_REPEATS), _slow_compute_s(schedule))
         flops = _flops(schedule)
         rates = [each / s for each, s in zip(flops, seconds, strict=True) if each and isinstance(s, float)]
         rate = statistics.median(rates)
-        self.say(f"kernels of {schedule.name}: {format_flops(rate)}")
+        self.say(f"kernels of {name}: {format_flops(rate)}")
         return Compute(rate)
 
     def _longest_silence_s(self, schedule: Schedule, prediction: Prediction) -> float:
@@ -311,7 +348,7 @@ _COMPUTE_REPEATS = 3
 def _flops(schedule: Schedule) -> list[int]:
     """The FLOPs of each rank."""
     assert schedule.task is not None, "a schedule of a layer has a task"
-    return rank_flops(schedule.task.workload, schedule.task.placement)
+    return rank_flops(schedule.task)
 
 
 def _filling_s(schedule: Schedule) -> float:

@@ -10,12 +10,16 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, Token
 
 from tasp_lab.attention import USUAL_ROOMS
-from tasp_lab.errors import QuantityError, WorkloadError
+from tasp_lab.attention_backward import Way
+from tasp_lab.errors import QuantityError
 from tasp_lab.quantities import parse_count, parse_flops_per_s, parse_size_bytes
-from tasp_lab.schedules import Work
+from tasp_lab.schedules import AttentionOptions, Pass, Work
 from tasp_lab.workload import Mask, Workload
 
 _LIKE = "like timed:300TFLOP/s"
+
+MOST_DOCUMENTS = 100_000
+"""A schedule has blocks and kernel calls of its own for each document, so many fewer can be simulated."""
 
 
 def whole_number(_: object, tokens: Sequence[Token]) -> int:
@@ -38,6 +42,13 @@ class LayerChoice:
     seq: Annotated[
         str | None, Parameter(help="Attention over so many positions, like 8192, 128Ki or 1M; over all ranks.")
     ] = None
+    documents: Annotated[
+        str | None,
+        Parameter(
+            help="A packed batch: lengths of documents that see only themselves, like 1000,200,4096 or 8x512. Their "
+            "sum is --seq, which need not be given then."
+        ),
+    ] = None
     batch: Annotated[int, _whole("Sequences.")] = 1
     heads: Annotated[int, _whole("Query heads.")] = 32
     kv_heads: Annotated[int | None, _whole("Heads of keys and values; as many as --heads if not given.")] = None
@@ -47,9 +58,18 @@ class LayerChoice:
     )
     mask: Annotated[Mask, Parameter(help="causal: a query sees the keys up to its own position.")] = "full"
     window: Annotated[int | None, _whole("With causal, how many keys a query sees at most.")] = None
-    passing: Annotated[Literal["forward", "backward"], Parameter(name="--pass", help="Only forward so far.")] = (
-        "forward"
-    )
+    passes: Annotated[Pass, Parameter(name="--pass", help="both: forward, then backward.")] = "forward"
+    way: Annotated[
+        Way,
+        Parameter(
+            help="Of a backward pass. onward: keys and values travel as forward, gradients follow; reversed: they "
+            "travel back from where an untrimmed forward pass has left them; queries: queries travel. auto: the one "
+            "that sends fewest bytes."
+        ),
+    ] = "auto"
+    gradient_dtype: Annotated[
+        Literal["fp32", "input"], Parameter(help="Of gradients that travel; input: as --dtype.")
+    ] = "fp32"
     trim: Annotated[bool, Parameter(help="Blocks stop where nobody sees them any more.")] = True
     rooms: Annotated[int, _whole("How many steps' arrivals a rank has room for.")] = USUAL_ROOMS
     compute: Annotated[
@@ -64,17 +84,17 @@ class LayerChoice:
 
     def work(self, shard_bytes: str | None) -> Work:
         """What is done: a layer of `seq` positions, or an AllGather."""
-        if (self.seq is None) == (shard_bytes is None):
-            got = "neither" if self.seq is None else "both"
+        is_layer = self.seq is not None or self.documents is not None
+        if is_layer == (shard_bytes is not None):
+            got = "both" if is_layer else "neither"
             raise QuantityError(f"expected --seq (an attention layer) or --shard-bytes (an AllGather), got {got}")
         if shard_bytes is not None:
             if self != USUAL_LAYER:
                 raise QuantityError("options of attention layers apply with --seq only, not with --shard-bytes")
             return parse_size_bytes(shard_bytes)
-        if self.passing == "backward":
-            raise WorkloadError("pass 'backward' is not there yet, expected forward")
+        documents = None if self.documents is None else parse_documents(self.documents)
         return Workload(
-            sequence=parse_count(self.seq or "", "sequence"),
+            sequence=sum(documents or ()) if self.seq is None else parse_count(self.seq, "sequence"),
             batch=self.batch,
             heads=self.heads,
             kv_heads=self.kv_heads,
@@ -82,7 +102,12 @@ class LayerChoice:
             dtype=self.dtype,
             mask=self.mask,
             window=self.window,
+            documents=documents,
         )
+
+    def options(self) -> AttentionOptions:
+        """Which passes are computed, and how."""
+        return AttentionOptions(self.passes, self.trim, self.rooms, self.way, self.gradient_dtype)
 
     def rate_flops_per_s(self) -> float | Literal["real"] | None:
         """How kernel calls are computed: at a rate in FLOP/s, ``real``, or as is usual."""
@@ -101,6 +126,22 @@ class LayerChoice:
         if rate == "real":
             raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
         return rate
+
+
+def parse_documents(text: str) -> tuple[int, ...]:
+    """The lengths of documents, one by one or so many of the same, at most `MOST_DOCUMENTS`.
+
+    >>> parse_documents("1000,2x1Ki,200")
+    (1000, 1024, 1024, 200)
+    """
+    found = list[int]()
+    for part in text.split(","):
+        times, of, length = part.rpartition("x")
+        count = parse_count(times, "number of documents") if of else 1
+        if len(found) + count > MOST_DOCUMENTS:
+            raise QuantityError(f"documents {text[:40]!r}: expected at most {MOST_DOCUMENTS} of them")
+        found += [parse_count(length, "document")] * count
+    return tuple(found)
 
 
 USUAL_LAYER = LayerChoice()

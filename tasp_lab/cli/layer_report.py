@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasp_lab.cli.predicted import LayerPrediction, ratio
+from tasp_lab.cli.predicted import PASS_NAMES, LayerPrediction, ratio
 from tasp_lab.quantities import format_flops, format_size_about, format_time
 from tasp_lab.timeline import SEND, Timeline
 
@@ -35,9 +35,12 @@ def layer_document(prediction: LayerPrediction) -> Document:
         "dtype": layer.dtype,
         "mask": layer.mask,
         "window": layer.window,
-        "pass": "forward",
-        "trim": p.trim,
-        "rooms": p.rooms,
+        "documents": None if layer.documents is None else list(layer.documents),
+        "pass": p.passing,
+        "way": p.way,
+        "gradient_dtype": p.gradient_dtype,
+        "trim": p.options.trim,
+        "rooms": p.options.rooms,
         "compute_flops_per_s": None if p.compute_flops_per_s is None else float(p.compute_flops_per_s),
         "time_s": float(p.time_s),
         "bound_s": float(p.bound_s),
@@ -72,9 +75,10 @@ def layer_title(prediction: LayerPrediction, where: str) -> str:
     heads = f"{layer.heads} heads" + ("" if layer.kv_head_count == layer.heads else f" ({layer.kv_head_count} KV)")
     batch = "" if layer.batch == 1 else f"{layer.batch} x "
     window = "" if layer.window is None else f" in a window of {layer.window}"
+    documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     return (
-        f"{layer.mask.capitalize()} attention{window}, forward, {batch}{layer.sequence} positions, {heads} of "
-        f"{layer.head_dim}, {layer.dtype}, on {where}"
+        f"{layer.mask.capitalize()} attention{window}, {PASS_NAMES[prediction.options.passes]}, "
+        f"{batch}{layer.sequence} positions{documents}, {heads} of {layer.head_dim}, {layer.dtype}, on {where}"
     )
 
 
@@ -83,13 +87,23 @@ def format_rate(prediction: LayerPrediction) -> str:
     return "no time" if rate is None else format_flops(rate)
 
 
+def columns_of(
+    predictions: Sequence[LayerPrediction], columns: tuple[str, ...] = COLUMNS
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The columns with one for the pass where it is not plainly forward, and the positions of those with text."""
+    if not _names_passes(predictions):
+        return columns, (0,)
+    return (columns[0], "pass", *columns[1:]), (0, 1)
+
+
 def layer_rows(predictions: Sequence[LayerPrediction]) -> list[tuple[str, ...]]:
-    """A row per schedule, with `COLUMNS`; speed-ups are over the first."""
+    """A row per prediction, with `COLUMNS`; speed-ups are over the first schedule's same pass."""
+    first = {p.passing: p for p in reversed(predictions)}
     return [
         (
-            p.schedule,
+            *_head(p, predictions),
             format_time(p.time_s),
-            f"{ratio(predictions[0].time_s, p.time_s):.2f}x",
+            f"{ratio(first[p.passing].time_s, p.time_s):.2f}x",
             format_ccr(p),
             format_time(p.compute_s),
             format_time(p.communication_s),
@@ -102,22 +116,35 @@ def layer_rows(predictions: Sequence[LayerPrediction]) -> list[tuple[str, ...]]:
 
 
 def compared_rows(runs: Sequence[tuple[LayerPrediction, Run]]) -> list[tuple[str, ...]]:
-    """A row per schedule, with `COMPARED_COLUMNS`; speed-ups are over the first."""
-    (first, first_run), *_ = runs
+    """A row per run, with `COMPARED_COLUMNS`; speed-ups are over the first schedule's same pass."""
+    predictions = [p for p, _ in runs]
+    first = {p.passing: (p, run) for p, run in reversed(runs)}
     return [
         (
-            p.schedule,
+            *_head(p, predictions),
             format_time(p.time_s),
             format_time(run.nominal_s),
             f"{format_time(run.measured_s)} ± {format_time(run.measured_spread_s / 2)}",
             f"{run.relative_error:+.1%}",
-            f"{ratio(first.time_s, p.time_s):.2f}x",
-            f"{ratio(first_run.measured_s, run.measured_s):.2f}x",
+            f"{ratio(first[p.passing][0].time_s, p.time_s):.2f}x",
+            f"{ratio(first[p.passing][1].measured_s, run.measured_s):.2f}x",
             format_ccr(p),
             f"{run.cpu_busy_share:.0%}",
         )
         for p, run in runs
     ]
+
+
+def _names_passes(predictions: Sequence[LayerPrediction]) -> bool:
+    return any(p.passing != "forward" for p in predictions)
+
+
+def _head(prediction: LayerPrediction, predictions: Sequence[LayerPrediction]) -> tuple[str, ...]:
+    """The schedule, and the pass and its way where passes are named."""
+    if not _names_passes(predictions):
+        return (prediction.schedule,)
+    way = f", {prediction.way}" if prediction.passing == "backward" else ""
+    return prediction.schedule, prediction.passing + way
 
 
 def format_ccr(prediction: LayerPrediction) -> str:

@@ -304,12 +304,12 @@ def predict(
 
     Example: tasp-lab predict full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 64MiB
 
-    Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8
+    Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
     """
     from tasp_lab.cli.prediction import predict as ask_simulator
 
     machine = changes.apply(numbers.load(topology))
-    work = layer.work(shard_bytes)
+    work, options = layer.work(shard_bytes), layer.options()
     if (rate := layer.predicted_flops_per_s()) is not None:
         machine = replace(machine, compute=Compute(rate))
     check_names(schedule, work)
@@ -319,11 +319,11 @@ def predict(
         schedule,
         work,
         decomposition=rings.find_for(machine.topology, schedule),
-        trim=layer.trim,
-        rooms=layer.rooms,
+        options=options,
         say=report.say,
     )
-    _write_timelines([prediction.timeline for prediction in predictions], trace, plot, f"{_kind(work)} on {topology}")
+    timelines = [prediction.timeline for prediction in predictions if prediction.is_all]
+    _write_timelines(timelines, trace, plot, f"{_kind(work)} on {topology}")
     if json:
         documents = [report.prediction_document(prediction) for prediction in predictions]
         if explain:
@@ -334,7 +334,8 @@ def predict(
     report.print_predictions(predictions)
     if explain:
         for prediction in predictions:
-            report.print_explanation(prediction.timeline)
+            if not prediction.is_sum:
+                report.print_explanation(prediction.timeline)
 
 
 @app.command
@@ -375,7 +376,7 @@ def validate(
     from tasp_lab.cli.comparison import validate as run_and_compare
 
     machine = changes.apply(numbers.load(topology))
-    work, compute = layer.work(shard_bytes), layer.rate_flops_per_s()
+    work, options, compute = layer.work(shard_bytes), layer.options(), layer.rate_flops_per_s()
     check_names(schedule, work)
     _check_outputs(topology, trace, plot)
     comparison = run_and_compare(
@@ -383,8 +384,7 @@ def validate(
         schedule,
         work,
         decomposition=rings.find_for(machine.topology, schedule),
-        trim=layer.trim,
-        rooms=layer.rooms,
+        options=options,
         compute=compute,
         fabric=fabric,
         scale=scale,
@@ -394,7 +394,8 @@ def validate(
     )
     if not comparison.speaks:
         return
-    timelines = [line for run in comparison.runs for line in (run.prediction.timeline, run.measured_timeline)]
+    shown = [run for run in comparison.runs if run.prediction.is_all]
+    timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
     _write_timelines(timelines, trace, plot, f"{_kind(work)} on {topology}: predicted and measured")
     if json:
         report.print_json(report.comparison_document(comparison))

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sim.engine import simulate
-from tasp_lab.attention import USUAL_ROOMS
+from tasp_lab.attention_backward import way_of
 from tasp_lab.attention_bound import attention_bound_s, rank_flops
 from tasp_lab.bound import all_gather_bound_s
 from tasp_lab.cli.predicted import AllGatherPrediction as AllGatherPrediction
 from tasp_lab.cli.predicted import LayerPrediction as LayerPrediction
 from tasp_lab.cli.predicted import Prediction as Prediction
+from tasp_lab.cli.predicted import label, pass_of, together
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.machine import INSTANT, Compute, Machine
 from tasp_lab.quantities import Number
 from tasp_lab.rings import Say, say_nothing
 from tasp_lab.rooms import buffer_bytes
 from tasp_lab.schedule import Schedule
-from tasp_lab.schedules import Work, build_schedule, check_names
+from tasp_lab.schedules import USUAL_OPTIONS, AttentionOptions, Work, build_schedules, check_names
 from tasp_lab.workload import Workload
 
 MANY_TRANSFERS = 10_000
@@ -37,21 +38,21 @@ def predict(
     work: Work,
     *,
     decomposition: Decomposition | None = None,
-    trim: bool = True,
-    rooms: int = USUAL_ROOMS,
+    options: AttentionOptions = USUAL_OPTIONS,
     say: Say = say_nothing,
 ) -> list[Prediction]:
     """Predict AllGather of so many bytes per rank, or an attention layer, by each of the named schedules.
 
     Parameters
     ----------
-    machine : what to run on; ranks of one without a compute rate have `USUAL_COMPUTE`.
+    machine : what to run on; ranks of one without a compute rate have `USUAL_COMPUTE`, in every pass.
     schedules : names of schedules.
     work : bytes per rank, or the layer.
-    decomposition, trim, rooms : see `tasp_lab.schedules.build_schedule`.
+    decomposition, options : see `tasp_lab.schedules.build_schedules`.
     say : told of simulations that take long.
 
-    Returns an `AllGatherPrediction` or a `LayerPrediction` per schedule.
+    Returns an `AllGatherPrediction` or a `LayerPrediction` per schedule; where both passes are asked for, three:
+    forward, backward, and both together.
 
     >>> from tasp_lab.catalogue import load_machine
     >>> [round(p.time_s * 1e6) for p in predict(load_machine("full-mesh:8"), ["ring", "multi-ring"], 2**20)]
@@ -60,10 +61,14 @@ def predict(
     check_names(schedules, work)
     machine, predictions = with_compute(machine), []
     for name in schedules:
-        schedule = build_schedule(name, machine.topology, work, decomposition, trim, rooms)
-        if schedule.transfers > MANY_TRANSFERS:
-            say(f"simulating {schedule.transfers:,} transfers of {name}; this may take a while")
-        predictions.append(predict_schedule(machine, schedule, work, trim))
+        passes = []
+        for schedule in build_schedules(name, machine.topology, work, decomposition, options):
+            if schedule.transfers > MANY_TRANSFERS:
+                say(f"simulating {schedule.transfers:,} transfers of {label(schedule, options)}; this may take a while")
+            passes.append(predict_schedule(machine, schedule, work, options))
+        predictions += passes
+        if options.passes == "both":
+            predictions.append(together(*passes))
     return predictions
 
 
@@ -72,22 +77,26 @@ def with_compute(machine: Machine) -> Machine:
     return replace(machine, compute=USUAL_COMPUTE) if machine.compute == INSTANT else machine
 
 
-def predict_schedule(machine: Machine, schedule: Schedule, work: Work, trim: bool = True) -> Prediction:
-    """Predict one schedule that is already built, of this work; `trim` says how it was built."""
+def predict_schedule(
+    machine: Machine, schedule: Schedule, work: Work, options: AttentionOptions = USUAL_OPTIONS
+) -> Prediction:
+    """Predict one schedule that is already built, of this work; `options` say how it was built."""
     timeline = simulate(schedule, machine)
-    head = (schedule.name, machine.topology.name, machine.topology.world_size)
-    times = (timeline.time_s, bound_s(machine, schedule, work), timeline)
+    head = (schedule.name, machine.topology.name, machine.topology.world_size, timeline.time_s)
+    bound = bound_s(machine, schedule, work)
     if not isinstance(work, Workload):
-        return AllGatherPrediction(*head, *times, work)
-    assert schedule.task is not None, "a schedule of a layer has a task"
-    assert schedule.rooms is not None, "and rooms"
-    flops = rank_flops(work, schedule.task.placement)
+        return AllGatherPrediction(*head, bound, timeline, work)
+    task = schedule.task
+    assert task is not None, "a schedule of a layer has a task"
+    flops = rank_flops(task)
     return LayerPrediction(
         *head,
-        *times,
+        bound,
+        replace(timeline, schedule=label(schedule, options)),
         layer=work,
-        trim=trim,
-        rooms=schedule.rooms,
+        options=options,
+        passing=pass_of(schedule),
+        way=way_of(schedule) if task.is_backward else None,
         compute_flops_per_s=machine.compute.flops_per_s,
         compute_s=machine.compute.time_s(max(flops)),
         communication_s=simulate(schedule, replace(machine, compute=INSTANT)).time_s,
@@ -102,4 +111,4 @@ def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
     if not isinstance(work, Workload):
         return all_gather_bound_s(machine.topology, work)
     assert schedule.task is not None, "a schedule of a layer has a task"
-    return attention_bound_s(machine, work, schedule.task.placement)
+    return attention_bound_s(machine, schedule.task, schedule.initial)

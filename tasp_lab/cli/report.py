@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # at run time a broken engine must not keep `doctor` from say
 
 Document = dict[str, object]
 
-_WIDTH_OF_A_FILE = 140
+_WIDTH_OF_A_FILE = 170
 """Columns of a table that no terminal limits."""
 
 
@@ -114,7 +114,8 @@ def print_predictions(predictions: Sequence[Prediction]) -> None:
     if layers := [p for p in predictions if isinstance(p, LayerPrediction)]:
         p = layers[0]
         where = f"{p.topology}, {p.world_size} ranks at {layer_report.format_rate(p)}"
-        print_table(layer_report.layer_title(p, where), layer_report.COLUMNS, layer_report.layer_rows(layers))
+        title, (columns, texts) = layer_report.layer_title(p, where), layer_report.columns_of(layers)
+        print_table(title, columns, layer_report.layer_rows(layers), texts)
         return
     all_gathers = [p for p in predictions if isinstance(p, AllGatherPrediction)]
     first = all_gathers[0]
@@ -151,7 +152,9 @@ def print_explanation(timeline: Timeline) -> None:
 
 
 def explain(document: Document, prediction: Prediction) -> None:
-    """Add the transfers of a prediction to its document, and the kernel calls of a layer."""
+    """Add the transfers of a prediction to its document, and the kernel calls of a layer; nothing for two passes."""
+    if prediction.is_sum:
+        return
     document["transfers"] = explanation_document(prediction.timeline)
     if isinstance(prediction, LayerPrediction):
         document["calls"] = layer_report.calls_document(prediction.timeline)
@@ -182,7 +185,7 @@ def comparison_document(comparison: Comparison) -> Document:
         "scale": comparison.scale,
         "calibration": [
             *(_fit_document(fit) for fit in comparison.calibration.fits),
-            *(_kernel_document(run) for run in comparison.runs if run.compute == "real"),
+            *(_kernel_document(run) for run in comparison.runs if run.compute == "real" and not run.prediction.is_sum),
         ],
         "runs": [run_document(run) for run in comparison.runs],
     }
@@ -219,7 +222,7 @@ def _fit_document(fit: ClassFit) -> Document:
 def _kernel_document(run: Run) -> Document:
     """The rate of a schedule's kernel calls."""
     prediction = prediction_document(run.prediction)
-    return {key: prediction[key] for key in ("schedule", "compute_flops_per_s")}
+    return {key: prediction[key] for key in ("schedule", "pass", "compute_flops_per_s")}
 
 
 def _spread_document(spread: Spread) -> Document:
@@ -233,7 +236,8 @@ def print_comparison(comparison: Comparison) -> None:
         p, run = layers[0]
         computing = "real kernels" if run.compute == "real" else f"timed at {layer_report.format_rate(p)}"
         title = layer_report.layer_title(p, f"{p.topology}, {fabric}, {computing}")
-        print_table(title, layer_report.COMPARED_COLUMNS, layer_report.compared_rows(layers))
+        columns, texts = layer_report.columns_of([p for p, _ in layers], layer_report.COMPARED_COLUMNS)
+        print_table(title, columns, layer_report.compared_rows(layers), texts)
         return
     first = comparison.runs[0]
     rows = [
