@@ -84,7 +84,7 @@ class BackwardLayer:
             found = backward(dout, q, k, v, out, lse, scale=scale, low=low, high=high)
             stays, travels = [found.q], [found.k, found.v]
         else:
-            q, dout, lse, delta = query_records(travelling, self._workload)
+            q, dout, lse, delta = query_records(_aligned(travelling), self._workload)
             k, v, out = saved.k[:, here], saved.v[:, here], stand_in_for_out(dout, delta)
             found = backward(dout, q, k, v, out, lse, scale=scale, low=low, high=high)
             stays, travels = [found.k, found.v], [found.q]
@@ -104,7 +104,7 @@ class BackwardLayer:
     def result(self, executor: Executor) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of q, k and v, in their shapes and dtype."""
         dtype, home = self._saved.q.dtype, self.gradient(own_gradients(executor))
-        first, *others = (x.to(dtype) for x in [*self._gradients, *home])
+        first, *others = (x.to(dtype, copy=True) for x in [*self._gradients, *home])  # views would keep the buffer
         if self._task.travellers == "keys":
             return first, others[0], others[1]
         return others[1], first, others[0]
@@ -137,6 +137,11 @@ def query_records(memory: Tensor, workload: Workload) -> tuple[Tensor, Tensor, T
         for first, end, dtype, shape in zip(ends, ends[1:], dtypes, shapes, strict=False)
     )
     return q, dout, lse, delta
+
+
+def _aligned(memory: Tensor) -> Tensor:
+    """The bytes where float32 may lie; gradients of 16 bits and an odd number of values may have shifted them."""
+    return memory if memory.storage_offset() % 4 == 0 else memory.clone()
 
 
 def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:

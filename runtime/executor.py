@@ -6,6 +6,8 @@ steps are walked is in `runtime.walks`, what kernel calls do in `runtime.layer` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from runtime.host import BusyShare
@@ -64,7 +66,7 @@ class Executor:
     def prepare(self, streams: Streams | None = None) -> None:
         """Post the receives that come first; when all ranks have, each finds a receiver ready for what it sends."""
         self._streams = streams or streams_for(self.buffer.device)
-        work = self._message, self._compute, self._join
+        work = self._messages(), self._compute, self._join
         self._traffic = Traffic(self.part, self._transport, *work, self._progress, self._streams)
         self._walk = self._new_walk()
         self._walk.prepare()
@@ -89,8 +91,14 @@ class Executor:
             return WalkBySteps(self._traffic, schedule.rooms, len(schedule.steps))
         return WalkByLanes(self._traffic, schedule.rooms, transport.receives_ahead)
 
-    def _message(self, row: Row) -> Message:
-        return Message(row.peer, row.step * self.schedule.lanes + row.lane, self.block(row.block, row.offset))
+    def _messages(self) -> Callable[[Row], Message]:
+        """How a row becomes a message; holds the buffer, not the executor, so that no cycle keeps its memory."""
+        lanes, buffer, sizes = self.schedule.lanes, self.buffer, self._sizes
+
+        def message(row: Row) -> Message:
+            return Message(row.peer, row.step * lanes + row.lane, buffer[row.offset : row.offset + sizes[row.block]])
+
+        return message
 
 
 def _join_nothing(each: Sum) -> None:

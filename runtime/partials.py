@@ -36,7 +36,7 @@ class Partial(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What some queries and some keys contribute to the gradients of each other, in the kernel's dtype."""
+    """What some queries and some keys contribute to the gradients of each other, in the kernel's dtype or a wider one."""
 
     q: Tensor
     """[batch, queries, heads, head_dim]."""

@@ -55,16 +55,17 @@ def run_forward(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
     layer = Layer(schedule, plan.rank, q, plan.kernel, plan.scale)
 
     def compute(row: CallRow) -> None:
-        layer.call(row, executor.reads(row))
+        layer.call(row, buffer[row.offset : row.offset + row.size_bytes])
 
     part = _part(schedule, plan.rank)
     executor = Executor(schedule, plan.rank, plan.transport, compute, device=q.device, part=part)
+    buffer = executor.buffer  # what an executor calls must not hold it: memory of a cycle is not freed at once
     put_keys_home(executor, schedule.task.workload, k, v)
     executor.prepare()
     executor.run()
-    left = executor.buffer[:0]
+    left = q.new_empty(0, dtype=torch.uint8)  # no view of the buffer, which would keep all of it
     if plan.backward is not None and way_of(plan.backward) == "reversed":
-        left = left_behind(part, executor.buffer, _part(plan.backward, plan.rank), schedule)
+        left = left_behind(part, buffer, _part(plan.backward, plan.rank), schedule)
     return *layer.result(), left
 
 
@@ -75,15 +76,17 @@ def run_backward(plan: Plan, saved: Saved, dout: Tensor) -> tuple[Tensor, Tensor
     layer = BackwardLayer(schedule, plan.rank, saved, dout, plan.kernel, plan.scale)
 
     def compute(row: CallRow) -> None:
-        for place, values in zip(row.adds, layer.call(row, executor.reads(row)), strict=True):
+        reads = buffer[row.offset : row.offset + row.size_bytes]
+        for place, values in zip(row.adds, layer.call(row, reads), strict=True):
             sums.add(place, values)
 
     def view(block: int, offset: int) -> Sequence[Tensor]:
-        return layer.gradient(executor.block(block, offset))
+        return layer.gradient(buffer[offset : offset + int(schedule.block_bytes[block])])
 
     part = _part(schedule, plan.rank)
     sums = Sums(part, view)
     executor = Executor(schedule, plan.rank, plan.transport, compute, sums.join, saved.q.device, part=part)
+    buffer = executor.buffer
     layer.put_home(executor)
     executor.prepare()
     executor.run()
@@ -102,6 +105,7 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         try:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypedDict, Unpack
+from typing import ParamSpec, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,15 @@ from tasp_lab.topology import Topology
 from tasp_lab.workload import Mask, Workload, documents_of
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _uncompiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """torch.compile calls the function as it is: what ranks tell each other cannot be traced."""
+    found: Callable[_Arguments, _Result] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return found
 
 
 class Options(TypedDict, total=False):
@@ -57,11 +66,16 @@ class Options(TypedDict, total=False):
     timeout_s: float
 
 
+@_uncompiled
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
-    """The result of `attention_with_lse` alone: attention of this rank's queries to the keys of all ranks."""
+    """The result of `attention_with_lse` alone: attention of this rank's queries to the keys of all ranks.
+
+    Under torch.compile the call is a graph break: what is before and after it is compiled, it itself runs as it is.
+    """
     return attention_with_lse(q, k, v, **options)[0]
 
 
+@_uncompiled
 def attention_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -308,7 +308,8 @@ class WalkBySteps:
         self._pending: dict[tuple[int, int], tuple[Row, Wait]] = {}
         self._leaving: list[tuple[Row, Wait]] = []
         self._read_until: dict[int, Mark] = {}
-        self._computed: dict[int, Mark] = {}
+        self._computed: dict[int, Mark] = {}  # the calls of a step, or with HOME those that add to gradients there
+        self._joined: Mark | None = None  # what has come home
         self._unjoined = dict(part.sums)
 
     def prepare(self) -> None:
@@ -359,9 +360,14 @@ class WalkBySteps:
                     self._await(key)
             arrived = self._streams.mark()
         self._streams.wait(arrived)
+        adds_at_home = any(place.since == HOME for call in self._calls[step] for place in call.adds)
+        if adds_at_home and self._joined is not None:
+            self._streams.wait(self._joined)
         for call in self._calls[step]:
             self._traffic.compute(call)
         self._computed[step] = read = self._streams.mark()
+        if adds_at_home:
+            self._computed[HOME] = read
         for call in self._calls[step]:
             self._read_until |= dict.fromkeys(call.since, read)
 
@@ -370,9 +376,11 @@ class WalkBySteps:
         if key in self._pending:
             self._traffic.receive(*self._pending.pop(key))
         if key in self._unjoined:
-            if key[1] in self._computed:
-                self._streams.wait(self._computed[key[1]])
+            for added in (key[1], HOME):  # what comes home is added to what calls of any step may add to
+                if added in self._computed:
+                    self._streams.wait(self._computed[added])
             self._traffic.join(self._unjoined.pop(key))
+            self._joined = self._streams.mark()
 
 
 def _by_lane(rows: Iterable[Row]) -> dict[int, deque[Row]]:

@@ -9,20 +9,20 @@
   as heads.
 
 ``auto`` takes the way that sends fewest bytes, forward and backward together. With `tasp`, whose lanes have links of
-their own, those of the busiest lane count; with a single ring those of all ranks.
+their own, those of the busiest lane count; with a single ring those of all ranks. Where the links of a ring go one way
+only, ``reversed`` is no choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray
-from tasp_lab.attention import USUAL_ROOMS, attention, attention_schedule, journeys_of
+from tasp_lab.attention import USUAL_ROOMS, attention_schedule, journeys_of
 from tasp_lab.attention_steps import AttentionSteps
-from tasp_lab.attention_task import Side
 from tasp_lab.backward_steps import BackwardSteps, OnwardSteps, ReversedSteps
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import ScheduleError
@@ -79,17 +79,24 @@ def attention_passes(
     if gradient_dtype not in ("fp32", "input"):
         raise ScheduleError(f"unknown gradient dtype {gradient_dtype!r}, expected fp32 or input")
     dtype = workload.dtype if gradient_dtype == "input" else gradient_dtype
-    plans = [
-        plan
-        for each in (WAYS if way == "auto" else (way,))
-        for plan in _plans(each, name, topology, workload, decomposition, dtype, trim)
-    ]
-    plan = plans[0]
-    if len(plans) > 1:
-        forward_bytes = {kept: _forward_bytes(name, topology, workload, decomposition, kept) for kept in (trim, False)}
-        plan = min(plans, key=lambda plan: plan.bytes_sent + forward_bytes[plan.trimmed_forward])
-    backward = attention_schedule(name, topology, plan.steps, rooms, plan.copies)
-    return Passes(attention(name, topology, workload, decomposition, trim=plan.trimmed_forward, rooms=rooms), backward)
+    journeys = partial(journeys_of, name, topology, workload, decomposition)
+    forward = journeys()
+    trimmed = min((AttentionSteps(each, trim) for each in forward), key=_bytes_that_count)
+    plans: list[_Plan] = []
+    if way in ("auto", "reversed"):
+        backward = journeys(gradient_dtype=dtype)
+        plans += [_reversed(*each, trim) for each in zip(forward, backward, strict=True)]
+    if way in ("auto", "onward"):
+        plans += [_onward(trimmed, each, topology, trim) for each in journeys(gradient_dtype=dtype)]
+    if way in ("auto", "queries"):
+        plans += [_onward(trimmed, each, topology, trim) for each in journeys("queries", dtype)]
+    if way == "auto":
+        plans = [plan for plan in plans if _is_linked(plan.backward, topology)]
+    plan = min(plans, key=lambda plan: _bytes_that_count(plan.forward) + _bytes_that_count(plan.backward))
+    return Passes(
+        attention_schedule(name, topology, plan.forward, rooms),
+        attention_schedule(name, topology, plan.backward, rooms, plan.copies),
+    )
 
 
 def way_of(schedule: Schedule) -> Way:
@@ -102,36 +109,22 @@ def way_of(schedule: Schedule) -> Way:
 
 
 class _Plan(NamedTuple):
-    """One way to go backward, and whether the forward pass before it may be trimmed."""
+    """One way to go backward, and forward before it; `copies` is what each rank then starts with beside its own."""
 
-    steps: OnwardSteps | ReversedSteps
-    copies: BoolArray | None
-    trimmed_forward: bool
-
-    @property
-    def bytes_sent(self) -> int:
-        return _bytes_that_count(self.steps)
+    forward: AttentionSteps
+    backward: BackwardSteps
+    copies: BoolArray | None = None
 
 
-def _plans(
-    way: Way,
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    decomposition: Decomposition | None,
-    dtype: str,
-    trim: bool,
-) -> Iterator[_Plan]:
-    """The plans of a way: one, or one per direction of a single ring."""
-    travellers: Side = "queries" if way == "queries" else "keys"
-    journeys = journeys_of(name, topology, workload, decomposition, travellers, dtype)
-    if way == "reversed":  # where an untrimmed forward pass has left the keys: it takes the first of all directions
-        steps = ReversedSteps(journeys[0], trim)
-        yield _Plan(steps, _copies(journeys[0], steps), False)
-        return
-    for each in journeys:
-        onward = OnwardSteps(each, trim, direct=len(each.rings) == 1 and _is_linked_home(each, topology))
-        yield _Plan(onward, None, trim)
+def _reversed(forward: Journeys, backward: Journeys, trim: bool) -> _Plan:
+    """Back from where an untrimmed forward pass around the same rings has left the keys."""
+    steps = ReversedSteps(backward, trim)
+    return _Plan(AttentionSteps(forward, trim=False), steps, _copies(backward, steps))
+
+
+def _onward(forward: AttentionSteps, journeys: Journeys, topology: Topology, trim: bool) -> _Plan:
+    direct = len(journeys.rings) == 1 and _is_linked_home(journeys, topology)
+    return _Plan(forward, OnwardSteps(journeys, trim, direct))
 
 
 def _copies(journeys: Journeys, steps: ReversedSteps) -> BoolArray:
@@ -141,17 +134,19 @@ def _copies(journeys: Journeys, steps: ReversedSteps) -> BoolArray:
     return copies
 
 
+def _is_linked(steps: BackwardSteps, topology: Topology) -> bool:
+    """Whether there are links the way that blocks go along their rings."""
+    if not isinstance(steps, ReversedSteps):
+        return True
+    rings = steps.journeys.rings
+    before = np.roll(rings, 1, axis=1)
+    return bool((topology.linked_pairs[rings, before] | (rings == before)).all())
+
+
 def _is_linked_home(journeys: Journeys, topology: Topology) -> bool:
     """Whether there is a link from where each gradient is complete to its owner."""
     last, owner = journeys.at(journeys.last), journeys.at(0)
     return bool((topology.linked_pairs[last, owner] | (last == owner)).all())
-
-
-def _forward_bytes(
-    name: str, topology: Topology, workload: Workload, decomposition: Decomposition | None, trim: bool
-) -> int:
-    ways = [AttentionSteps(each, trim) for each in journeys_of(name, topology, workload, decomposition)]
-    return min(map(_bytes_that_count, ways))
 
 
 def _bytes_that_count(steps: AttentionSteps | BackwardSteps) -> int:
@@ -159,6 +154,7 @@ def _bytes_that_count(steps: AttentionSteps | BackwardSteps) -> int:
     journeys = steps.journeys
     sizes = journeys.task.block_bytes
     ledger = np.zeros((journeys.world_size, steps.lanes), dtype=np.int64)
-    for step in steps:
-        np.add.at(ledger, (step.source, step.lane), sizes[step.block])
+    for index in range(len(steps)):
+        source, _, lane, block = steps.transfers(index)
+        np.add.at(ledger, (source, lane), sizes[block])
     return int(ledger.max(initial=0) if len(journeys.rings) > 1 else ledger.sum())

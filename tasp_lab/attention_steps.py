@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tasp_lab.arrays import IntArray
 from tasp_lab.calls import Call
 from tasp_lab.journeys import Journeys
 from tasp_lab.schedule import LazySteps, Step
@@ -34,10 +35,14 @@ class AttentionSteps(LazySteps):
         return 1 + int(self._hops.max(initial=0))
 
     def step(self, index: int) -> Step:
+        return Step(*self.transfers(index), tuple(self._calls(index)))
+
+    def transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Sources, destinations, lanes and blocks of what moves at a step."""
         journeys, moving = self.journeys, np.flatnonzero(self._hops > index)
         moving = moving[journeys.order(moving, journeys.at(index + 1, moving))]
         source, destination = journeys.at(index, moving), journeys.at(index + 1, moving)
-        return Step(source, destination, journeys.ring_of[moving], journeys.blocks[moving], tuple(self._calls(index)))
+        return source, destination, journeys.ring_of[moving], journeys.blocks[moving]
 
     def _calls(self, index: int) -> Iterator[Call]:
         """The calls of a step: at the first each rank attends to its own keys, later to what came the step before."""

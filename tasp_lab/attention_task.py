@@ -142,17 +142,31 @@ class AttentionTask:
         held[self.owner, np.arange(self.first_gradient)] = True
         return held
 
+    def by_document(self, blocks: IntArray) -> IntArray:
+        """Some blocks of positions as an array (documents, most of one document), in their order; -1 where none is."""
+        document = self.document[blocks]
+        order = np.argsort(document, kind="stable")
+        sizes = np.bincount(document, minlength=len(self.workload.document_starts))
+        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        table = np.full((len(sizes), int(sizes.max(initial=0))), -1, dtype=np.int64)
+        table[document[order], np.arange(len(blocks)) - first] = blocks[order]
+        return table
+
     def bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The clipped bands of tiles, low and high, as arrays (queries, keys)."""
-        ahead = (self.start[queries][:, None] - self.start[keys][None, :]).astype(np.int64)
-        counts = self.count[queries][:, None], self.count[keys][None, :]
+        return self.tile_bands(queries[:, None], keys[None, :])
+
+    def tile_bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
+        """The clipped bands of one tile per query block and key block of two arrays that broadcast together."""
+        ahead = (self.start[queries] - self.start[keys]).astype(np.int64)
+        counts = self.count[queries], self.count[keys]
         low = np.broadcast_to(1 - counts[1], ahead.shape)
         high = np.broadcast_to(counts[0] - 1, ahead.shape)
         if self.workload.mask == "causal":
             low = -(ahead // self.placement.stride)
         if self.workload.keys_seen is not None:
             high = (self.workload.keys_seen - 1 - ahead) // self.placement.stride
-        strangers = self.document[queries][:, None] != self.document[keys][None, :]
+        strangers = self.document[queries] != self.document[keys]
         return clip_band(np.where(strangers, counts[0], low), np.where(strangers, -counts[1], high), *counts)
 
     def call_bands(self, call: Call) -> tuple[IntArray, IntArray]:

@@ -43,17 +43,20 @@ class BackwardSteps(LazySteps):
     def _calls(self, index: int) -> Iterator[Call]: ...
 
     def step(self, index: int) -> Step:
+        return Step(*self.transfers(index), tuple(self._calls(index)))
+
+    def transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Sources, destinations, lanes and blocks of what moves at a step."""
         journeys = self.journeys
         moving, here, there = self._moving(index)
         moving = moving[journeys.order(moving, journeys.at(there, moving))]
         following, source, destination, lane = self._following(index)
         order = journeys.order(following, destination)
-        return Step(
+        return (
             np.concatenate([journeys.at(here, moving), source[order]]),
             np.concatenate([journeys.at(there, moving), destination[order]]),
             np.concatenate([journeys.ring_of[moving], lane[order]]),
             np.concatenate([journeys.blocks[moving], journeys.task.gradient_blocks(journeys.blocks[following[order]])]),
-            tuple(self._calls(index)),
         )
 
 

@@ -24,7 +24,7 @@ _NOWHERE = -1
 
 
 class Leaving(NamedTuple):
-    """Parts on their way: for each the indices of its travelling and its staying block, and where it goes."""
+    """Parts on their way: the index of the travelling block of each, the place of its staying one, where it goes."""
 
     travelling: IntArray
     staying: IntArray
@@ -32,13 +32,21 @@ class Leaving(NamedTuple):
 
 
 class Coverage:
-    """Follows the parts of all tiles. Every method raises `ScheduleError` at what breaks the rule."""
+    """Follows the parts of all tiles. Every method raises `ScheduleError` at what breaks the rule.
+
+    Tiles are an array (travelling blocks, staying blocks of one document): no others see anything of each other.
+    """
 
     def __init__(self, task: AttentionTask) -> None:
         self._task = task
-        self._where = np.full((task.first_gradient - task.first_query, task.first_query), _NOWHERE, dtype=np.int32)
-        self._by_traveller = self._where.T if task.travellers == "keys" else self._where
-        self._owner = task.owner[task.travelling]
+        self._travelling = task.travelling
+        self._owner = task.owner[self._travelling]
+        staying = task.by_document(task.staying)
+        self._staying = staying[task.document[self._travelling]]
+        self._place = np.zeros(task.first_gradient, dtype=np.int64)
+        documents, places = np.nonzero(staying >= 0)
+        self._place[staying[documents, places]] = places
+        self._where = np.full(self._staying.shape, _NOWHERE, dtype=np.int32)
         self._away = 0
 
     def add(self, index: int, call: Call) -> None:
@@ -48,8 +56,7 @@ class Coverage:
         self._check_blocks(index, call, travelling, staying)
         low, high = task.call_bands(call)
         wanted_low, wanted_high = task.bands(call.queries, call.keys)
-        empty = low > high
-        wrong = np.where(empty, wanted_low <= wanted_high, (low != wanted_low) | (high != wanted_high))
+        wrong = np.where(low > high, wanted_low <= wanted_high, (low != wanted_low) | (high != wanted_high))
         if wrong.any():
             query, key = (int(values[0]) for values in np.nonzero(wrong))
             raise ScheduleError(
@@ -57,18 +64,18 @@ class Coverage:
                 f"in the band {low[query, key]} to {high[query, key]}, "
                 f"the mask is {wanted_low[query, key]} to {wanted_high[query, key]}"
             )
-        tiles = np.ix_(call.queries - task.first_query, call.keys)
-        where = self._where[tiles]
-        doubled = (where != _NOWHERE) & ~empty
+        queries, keys = (
+            blocks[at] for blocks, at in zip((call.queries, call.keys), np.nonzero(low <= high), strict=True)
+        )
+        travels, stays = (keys, queries) if task.travellers == "keys" else (queries, keys)
+        tiles = travels - self._travelling[0], self._place[stays]
+        doubled = self._where[tiles] != _NOWHERE
         if doubled.any():
-            query, key = (int(values[0]) for values in np.nonzero(doubled))
-            raise ScheduleError(
-                f"step {index}: {self._tile(call.rank, int(call.queries[query]), int(call.keys[key]))} twice"
-            )
-        self._where[tiles] = np.where(empty, where, call.rank)
+            at = int(doubled.argmax())
+            raise ScheduleError(f"step {index}: {self._tile(call.rank, int(queries[at]), int(keys[at]))} twice")
+        self._where[tiles] = call.rank
         if task.is_backward:
-            axis = 0 if task.travellers == "keys" else 1
-            self._away += int((~empty).sum(axis=axis)[task.owner[travelling] != call.rank].sum())
+            self._away += int((task.owner[travels] != call.rank).sum())
 
     def _check_blocks(self, index: int, call: Call, travelling: IntArray, staying: IntArray) -> None:
         task = self._task
@@ -87,14 +94,13 @@ class Coverage:
     def leaving(self, index: int, source: IntArray, destination: IntArray, block: IntArray) -> Leaving:
         """The parts that transfers of gradient blocks take along at step `index`, which is to come."""
         travelling = block - self._task.first_gradient
-        arrivals = destination * len(self._owner) + travelling
-        if len(np.unique(arrivals)) < len(arrivals):
-            raise ScheduleError(f"step {index}: a rank gets a gradient block twice in this step")
+        for rank, verb in ((source, "sends"), (destination, "gets")):
+            self._check_once(index, rank, verb, block)
         at_home = self._owner[travelling] == source
         if at_home.any():
             at = int(at_home.argmax())
             raise ScheduleError(f"step {index}: rank {source[at]} sends gradient block {block[at]}, which is its own")
-        taken = self._by_traveller[travelling] == source[:, None]
+        taken = self._where[travelling] == source[:, None]
         without = ~taken.any(axis=1)
         if without.any():
             at = int(without.argmax())
@@ -107,32 +113,43 @@ class Coverage:
             self._name_left(f"step {index}", "keeps", leaving)
         return leaving
 
+    def _check_once(self, index: int, rank: IntArray, verb: str, block: IntArray) -> None:
+        """Check that no rank sends, or gets, a gradient block twice in a step."""
+        order = np.lexsort((block, rank))
+        doubled = np.flatnonzero((np.diff(rank[order]) == 0) & (np.diff(block[order]) == 0))
+        if len(doubled):
+            at = int(order[doubled[0]])
+            raise ScheduleError(f"step {index}: rank {rank[at]} {verb} gradient block {block[at]} twice in this step")
+
     def move(self, leaving: Leaving) -> None:
         """These parts have arrived."""
-        self._by_traveller[leaving.travelling, leaving.staying] = leaving.destination
+        self._where[leaving.travelling, leaving.staying] = leaving.destination
         gone, still = len(leaving.travelling), self._owner[leaving.travelling] != leaving.destination
         self._away += int(still.sum()) - gone
 
     def finish(self) -> None:
         """Check that nothing is missing after the last step."""
         task = self._task
-        for row, query in enumerate(task.blocks_of("queries")):
-            low, high = task.bands(np.array([query]), np.arange(task.first_query))
-            missing = (low <= high)[0] & (self._where[row] == _NOWHERE)
-            if missing.any():
-                key = int(missing.argmax())
-                owner = int(task.owner[query if task.travellers == "keys" else key])
-                raise ScheduleError(f"after the last step: {self._tile(owner, int(query), key)} never")
+        travels, places = np.nonzero((self._where == _NOWHERE) & (self._staying >= 0))
+        stays = self._staying[travels, places]
+        queries, keys = self._travelling[travels], stays
+        if task.travellers == "keys":
+            queries, keys = keys, queries
+        low, high = task.tile_bands(queries, keys)
+        if (low <= high).any():
+            at = int((low <= high).argmax())
+            tile = self._tile(int(task.owner[stays[at]]), int(queries[at]), int(keys[at]))
+            raise ScheduleError(f"after the last step: {tile} never")
         if self._away:
             nothing = np.zeros(0, dtype=np.int64)
             self._name_left("after the last step", "has", Leaving(nothing, nothing, nothing))
 
     def _name_left(self, when: str, verb: str, leaving: Leaving) -> None:
         """Find a part that is away from its owner and not among those that leave."""
-        left = (self._by_traveller != _NOWHERE) & (self._by_traveller != self._owner[:, None])
+        left = (self._where != _NOWHERE) & (self._where != self._owner[:, None])
         left[leaving.travelling, leaving.staying] = False
         traveller, staying = (int(values[0]) for values in np.nonzero(left))
-        rank, block = self._by_traveller[traveller, staying], traveller + self._task.first_gradient
+        rank, block = self._where[traveller, staying], traveller + self._task.first_gradient
         raise ScheduleError(f"{when}: rank {rank} {verb} a part of gradient block {block}, which is not its own")
 
     def _tile(self, rank: int, query: int, key: int) -> str:

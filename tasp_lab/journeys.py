@@ -63,18 +63,6 @@ def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]
             first += count
 
 
-def _places_in_groups(groups: IntArray) -> IntArray:
-    """Each element's place among those of its group; groups lie together.
-
-    >>> _places_in_groups(np.array([4, 4, 7, 9, 9, 9])).tolist()
-    [0, 1, 0, 0, 1, 2]
-    """
-    places = np.arange(len(groups))
-    begins = np.concatenate([[True], np.diff(groups) != 0])[: len(groups)]
-    first: IntArray = np.maximum.accumulate(np.where(begins, places, 0))
-    return places - first
-
-
 class Journeys:
     """The ways of all travelling blocks, which are counted from 0 here, and the kernel calls on them.
 
@@ -89,7 +77,9 @@ class Journeys:
         self._document = task.document[self.blocks]
         place = np.argsort(rings, axis=1)
         self._start = place[ring_of, task.owner[self.blocks]]
-        self._staying = [task.staying[task.owner[task.staying] == rank] for rank in range(self.world_size)]
+        self._staying = [
+            task.by_document(task.staying[task.owner[task.staying] == rank]) for rank in range(self.world_size)
+        ]
         self._seen = np.stack([self._seen_at(rank) for rank in range(self.world_size)])
         self.first, self.last = self._hops_seen()
 
@@ -98,17 +88,15 @@ class Journeys:
 
         Blocks of other documents see nothing of each other, so the digits are those of one document's blocks.
         """
-        staying = self._staying[rank]
-        queries, keys = (staying, self.blocks) if self.task.travellers == "keys" else (self.blocks, staying)
-        low, high = self.task.bands(queries, keys)
-        counts = self.task.count[queries][:, None], self.task.count[keys][None, :]
-        full = (low == 1 - counts[1]) & (high == counts[0] - 1)
-        seen = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0))
+        staying = self._staying[rank][self._document]
+        assert staying.shape[1] <= _MOST_SPANS, "five digits to base 3 fit into a byte"
+        queries, keys = staying, self.blocks[:, None]
         if self.task.travellers == "queries":
-            seen = seen.T
-        places = _places_in_groups(self.task.document[staying])
-        assert places.max(initial=0) < _MOST_SPANS, "five digits to base 3 fit into a byte"
-        digits: npt.NDArray[np.uint8] = (seen * 3 ** places[:, None]).sum(axis=0).astype(np.uint8)
+            queries, keys = keys, queries
+        low, high = self.task.tile_bands(queries, keys)
+        full = (low == 1 - self.task.count[keys]) & (high == self.task.count[queries] - 1)
+        seen = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0)) * (staying >= 0)
+        digits: npt.NDArray[np.uint8] = (seen * 3 ** np.arange(staying.shape[1])).sum(axis=1).astype(np.uint8)
         return digits
 
     def _hops_seen(self) -> tuple[IntArray, IntArray]:
@@ -150,8 +138,7 @@ class Journeys:
 
     def _calls_alike(self, rank: int, travelling: IntArray, seen: int) -> Iterator[Call]:
         """The calls to blocks that lie together and of which each staying block sees alike."""
-        staying = self._staying[rank]
-        staying = staying[self.task.document[staying] == self.task.document[travelling[0]]]
+        staying = self._staying[rank][self.task.document[travelling[0]]]
         digits = seen // 3 ** np.arange(len(staying)) % 3
         full = staying[digits == _FULL]
         if len(full):
@@ -167,9 +154,9 @@ class Journeys:
         """Every rank's calls to its own blocks, document by document."""
         task = self.task
         for rank, staying in enumerate(self._staying):
-            own = self.blocks[task.owner[self.blocks] == rank]
-            for document in np.unique(task.document[staying]):
-                stays, travels = (each[task.document[each] == document] for each in (staying, own))
+            own = task.by_document(self.blocks[task.owner[self.blocks] == rank])
+            for document in np.flatnonzero((staying >= 0).any(axis=1)):
+                stays, travels = (each[document][each[document] >= 0] for each in (staying, own))
                 queries, keys = (stays, travels) if task.travellers == "keys" else (travels, stays)
                 yield from self._calls_within(rank, queries, keys)
 

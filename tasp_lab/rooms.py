@@ -190,7 +190,8 @@ def _gradients_begun(schedule: Schedule, calls: Iterable[Call], arriving: Sequen
         travelling = task.sides(call)[0]
         others = task.gradient_blocks(travelling[task.owner[travelling] != call.rank])
         found |= dict.fromkeys(others.tolist())
-    return [block for block in found if block not in arriving]
+    coming = set(arriving)
+    return [block for block in found if block not in coming]
 
 
 def buffer_bytes(schedule: Schedule) -> IntArray:

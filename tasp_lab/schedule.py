@@ -121,7 +121,7 @@ class Schedule:
     initial : bool array (world_size, blocks), what each rank holds at the start.
     final : bool array (world_size, blocks), what each rank must hold at the end.
     steps : the steps, lazily; any sequence of `Step`.
-    rooms : how many steps' arrivals a rank has room for, 2 or more; None when it keeps all.
+    rooms : how many steps' arrivals a rank has room for, 2 or more; None when it keeps all (not in a backward pass).
     task : what the kernel calls must compute; None for a schedule without any.
 
     Attributes
@@ -242,6 +242,8 @@ class _Replay:
         if schedule.rooms is not None and schedule.rooms < 2:
             raise ScheduleError(f"schedule {schedule.name!r}: {schedule.rooms} rooms, expected 2 or more")
         task = schedule.task
+        if schedule.rooms is None and task is not None and task.is_backward:
+            raise ScheduleError(f"schedule {schedule.name!r}: a backward pass without rooms, expected 2 or more")
         if task is not None and not np.array_equal(schedule.block_bytes, task.block_bytes):
             raise ScheduleError(f"schedule {schedule.name!r}: block_bytes are not those of its task")
         if task is not None:

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from tasp_lab.calls import Call
 from tasp_lab.machine import INSTANT, Compute
 from tasp_lab.quantities import Number
 from tasp_lab.schedule import Schedule
@@ -25,7 +26,10 @@ Span = tuple[Fraction, Fraction]
 """Start and end of something, in seconds."""
 
 Stay = tuple[int, int, int]
-"""Rank, block, and the step at which the block comes to the rank; `HOME` if it is there from the start."""
+"""Rank, block, and the step at which the block comes to the rank; `HOME` if it is there from the start.
+
+A gradient comes when all of it has that comes at one step: what arrives, and what the rank computes.
+"""
 
 HOME = -1
 """Instead of a step: from the start."""
@@ -58,7 +62,8 @@ class Computation:
 
     step: int
     rank: int
-    keys: set[Stay]
+    reads: set[Stay]
+    adds: set[Stay]
     time_s: Fraction
     start_s: Fraction | None = None
     end_s: Fraction | None = None
@@ -82,18 +87,23 @@ class State:
 
     def arrived(self) -> set[Stay]:
         """What lies where."""
-        return self.at_home | {(t.key[2], t.key[4], t.key[0]) for t in self.transfers if self.has_ended(t)}
+        ended, missing = set(self.at_home), set[Stay]()
+        for t in self.transfers:
+            (ended if self.has_ended(t) else missing).add((t.key[2], t.key[4], t.key[0]))
+        for c in self.computations:
+            (ended if self.has_ended(c) else missing).update(c.adds)
+        return ended - missing
 
-    def has_room(self, transfer: Transfer) -> bool:
-        """Whether what came into the same room of a transfer's peer before is no longer used there."""
+    def has_room(self, rank: int, comes: int) -> bool:
+        """Whether what came to a rank before, into the room of what comes at a step, is no longer used there."""
         if self.rooms is None:
             return True
-        before = {(transfer.key[2], step) for step in range(transfer.key[0] - self.rooms, -1, -self.rooms)}
+        before = {(rank, step) for step in range(comes - self.rooms, -1, -self.rooms)}
         if not before:
             return True
         arrivals = [t for t in self.transfers if (t.key[2], t.key[0]) in before]
         sends = [t for t in self.transfers if (t.stay[0], t.stay[2]) in before]
-        calls = [c for c in self.computations if any((key[0], key[2]) in before for key in c.keys)]
+        calls = [c for c in self.computations if any((rank, step) in before for rank, _, step in c.reads | c.adds)]
         return self.have_ended(arrivals) and self.have_ended(calls) and all(t.bytes_left == 0 for t in sends)
 
 
@@ -145,8 +155,23 @@ def _computations(schedule: Schedule, compute: Compute) -> Iterator[Computation]
     came = _steps_of_arrival(schedule)
     for index, step in enumerate(schedule.steps):
         for call in step.calls:
-            keys = {(call.rank, key, _last_before(index, came[call.rank, key])) for key in call.keys.tolist()}
-            yield Computation(index, call.rank, keys, Fraction(compute.time_s(schedule.call_flops(call))))
+            assert schedule.task is not None
+            travelling = call.keys if schedule.task.travellers == "keys" else call.queries
+            reads = {(call.rank, block, _last_before(index, came[call.rank, block])) for block in travelling.tolist()}
+            adds = {(call.rank, block, index) for block in _gradients_away(schedule, call)}
+            yield Computation(index, call.rank, reads, adds, Fraction(compute.time_s(schedule.call_flops(call))))
+
+
+def _gradients_away(schedule: Schedule, call: Call) -> list[int]:
+    """The gradients of others' blocks that travel in a call; they have the last numbers, in the order of the blocks."""
+    task = schedule.task
+    assert task is not None
+    if not task.is_backward:
+        return []
+    blocks = len(task.owner)
+    travelling = call.keys if task.travellers == "keys" else call.queries
+    first = blocks if task.travellers == "keys" else blocks - task.first_query
+    return [first + block for block in travelling.tolist() if task.owner[block] != call.rank]
 
 
 def _steps_of_arrival(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
@@ -155,6 +180,9 @@ def _steps_of_arrival(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
     for index, step in enumerate(schedule.steps):
         for _, peer, _, block in step.rows():
             came[peer, block].append(index)
+        for call in step.calls:
+            for block in _gradients_away(schedule, call):
+                came[call.rank, block].append(index)
     return came
 
 
@@ -169,13 +197,22 @@ def _note_last_bytes(state: State) -> None:
 
 
 def _compute(state: State) -> bool:
-    """The first call of each rank that has not ended begins, if its keys are there; says whether any did."""
+    """The first call of each rank that has not ended begins, if what it reads is there and what it adds to has room.
+
+    Says whether any did.
+    """
     heads: dict[int, Computation] = {}
     for computation in state.computations:
         if not state.has_ended(computation):
             heads.setdefault(computation.rank, computation)
     arrived = state.arrived()
-    ready = [head for head in heads.values() if head.start_s is None and arrived.issuperset(head.keys)]
+    ready = [
+        head
+        for head in heads.values()
+        if head.start_s is None
+        and arrived.issuperset(head.reads)
+        and (not head.adds or state.has_room(head.rank, head.step))
+    ]
     for head in ready:
         head.start_s, head.end_s = state.now, state.now + head.time_s
     return bool(ready)
@@ -189,7 +226,7 @@ def _begin(state: State) -> None:
         if transfer.bytes_left > 0:
             heads.setdefault(transfer.lane_of_rank, transfer)
     for transfer in heads.values():
-        if transfer.start_s is None and transfer.stay in arrived and state.has_room(transfer):
+        if transfer.start_s is None and transfer.stay in arrived and state.has_room(transfer.key[2], transfer.key[0]):
             transfer.start_s = state.now
 
 

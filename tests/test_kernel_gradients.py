@@ -114,19 +114,19 @@ def test_gradients_over_more_than_a_tile(keys: int, low: int) -> None:
 @given(cases(), st.sampled_from([torch.float64, torch.bfloat16, torch.float16]))
 @settings(max_examples=40)
 @example(Case(queries=700, keys=700, kv_heads=2, group=2), torch.bfloat16)
-def test_gradients_have_the_dtype_of_the_inputs(case: Case, dtype: torch.dtype) -> None:
-    """And are rounded to it once, number by number, however many rows they are sums over."""
+def test_gradients_are_not_rounded_to_the_dtype_of_the_inputs(case: Case, dtype: torch.dtype) -> None:
+    """Parts of many kernel calls are summed, so they come in float32 at least, on a CPU."""
     q, k, v = case.tensors(dtype)
     dout = drawn_dout(case, q)
     whole = by_autograd(case, dout, q, k, v)[0]
     rounded = Partial(whole.out.to(dtype), whole.lse)
     expected = backward(KERNELS["reference"], case, dout, q, k, v, rounded)
     found = backward(KERNELS["sdpa"], case, dout, q, k, v, rounded)
-    assert {x.dtype for x in found} == {dtype}
+    assert {x.dtype for x in found} == {partials.lse_dtype(dtype)}
     assert {x.dtype for x in expected} == {torch.float64}
     noise = 1e-12 if dtype == torch.float64 else 1e-5
     for x, exact in zip(found, expected, strict=True):
-        torch.testing.assert_close(x.double(), exact, rtol=torch.finfo(dtype).eps / 2 + noise, atol=noise)
+        torch.testing.assert_close(x.double(), exact, rtol=noise, atol=noise)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
