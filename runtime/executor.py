@@ -1,7 +1,8 @@
 """The executor: runs one rank's part of a schedule over a transport and records what happened.
 
 All blocks of a rank lie in one buffer (see `tasp_lab.rooms`); for AllGather it ends as the gathered result. How the
-steps are walked is in `runtime.walks`, what kernel calls do in `runtime.layer` and `runtime.trials`.
+steps are walked is in `runtime.walk_by_lanes` and `runtime.walk_by_steps`, what kernel calls do in `runtime.layer` and
+`runtime.trials`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import torch
 from runtime.host import BusyShare
 from runtime.records import RankRecord
 from runtime.streams import Streams, streams_for
+from runtime.traffic import Compute, Join, Progress, Traffic, Walk
 from runtime.transport import Message, Transport
-from runtime.walks import Compute, Join, Progress, Traffic, Walk, WalkByLanes, WalkBySteps
+from runtime.walk_by_lanes import WalkByLanes
+from runtime.walk_by_steps import WalkBySteps
 from tasp_lab.errors import RunError
 from tasp_lab.rooms import CallRow, RankPart, Row, Sum, rank_part
 from tasp_lab.schedule import Schedule

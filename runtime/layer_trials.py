@@ -21,8 +21,8 @@ from runtime.layer import DTYPES, Layer, keys_and_values, put_keys_home
 from runtime.merging import Accumulator
 from runtime.sharding import shard, unshard
 from runtime.sums import Sums
+from runtime.traffic import Progress
 from runtime.transport import Transport
-from runtime.walks import Progress
 from tasp_lab.attention_task import AttentionTask
 from tasp_lab.errors import RunError
 from tasp_lab.rooms import CallRow, Sum

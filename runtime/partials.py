@@ -36,7 +36,7 @@ class Partial(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What some queries and some keys contribute to the gradients of each other, in the kernel's dtype or a wider one."""
+    """What some queries and some keys add to the gradients of each other, in the kernel's dtype or a wider one."""
 
     q: Tensor
     """[batch, queries, heads, head_dim]."""
@@ -155,8 +155,20 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
-    """Fused operators read each row as adjacent numbers, whatever its stride says."""
-    return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
+    """Fused operators read each row as adjacent numbers, whatever its stride says, and on GPUs 16 bytes at a time."""
+    readable = x.stride(-1) == 1 and (x.is_cpu or is_aligned(x))
+    return x if readable else x.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether every row begins at a multiple of 16 bytes.
+
+    >>> record = torch.zeros(4, 66, dtype=torch.bfloat16)      # rows of 64 elements, and one number of 4 bytes each
+    >>> is_aligned(record[:, :64]), is_aligned(record[:, :64].contiguous())
+    (False, True)
+    """
+    rows = zip(x.stride()[:-1], x.shape[:-1], strict=True)
+    return x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride, size in rows if size > 1)
 
 
 def heads_first(*tensors: Tensor) -> list[Tensor]:

@@ -114,6 +114,6 @@ class _Attention(torch.autograd.Function):
             raise RunError(f"{error}, in the backward pass") from None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _part(schedule: Schedule, rank: int) -> RankPart:
     return rank_part(schedule, rank)

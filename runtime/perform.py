@@ -15,9 +15,9 @@ from runtime.layer_trials import layer_trial
 from runtime.pulse import AT_BARRIER, WORKING
 from runtime.records import RankRecord
 from runtime.streams import streams_for
+from runtime.traffic import Progress
 from runtime.transport import device, make_transport
 from runtime.trials import make_trial
-from runtime.walks import Progress
 from tasp_lab.errors import RunError, first_line
 
 

@@ -28,7 +28,7 @@ from runtime.passes import Plan, attend
 from runtime.transport import Group, make_transport
 from tasp_lab.attention import USUAL_ROOMS
 from tasp_lab.attention import attention as build_attention
-from tasp_lab.attention_backward import Passes, Way, attention_passes
+from tasp_lab.attention_backward import Passes, Way, attention_passes, check_fit
 from tasp_lab.builders import full_mesh
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule import Schedule
@@ -271,7 +271,15 @@ def _built(wanted: _Wanted, topology: Topology, workload: Workload) -> tuple[Sch
             )
     if wanted.gradients and len(given) < 2:
         raise WorkloadError("the schedule has a forward pass only, expected attention_passes, for gradients are wanted")
+    if given[0].task is not None and given[0].task.is_backward:
+        raise WorkloadError("the schedule is a backward pass, expected a forward pass or both")
+    if len(given) > 1:
+        _check_fit(*given)
     return given[0], given[1] if wanted.gradients else None
+
+
+_check_fit = lru_cache(maxsize=32)(check_fit)
+"""Layers are called with the same schedules again and again."""
 
 
 @lru_cache(maxsize=32)

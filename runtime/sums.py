@@ -1,7 +1,7 @@
 """Sums: gradients that are added up in a rank's buffer from what arrives and what the rank computes.
 
-Parts are added when all of a place are there (`runtime.walks`), so nothing is added to what is still arriving. What a
-rank computes for blocks of its own is added to their gradients at once.
+Parts are added when all of a place are there, which a walk knows (`runtime.walk_by_lanes`, `runtime.walk_by_steps`),
+so nothing is added to what is still arriving. What a rank computes for blocks of its own is added at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Sums:
     def add(self, place: Place, part: Sequence[torch.Tensor]) -> None:
         """A part has been computed; it must not be changed any more."""
         with self._lock:
-            if place.since == HOME:
-                _add(self._view(place.block, place.offset), part)
+            if place.since == HOME:  # rounded first, so that it is the same before and after what comes home
+                home = self._view(place.block, place.offset)
+                _add(home, [values.to(total.dtype) for total, values in zip(home, part, strict=True)])
             else:
                 self._parts.setdefault(place.key, []).append(part)
 

@@ -9,8 +9,8 @@ from runtime.executor import Executor, no_progress
 from runtime.layer_trials import Everyone, layer_trial
 from runtime.patterns import fill, part_of_gradient, verify, verify_gradients, verify_reads
 from runtime.sums import Sums
+from runtime.traffic import Progress
 from runtime.transport import Transport
-from runtime.walks import Progress
 from tasp_lab.errors import RunError
 from tasp_lab.rooms import CallRow, Sum
 from tasp_lab.schedule import Schedule

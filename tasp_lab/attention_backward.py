@@ -99,6 +99,32 @@ def attention_passes(
     )
 
 
+def check_fit(forward: Schedule, backward: Schedule) -> None:
+    """Raise `ScheduleError` unless these are a forward pass and a backward pass that may follow it."""
+    before, after = forward.task, backward.task
+    if before is None or after is None or before.is_backward or not after.is_backward:
+        raise ScheduleError("expected a forward and a backward pass of attention, in this order")
+    if before.placement != after.placement:
+        raise ScheduleError(
+            f"the forward pass has the placement {before.placement.name}, the backward pass {after.placement.name}"
+        )
+    if way_of(backward) != "reversed":
+        return
+    keys = slice(before.first_query)
+    alike = before.first_query == after.first_query and np.array_equal(before.start[keys], after.start[keys])
+    if not alike or (backward.initial[:, keys] & ~_left_behind(forward)[:, keys]).any():
+        raise ScheduleError("the backward pass does not start where the forward pass leaves the keys")
+
+
+def _left_behind(forward: Schedule) -> BoolArray:
+    """What lies at each rank when a forward pass has ended: what it started with, and what is in its rooms."""
+    held, count = forward.initial.copy(), len(forward.steps)
+    for index in range(max(0, count - (forward.rooms or count)), count):
+        step = forward.steps[index]
+        held[step.destination, step.block] = True
+    return held
+
+
 def way_of(schedule: Schedule) -> Way:
     """The way that a backward pass goes."""
     task = schedule.task

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -112,14 +112,14 @@ class RankPart:
     buffer_bytes: int
     first_gradient: int
 
-    @property
+    @cached_property
     def occupants(self) -> Counter[int]:
         """What must happen before the room of a step is free: its arrivals, and the sends and calls that use them."""
         arrivals = [row.since for row in self.receives]
         uses = [row.since for row in self.sends] + [since for row in self.calls for since in row.since]
         return Counter(since for since in arrivals + uses if since != HOME)
 
-    @property
+    @cached_property
     def sums(self) -> Mapping[tuple[int, int], Sum]:
         """What is added up at each place of a gradient, by (block, since)."""
         arriving = {(row.block, row.since): row.offset for row in self.receives if row.block >= self.first_gradient}
@@ -166,8 +166,8 @@ def home_blocks(schedule: Schedule, rank: int) -> list[int]:
     copies = [block for block in travelling if task.owner[block] != rank]
     if copies:
         calls = (call for call in schedule.steps[0].calls if call.rank == rank)
-        used = dict.fromkeys(block for call in calls for block in task.sides(call)[0].tolist() if block in copies)
-        copies = [*used, *(block for block in copies if block not in used)]
+        used = [block for call in calls for block in task.sides(call)[0].tolist() if task.owner[block] != rank]
+        copies = list(dict.fromkeys(used + copies))
     return own + copies
 
 

@@ -483,8 +483,8 @@ def test_a_causal_zigzag_ring_is_trimmed_where_that_sends_less_than_the_way_back
     """Few KV heads, so keys travel. Hops of half shards of KV, both passes together; those of dKV count twice.
 
     Onward, down the ranks: each front half makes n - 1 hops three times, rank r's back half r, four quarters each.
-    Reversed, down the ranks too: forward n - 1 hops of each half. Back, n - 2 of each (none of rank 0's back half, which
-    nobody else sees), and the gradients n - 1 hops home of a front half, r of rank r's back half.
+    Reversed, down the ranks too: forward n - 1 hops of each half. Back, n - 2 of each (none of rank 0's back half,
+    which nobody else sees), and the gradients n - 1 hops home of a front half, r of rank r's back half.
     """
     layer = Workload(4 * n, heads=8, kv_heads=1, head_dim=4, mask="causal")
     case = Case("zigzag-ring-attention", f"full-mesh:{n}", layer)
