@@ -28,6 +28,8 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.decomposition_table --measure
 	$(BIN)/python -m experiments.attention_curve
 	$(BIN)/python -m experiments.trimming_table
+	$(BIN)/python -m experiments.passes_table
+	$(BIN)/python -m experiments.training_table
 	$(BIN)/python -m benchmarks.simulator_speed
 	$(BIN)/python -m benchmarks.decomposition_speed
 	$(BIN)/python -m benchmarks.executor_cost

@@ -512,8 +512,9 @@ def test_ctrl_c_and_kill_leave_nothing_behind(command: Command, signal_number: i
     group = descendants(process.pid)
     assert len(group) >= 5
     os.killpg(process.pid, signal_number)
-    process.communicate(timeout=10)
+    _, said = process.communicate(timeout=10)
     assert process.returncode == (130 if signal_number == signal.SIGINT else -signal.SIGKILL)
+    assert signal_number != signal.SIGINT or said.splitlines()[-1] == "tasp-lab: interrupted"
     assert_gone(group)
 
 

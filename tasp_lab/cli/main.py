@@ -37,6 +37,7 @@ app = App(
     name="tasp-lab",
     help="What ring and multi-ring collectives cost on a machine: predicted, executed and compared.",
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,  # `main` says so itself
 )
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else on stdout.")]
