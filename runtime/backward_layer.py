@@ -11,14 +11,14 @@ result itself; they get the shortest row of which the product with the gradient 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from runtime.executor import Executor
 from runtime.kernels import Kernel
-from runtime.layer import DTYPES, keys_and_values, put_keys_home
+from runtime.layer import DTYPES, first_positions, keys_and_values, put_keys_home
 from tasp_lab.attention_task import AttentionTask
 from tasp_lab.rooms import CallRow, RankPart
 from tasp_lab.schedule import Schedule
@@ -108,13 +108,6 @@ class BackwardLayer:
         if self._task.travellers == "keys":
             return first, others[0], others[1]
         return others[1], first, others[0]
-
-
-def first_positions(task: AttentionTask, rank: int) -> Mapping[int, int]:
-    """Where in a rank's shard each of its staying blocks begins."""
-    own = task.staying[task.owner[task.staying] == rank]
-    ends = task.count[own].cumsum().tolist()
-    return dict(zip(own.tolist(), [0, *ends], strict=False))
 
 
 def own_gradients(executor: Executor) -> Tensor:

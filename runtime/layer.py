@@ -14,6 +14,7 @@ import torch
 from runtime.executor import Executor
 from runtime.kernels import Kernel
 from runtime.merging import Accumulator
+from tasp_lab.attention_task import AttentionTask
 from tasp_lab.rooms import CallRow
 from tasp_lab.schedule import Schedule
 from tasp_lab.workload import Workload
@@ -32,9 +33,7 @@ class Layer:
         assert schedule.task is not None, "a schedule of attention has a task"
         self._workload, self._count = schedule.task.workload, schedule.task.count
         self._q, self._kernel, self._scale = q, kernel, scale
-        own = [block for block in range(schedule.task.first_query, len(self._count)) if schedule.initial[rank, block]]
-        ends = self._count[own].cumsum().tolist()
-        self._first = dict(zip(own, [0, *ends], strict=False))
+        self._first = first_positions(schedule.task, rank)
         self._result = Accumulator(q.shape[0], q.shape[1], q.shape[2], q.shape[3], q.device)
 
     def call(self, row: CallRow, keys: torch.Tensor) -> None:
@@ -49,6 +48,13 @@ class Layer:
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The result, as `q` in shape and dtype, and the log-sum-exp [batch, positions, heads], float32."""
         return self._result.result(self._q.dtype)
+
+
+def first_positions(task: AttentionTask, rank: int) -> Mapping[int, int]:
+    """Where in a rank's shard each of its staying blocks begins."""
+    own = task.staying[task.owner[task.staying] == rank]
+    ends = task.count[own].cumsum().tolist()
+    return dict(zip(own.tolist(), [0, *ends], strict=False))
 
 
 def keys_and_values(keys: torch.Tensor, workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:

@@ -106,7 +106,8 @@ class Work:
         """The step with its rooms. Sends and calls use what came before it, so what comes at it is placed last."""
         step, opened = self._schedule.steps[index], _OpenStep(self._takers)
         self._forget_oldest()
-        adds = [self._gradients_away(call) for call in step.calls]
+        task = self._schedule.task
+        adds = [] if task is None else [task.gradients_away(call) for call in step.calls]
         targets = self._targets(step, adds)
         for rank, peer, lane, block in step.rows():
             source, target = self._room_of(rank, block), targets[peer]
@@ -133,16 +134,6 @@ class Work:
         for block in added:
             targets[call.rank].expect(block)
         return computation
-
-    def _gradients_away(self, call: Call) -> list[int]:
-        """The gradient blocks of others to which a call adds."""
-        task = self._schedule.task
-        assert task is not None, "a schedule with calls has a task"
-        if not task.is_backward:
-            return []
-        travelling = task.sides(call)[0]
-        others: list[int] = task.gradient_blocks(travelling[task.owner[travelling] != call.rank]).tolist()
-        return others
 
     def _room(self, index: int) -> int:
         """The number of the room that takes in what arrives at a step."""

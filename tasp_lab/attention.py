@@ -17,15 +17,14 @@ many orders and save less: about 1/8 on eight ranks. Of two ways around a single
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.attention_steps import AttentionSteps
+from tasp_lab.attention_steps import AttentionSteps, JourneySteps
 from tasp_lab.attention_task import Side
-from tasp_lab.backward_steps import BackwardSteps
 from tasp_lab.decomposition import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.journeys import Journeys, cut_blocks
@@ -77,9 +76,13 @@ def attention(
     >>> bool((ring.flops().sum(axis=0) == tasp.flops().sum(axis=0)).all())
     True
     """
-    ways = [AttentionSteps(journeys, trim) for journeys in journeys_of(name, topology, workload, decomposition)]
-    steps = min(ways, key=lambda steps: steps.bytes_sent)
+    steps = forward_steps(journeys_of(name, topology, workload, decomposition), trim)
     return attention_schedule(name, topology, steps, rooms)
+
+
+def forward_steps(ways: Iterable[Journeys], trim: bool) -> AttentionSteps:
+    """The forward pass along the way that sends fewest bytes."""
+    return min((AttentionSteps(each, trim) for each in ways), key=lambda steps: steps.bytes_sent)
 
 
 def journeys_of(
@@ -130,7 +133,7 @@ def _check_size(name: str, topology: Topology, placement: Placement, rings: int)
 def attention_schedule(
     name: str,
     topology: Topology,
-    steps: AttentionSteps | BackwardSteps,
+    steps: JourneySteps,
     rooms: int,
     copies: BoolArray | None = None,
 ) -> Schedule:

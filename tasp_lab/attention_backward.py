@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tasp_lab.arrays import BoolArray
-from tasp_lab.attention import USUAL_ROOMS, attention_schedule, journeys_of
-from tasp_lab.attention_steps import AttentionSteps
+from tasp_lab.attention import USUAL_ROOMS, attention_schedule, forward_steps, journeys_of
+from tasp_lab.attention_steps import AttentionSteps, JourneySteps
 from tasp_lab.backward_steps import BackwardSteps, OnwardSteps, ReversedSteps
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import ScheduleError
@@ -81,13 +81,13 @@ def attention_passes(
     dtype = workload.dtype if gradient_dtype == "input" else gradient_dtype
     journeys = partial(journeys_of, name, topology, workload, decomposition)
     forward = journeys()
-    trimmed = min((AttentionSteps(each, trim) for each in forward), key=_bytes_that_count)
+    trimmed = forward_steps(forward, trim)
+    keys = [] if way == "queries" else journeys("keys", dtype)
     plans: list[_Plan] = []
     if way in ("auto", "reversed"):
-        backward = journeys(gradient_dtype=dtype)
-        plans += [_reversed(*each, trim) for each in zip(forward, backward, strict=True)]
+        plans += [_reversed(*each, trim) for each in zip(forward, keys, strict=True)]
     if way in ("auto", "onward"):
-        plans += [_onward(trimmed, each, topology, trim) for each in journeys(gradient_dtype=dtype)]
+        plans += [_onward(trimmed, each, topology, trim) for each in keys]
     if way in ("auto", "queries"):
         plans += [_onward(trimmed, each, topology, trim) for each in journeys("queries", dtype)]
     if way == "auto":
@@ -175,7 +175,7 @@ def _is_linked_home(journeys: Journeys, topology: Topology) -> bool:
     return bool((topology.linked_pairs[last, owner] | (last == owner)).all())
 
 
-def _bytes_that_count(steps: AttentionSteps | BackwardSteps) -> int:
+def _bytes_that_count(steps: JourneySteps) -> int:
     """What all ranks send where there is one ring, else what one rank sends on the busiest of their lanes."""
     journeys = steps.journeys
     sizes = journeys.task.block_bytes

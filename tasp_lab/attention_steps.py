@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,19 +13,36 @@ from tasp_lab.journeys import Journeys
 from tasp_lab.schedule import LazySteps, Step
 
 
-class AttentionSteps(LazySteps):
+class JourneySteps(LazySteps):
+    """Steps in which blocks go along their journeys; a lane per ring, unless a kind of steps needs more."""
+
+    def __init__(self, journeys: Journeys) -> None:
+        self.journeys = journeys
+
+    @property
+    def lanes(self) -> int:
+        return len(self.journeys.rings)
+
+    @abstractmethod
+    def transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Sources, destinations, lanes and blocks of what moves at a step."""
+
+    @abstractmethod
+    def _calls(self, index: int) -> Iterator[Call]: ...
+
+    def step(self, index: int) -> Step:
+        return Step(*self.transfers(index), tuple(self._calls(index)))
+
+
+class AttentionSteps(JourneySteps):
     """Key block b starts at its owner and makes `hops[b]` hops along its ring, one per step.
 
     `trim`: a block stops at the last rank that sees any of it.
     """
 
     def __init__(self, journeys: Journeys, trim: bool) -> None:
-        self.journeys = journeys
-        self._hops = journeys.last if trim else np.full(len(journeys.blocks), journeys.world_size - 1)
-
-    @property
-    def lanes(self) -> int:
-        return len(self.journeys.rings)
+        super().__init__(journeys)
+        self._hops = journeys.hops(trim)
 
     @property
     def bytes_sent(self) -> int:
@@ -34,11 +52,7 @@ class AttentionSteps(LazySteps):
     def __len__(self) -> int:
         return 1 + int(self._hops.max(initial=0))
 
-    def step(self, index: int) -> Step:
-        return Step(*self.transfers(index), tuple(self._calls(index)))
-
     def transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Sources, destinations, lanes and blocks of what moves at a step."""
         journeys, moving = self.journeys, np.flatnonzero(self._hops > index)
         moving = moving[journeys.order(moving, journeys.at(index + 1, moving))]
         source, destination = journeys.at(index, moving), journeys.at(index + 1, moving)
@@ -46,6 +60,4 @@ class AttentionSteps(LazySteps):
 
     def _calls(self, index: int) -> Iterator[Call]:
         """The calls of a step: at the first each rank attends to its own keys, later to what came the step before."""
-        if index == 0:
-            return self.journeys.calls_at_home()
         return self.journeys.calls_at(index, np.flatnonzero(self._hops >= index))

@@ -105,6 +105,14 @@ class AttentionTask:
         first = 0 if self.travellers == "keys" else self.first_query
         return travelling - first + self.first_gradient
 
+    def gradients_away(self, call: Call) -> list[int]:
+        """The gradient blocks of others to which a call adds; none in a forward pass."""
+        if not self.is_backward:
+            return []
+        travelling = self.sides(call)[0]
+        others: list[int] = self.gradient_blocks(travelling[self.owner[travelling] != call.rank]).tolist()
+        return others
+
     @property
     def block_bytes(self) -> IntArray:
         """The size of each block."""

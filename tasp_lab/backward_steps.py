@@ -16,20 +16,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from tasp_lab.arrays import IntArray
+from tasp_lab.attention_steps import JourneySteps
 from tasp_lab.calls import Call
 from tasp_lab.journeys import Journeys
-from tasp_lab.schedule import LazySteps, Step
 
 
-class BackwardSteps(LazySteps):
+class BackwardSteps(JourneySteps):
     """What both ways have in common. All hops are those of `journeys`."""
-
-    def __init__(self, journeys: Journeys) -> None:
-        self.journeys = journeys
-
-    @property
-    @abstractmethod
-    def lanes(self) -> int: ...
 
     @abstractmethod
     def _moving(self, index: int) -> tuple[IntArray, int, int]:
@@ -39,14 +32,7 @@ class BackwardSteps(LazySteps):
     def _following(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """The blocks whose gradients move at a step, from where to where, and on which lanes."""
 
-    @abstractmethod
-    def _calls(self, index: int) -> Iterator[Call]: ...
-
-    def step(self, index: int) -> Step:
-        return Step(*self.transfers(index), tuple(self._calls(index)))
-
     def transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Sources, destinations, lanes and blocks of what moves at a step."""
         journeys = self.journeys
         moving, here, there = self._moving(index)
         moving = moving[journeys.order(moving, journeys.at(there, moving))]
@@ -69,13 +55,13 @@ class OnwardSteps(BackwardSteps):
     def __init__(self, journeys: Journeys, trim: bool, direct: bool) -> None:
         super().__init__(journeys)
         last = journeys.world_size - 1
-        self._hops = journeys.last if trim else np.full(len(journeys.blocks), last)
+        self._hops = journeys.hops(trim)
         self._homeward = np.where(direct & (journeys.last < last), journeys.last, last)
         self._returning = bool((self._homeward < last)[journeys.last > 0].any())
 
     @property
     def lanes(self) -> int:
-        return len(self.journeys.rings) + self._returning
+        return super().lanes + self._returning
 
     def __len__(self) -> int:
         meets = self.journeys.last > 0
@@ -94,8 +80,6 @@ class OnwardSteps(BackwardSteps):
         return following, source, destination, np.where(straight, len(journeys.rings), journeys.ring_of[following])
 
     def _calls(self, index: int) -> Iterator[Call]:
-        if index == 0:
-            return self.journeys.calls_at_home()
         return self.journeys.calls_at(index, np.flatnonzero(self._hops >= index))
 
 
@@ -106,10 +90,6 @@ class ReversedSteps(BackwardSteps):
         super().__init__(journeys)
         wanted = np.where(journeys.first > 0, journeys.first, journeys.world_size)
         self._until = wanted if trim else np.ones(len(journeys.blocks), dtype=np.int64)
-
-    @property
-    def lanes(self) -> int:
-        return len(self.journeys.rings)
 
     @property
     def start(self) -> IntArray:
@@ -135,6 +115,4 @@ class ReversedSteps(BackwardSteps):
 
     def _calls(self, index: int) -> Iterator[Call]:
         hop = self._hop(index)
-        if hop == 0:
-            return self.journeys.calls_at_home()
         return self.journeys.calls_at(hop, np.flatnonzero(hop >= self._until))

@@ -109,6 +109,10 @@ class Journeys:
             last[seen] = hop
         return first, last
 
+    def hops(self, trim: bool) -> IntArray:
+        """How many hops each block makes: to the last rank that it meets, or without `trim` to the end of its ring."""
+        return self.last if trim else np.full(len(self.blocks), self.world_size - 1)
+
     def at(self, hop: int | IntArray, travellers: IntArray | slice = slice(None)) -> IntArray:
         """The rank that each travelling block, or each of some, is at after so many hops."""
         place = (self._start[travellers] + hop) % self.world_size
@@ -124,7 +128,10 @@ class Journeys:
         return order
 
     def calls_at(self, hop: int, travellers: IntArray) -> Iterator[Call]:
-        """The calls to travelling blocks that are at a hop."""
+        """The calls to travelling blocks that are at a hop; at hop 0 all blocks are, at home."""
+        if hop == 0:
+            yield from self._calls_at_home()
+            return
         if not len(travellers):
             return
         ranks = self.at(hop, travellers)
@@ -150,7 +157,7 @@ class Journeys:
                 queries, keys = (stays, travels) if self.task.travellers == "keys" else (travels, stays)
                 yield from self._tile(rank, queries, keys)
 
-    def calls_at_home(self) -> Iterator[Call]:
+    def _calls_at_home(self) -> Iterator[Call]:
         """Every rank's calls to its own blocks, document by document."""
         task = self.task
         for rank, staying in enumerate(self._staying):

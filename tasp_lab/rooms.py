@@ -185,13 +185,9 @@ def _gradients_begun(schedule: Schedule, calls: Iterable[Call], arriving: Sequen
     task = schedule.task
     if task is None or not task.is_backward:
         return []
-    found: dict[int, None] = {}
-    for call in calls:
-        travelling = task.sides(call)[0]
-        others = task.gradient_blocks(travelling[task.owner[travelling] != call.rank])
-        found |= dict.fromkeys(others.tolist())
+    added = dict.fromkeys(block for call in calls for block in task.gradients_away(call))
     coming = set(arriving)
-    return [block for block in found if block not in coming]
+    return [block for block in added if block not in coming]
 
 
 def buffer_bytes(schedule: Schedule) -> IntArray:
