@@ -21,7 +21,9 @@ from contextlib import contextmanager
 
 import simpy
 
+from sim.fairness import OWN_LIMIT
 from sim.host import Host
+from sim.messages import Messages
 from sim.network import Flow, Network
 from sim.work import Computation, Transfer, Work
 from tasp_lab.errors import ScheduleError
@@ -34,8 +36,8 @@ MOST_TRANSFERS = 10_000_000
 """A timeline of as many events takes about 4 GB; simulating them takes minutes."""
 
 
-def simulate(schedule: Schedule, machine: Machine) -> Timeline:
-    """Predict what happens when the machine executes the schedule.
+def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Timeline:
+    """Predict what happens when the machine executes the schedule; `explain`: each event says what took how long.
 
     Raises `ScheduleError` when the machine has not the schedule's ranks or lacks a link that it uses, and when there
     are more than `MOST_TRANSFERS` transfers and kernel calls.
@@ -57,7 +59,7 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
             f"schedule {schedule.name!r} has {work}; this engine keeps a timeline of at most {MOST_TRANSFERS:,}"
         )
     with _without_garbage_collection():
-        timeline = _Run(schedule, machine).run()
+        timeline = _Run(schedule, machine, explain).run()
     assert len(timeline.events) == schedule.transfers + calls, "every transfer and every kernel call ended"
     return timeline
 
@@ -77,15 +79,16 @@ def _without_garbage_collection() -> Iterator[None]:
 class _Run:
     """One simulation."""
 
-    def __init__(self, schedule: Schedule, machine: Machine) -> None:
+    def __init__(self, schedule: Schedule, machine: Machine, explain: bool) -> None:
         self._schedule = schedule
         self._topology = machine.topology
         self._compute = machine.compute
-        self._launch_s = machine.transport.launch_s
+        self._transport = machine.transport
+        self._explain = explain
         self._env = simpy.Environment()
         self._network = Network(self._env, machine.topology, self._deliver)
-        self._hosts = [Host(self._env, self._launch_s) for _ in range(schedule.world_size)]
-        self._work = Work(self._env, schedule)
+        self._hosts = [Host(self._env) for _ in range(schedule.world_size)]
+        self._work = Work(self._env, schedule, Messages(schedule, machine.transport))
         self._sizes = schedule.block_bytes.tolist()
         self._events: list[Event] = []
 
@@ -107,20 +110,29 @@ class _Run:
         for step in range(len(self._schedule.steps)):
             for transfer in self._work.transfers(step, rank, lane):
                 block, source, overwritten = transfer.block, transfer.source, transfer.overwritten
+                free_s = arrived_s = env.now
                 if not source.has(block):
                     waited_for = "block"
                     yield source.arrival(block)
+                    arrived_s = env.now
                 if overwritten is not None and overwritten.users:
                     waited_for = "room"
                     yield overwritten.freed()
                 transfer.start_s = transfer.launched_s = env.now
                 transfer.waited_for = waited_for
-                if self._launch_s:
-                    yield self._hosts[rank].launch(lane)
+                transfer.waited_s = (arrived_s - free_s, transfer.start_s - arrived_s)
+                message = transfer.message
+                if message.launch_s:
+                    yield self._launch(rank, lane, message.launch_s)
                     transfer.launched_s = env.now
-                yield self._network.send(route(rank, transfer.peer), self._sizes[block], transfer)
+                yield self._network.send(route(rank, transfer.peer), message, transfer)
                 source.end_use()
                 waited_for = "lane"
+
+    def _launch(self, rank: int, lane: int, launch_s: Number) -> simpy.Event:
+        if self._transport.serial_launch:
+            return self._hosts[rank].launch(lane, launch_s)
+        return self._env.timeout(launch_s)  # type: ignore[arg-type]
 
     def _compute_all(self, rank: int) -> Generator[simpy.Event, None, None]:
         """The process of one rank's kernel calls."""
@@ -128,10 +140,12 @@ class _Run:
         for step in range(len(self._schedule.steps)):
             for computation in self._work.computations(step, rank):
                 overwritten, target = computation.overwritten, computation.target
+                free_s = arrived_s = self._env.now
                 for block, room in computation.reads.items():
                     if not room.has(block):
                         waited_for = "block"
                         yield room.arrival(block)
+                        arrived_s = self._env.now
                 if overwritten is not None and overwritten.users:
                     waited_for = "room"
                     yield overwritten.freed()
@@ -143,11 +157,15 @@ class _Run:
                 for block in computation.adds:
                     assert target is not None, "what is added to lies in a room"
                     target.take_in(block)
-                self._note_call(computation, start_s, flops, waited_for)
+                waited_s = (arrived_s - free_s, start_s - arrived_s)
+                self._note_call(computation, start_s, flops, waited_for, waited_s)
                 waited_for = "compute"
 
-    def _note_call(self, computation: Computation, start_s: Number, flops: int, waited_for: str) -> None:
+    def _note_call(
+        self, computation: Computation, start_s: Number, flops: int, waited_for: str, waited_s: tuple[Number, Number]
+    ) -> None:
         call = computation.call
+        spent = (*_waiting(waited_s), ("compute", self._env.now - start_s)) if self._explain else ()
         self._events.append(
             Event(
                 rank=call.rank,
@@ -162,6 +180,7 @@ class _Run:
                 bound_by="compute",
                 waited_for=waited_for,
                 flops=flops,
+                spent=spent,
             )
         )
 
@@ -181,6 +200,7 @@ class _Run:
                 end_s=self._env.now,
                 bound_by=self._name_bound(transfer, flow),
                 waited_for=transfer.waited_for,
+                spent=self._spent(transfer, flow) if self._explain else (),
             )
         )
 
@@ -188,7 +208,21 @@ class _Run:
         """What took most of the transfer's time; ties go to the first constraint in topology order."""
         seconds = flow.bottlenecks()
         longest = next(iter(seconds)) if len(seconds) == 1 else min(seconds, key=lambda c: (-seconds[c], c))
-        bound, bound_s = self._topology.constraints[longest].name, seconds[longest]
-        if flow.route.latency_s > bound_s:
-            bound, bound_s = "latency", flow.route.latency_s
+        bound, bound_s = self._name(longest, transfer), seconds[longest]
+        if flow.latency_s > bound_s:
+            bound, bound_s = "latency", flow.latency_s
         return "launch" if transfer.launched_s - transfer.start_s > bound_s else bound
+
+    def _name(self, constraint: int, transfer: Transfer) -> str:
+        return transfer.message.rule if constraint == OWN_LIMIT else self._topology.constraints[constraint].name
+
+    def _spent(self, transfer: Transfer, flow: Flow) -> tuple[tuple[str, Number], ...]:
+        """What all of the transfer's time went to, from when its lane was free."""
+        wires = [(self._name(constraint, transfer), seconds) for constraint, seconds in flow.bottlenecks().items()]
+        rest = [("launch", transfer.launched_s - transfer.start_s), *wires, ("latency", flow.latency_s)]
+        return (*_waiting(transfer.waited_s), *((what, seconds) for what, seconds in rest if seconds))
+
+
+def _waiting(waited_s: tuple[Number, Number]) -> tuple[tuple[str, Number], ...]:
+    what = ("waiting for block", "waiting for room")
+    return tuple((kind, seconds) for kind, seconds in zip(what, waited_s, strict=True) if seconds)

@@ -1,4 +1,4 @@
-"""A rank's host: posts one message at a time, which costs its launch time."""
+"""A rank's host: posts one message at a time, which takes the message's launch time."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tasp_lab.quantities import Number
 class Host:
     """Launches messages first come, first served; those that come at one instant go in the order of lanes."""
 
-    def __init__(self, env: simpy.Environment, launch_s: Number) -> None:
-        self._env, self._launch_s = env, launch_s
-        self._queue: list[tuple[Number, int, simpy.Event]] = []
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._queue: list[tuple[Number, int, Number, simpy.Event]] = []
         self._busy = False
 
-    def launch(self, lane: int) -> simpy.Event:
-        """Ask for a launch; the event fires when it is done. A lane asks again only after that."""
+    def launch(self, lane: int, launch_s: Number) -> simpy.Event:
+        """Ask for a launch that takes so long; the event fires when it is done. A lane asks again only after that."""
         done = simpy.Event(self._env)
-        heapq.heappush(self._queue, (self._env.now, lane, done))
+        heapq.heappush(self._queue, (self._env.now, lane, launch_s, done))
         if not self._busy:
             self._busy = True
             after_everything(self._env, self._launch_first)
         return done
 
     def _launch_first(self, _: simpy.Event) -> None:
-        done = heapq.heappop(self._queue)[2]
-        launched = self._env.timeout(self._launch_s, done)  # type: ignore[arg-type]
+        launch_s, done = heapq.heappop(self._queue)[2:]
+        launched = self._env.timeout(launch_s, done)  # type: ignore[arg-type]
         launched.callbacks.append(self._launched)
 
     def _launched(self, launched: simpy.Event) -> None:

@@ -1,8 +1,9 @@
 """Flows in a network that shares its capacity max-min fairly, on SimPy.
 
 A transfer is a *flow*: it streams through all links of its route at once (cut-through) at a rate that changes
-whenever flows that it shares a constraint with, directly or through others, begin or end. Its last byte arrives
-one route latency after it was sent.
+whenever flows that it shares a constraint with, directly or through others, begin or end, and that never exceeds the
+limit of its own that its message may have. Its last byte arrives one route latency, and what the message adds to it,
+after it was sent.
 
 All flows that begin or end at one instant are settled together, after everything else that happens at it. A flow
 that meets no other has the rate of its narrowest constraint; the others are solved one connected component at a
@@ -16,20 +17,26 @@ from typing import cast
 
 import simpy
 
-from sim.fairness import max_min_rates
+from sim.fairness import OWN_LIMIT, max_min_rates
 from sim.instants import after_everything
 from tasp_lab.quantities import Number
 from tasp_lab.topology import Route, Topology
+from tasp_lab.transport import Message
 
 
 class Flow:
     """One transfer under way: `bytes_left` at time `since_s`, moving at `rate` (bytes/s), done at `finish_s`."""
 
-    __slots__ = ("bottleneck", "bound_s", "bytes_left", "finish_s", "rate", "route", "sent", "since_s", "tag")
+    __slots__ = (
+        "bottleneck", "bound_s", "bytes_left", "finish_s", "latency_s", "limit", "rate", "route", "sent", "since_s",
+        "tag",
+    )  # fmt: skip
 
-    def __init__(self, route: Route, size_bytes: int, tag: object, sent: simpy.Event) -> None:
+    def __init__(self, route: Route, message: Message, tag: object, sent: simpy.Event) -> None:
         self.route = route
-        self.bytes_left: Number = size_bytes
+        self.bytes_left: Number = message.wire_bytes
+        self.limit = message.most_bytes_per_s
+        self.latency_s: Number = route.latency_s + message.latency_s
         self.tag = tag
         self.sent = sent
         self.rate: Number = 0
@@ -69,9 +76,9 @@ class Network:
         self._settle_is_due = False
         self._due: dict[Number, dict[Flow, None]] = {}
 
-    def send(self, route: Route, size_bytes: int, tag: object) -> simpy.Event:
+    def send(self, route: Route, message: Message, tag: object) -> simpy.Event:
         """Begin a transfer; the event it returns fires when the last byte has left the sender."""
-        flow = Flow(route, size_bytes, tag, simpy.Event(self._env))
+        flow = Flow(route, message, tag, simpy.Event(self._env))
         for constraint in route.constraints:
             self._users[constraint][flow] = None
         self._begun.append(flow)
@@ -101,7 +108,10 @@ class Network:
 
     def _run_alone(self, flow: Flow) -> None:
         narrowest = min(flow.route.constraints, key=lambda constraint: (self._capacity[constraint], constraint))
-        self._set_rate(flow, self._capacity[narrowest], narrowest)
+        if flow.limit is not None and flow.limit < self._capacity[narrowest]:
+            self._set_rate(flow, flow.limit, OWN_LIMIT)
+        else:
+            self._set_rate(flow, self._capacity[narrowest], narrowest)
 
     def _components(self, seeds: Iterable[Flow]) -> Iterable[list[Flow]]:
         """The sets of flows that are tied together by shared constraints and contain a seed."""
@@ -122,7 +132,8 @@ class Network:
             yield component
 
     def _share(self, component: list[Flow]) -> None:
-        rates, bottlenecks = max_min_rates([flow.route.constraints for flow in component], self._capacity)
+        limits = [flow.limit for flow in component]
+        rates, bottlenecks = max_min_rates([flow.route.constraints for flow in component], self._capacity, limits)
         for flow, rate, bottleneck in zip(component, rates, bottlenecks, strict=True):
             if rate != flow.rate or bottleneck != flow.bottleneck:
                 self._set_rate(flow, rate, bottleneck)
@@ -147,7 +158,7 @@ class Network:
             if flow.finish_s == due_s:
                 self._leave(flow)
                 flow.sent.succeed()
-                arrivals.setdefault(flow.route.latency_s, []).append(flow)
+                arrivals.setdefault(flow.latency_s, []).append(flow)
         for latency_s, flows in arrivals.items():
             arrival = self._env.timeout(latency_s, flows)  # type: ignore[arg-type]
             arrival.callbacks.append(self._arrive)

@@ -14,33 +14,37 @@ from collections.abc import Mapping, Sequence
 
 import simpy
 
+from sim.messages import Messages
 from sim.room import Room
 from tasp_lab.calls import Call
 from tasp_lab.quantities import Number
 from tasp_lab.schedule import Schedule, Step
+from tasp_lab.transport import Message
 
 
 class Transfer:
     """A block goes from a room of its rank to a room of a peer, where it may have to wait for one that it overwrites.
 
-    When it began, when it was launched and what it waited for is known once it began.
+    When it began, when it was launched, what it waited for, and how long (for its block, then for the room) is known
+    once it began.
     """
 
     start_s: Number
     launched_s: Number
     waited_for: str
+    waited_s: tuple[Number, Number]
 
     __slots__ = (
-        "block", "lane", "launched_s", "overwritten", "peer", "rank", "source", "start_s", "step", "target",
-        "waited_for",
+        "block", "lane", "launched_s", "message", "overwritten", "peer", "rank", "source", "start_s", "step", "target",
+        "waited_for", "waited_s",
     )  # fmt: skip
 
     def __init__(
-        self, rank: int, lane: int, step: int, peer: int, block: int, source: Room, target: Room,
+        self, rank: int, lane: int, step: int, peer: int, block: int, message: Message, source: Room, target: Room,
         overwritten: Room | None,
     ) -> None:  # fmt: skip
         self.rank, self.lane, self.step, self.peer, self.block = rank, lane, step, peer, block
-        self.source, self.target, self.overwritten = source, target, overwritten
+        self.message, self.source, self.target, self.overwritten = message, source, target, overwritten
 
 
 class Computation:
@@ -76,8 +80,8 @@ class _OpenStep:
 class Work:
     """The work of all ranks."""
 
-    def __init__(self, env: simpy.Environment, schedule: Schedule) -> None:
-        self._env, self._schedule = env, schedule
+    def __init__(self, env: simpy.Environment, schedule: Schedule, messages: Messages) -> None:
+        self._env, self._schedule, self._messages = env, schedule, messages
         self._takers = schedule.world_size * (schedule.lanes + (schedule.task is not None))
         self._open: dict[int, _OpenStep] = {}
         self._homes = {rank: Room(env) for rank in range(schedule.world_size)}
@@ -109,12 +113,13 @@ class Work:
         task = self._schedule.task
         adds = [] if task is None else [task.gradients_away(call) for call in step.calls]
         targets = self._targets(step, adds)
-        for rank, peer, lane, block in step.rows():
+        messages = self._messages.of_step(index, step)
+        for (rank, peer, lane, block), message in zip(step.rows(), messages, strict=True):
             source, target = self._room_of(rank, block), targets[peer]
             source.users += 1
             target.expect(block)
             overwritten = self._lying.get((peer, self._room(index)))
-            transfer = Transfer(rank, lane, index, peer, block, source, target, overwritten)
+            transfer = Transfer(rank, lane, index, peer, block, message, source, target, overwritten)
             opened.transfers[rank, lane].append(transfer)
         for call, added in zip(step.calls, adds, strict=True):
             opened.computations[call.rank].append(self._computation(index, call, added, targets))

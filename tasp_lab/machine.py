@@ -5,28 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tasp_lab.errors import QuantityError, TopologyError
+from tasp_lab.errors import QuantityError
 from tasp_lab.quantities import Number
 from tasp_lab.topology import Topology
-
-
-@dataclass(frozen=True)
-class Transport:
-    """What the communication library adds: `launch_s`, the time a rank needs to post one message.
-
-    A rank posts its messages one after the other, so launches of one rank never overlap.
-    """
-
-    name: str
-    launch_s: Number = 0
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.launch_s) or self.launch_s < 0:
-            raise TopologyError(f"transport {self.name!r}: launch_s is {self.launch_s}, expected 0 or more")
-
-
-IDEAL = Transport("ideal")
-"""Messages cost nothing to post."""
+from tasp_lab.transport import IDEAL as IDEAL
+from tasp_lab.transport import Transport as Transport
 
 
 @dataclass(frozen=True)

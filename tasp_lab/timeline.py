@@ -26,6 +26,10 @@ class Event(NamedTuple):
     A kernel call (kind `ATTEND` or `DIFFERENTIATE`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block`
     the first of its blocks that travel, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block``,
     for a ``room`` or for ``compute``, the call before it. `flops` are 0 for transfers.
+
+    `spent` is there if it was asked for: what the time went to, and for how long, in seconds. It begins when the
+    transfer before it on the lane had left (the call before it had ended), so it is ``waiting for block`` and ``waiting
+    for room``, then ``launch``, each constraint while it was the bottleneck, ``latency``; for a call ``compute``.
     """
 
     rank: int
@@ -40,6 +44,7 @@ class Event(NamedTuple):
     bound_by: str
     waited_for: str
     flops: int = 0
+    spent: tuple[tuple[str, Number], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""The messages of a schedule: what the machine's transport makes of each transfer of a step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray
+from tasp_lab.schedule import Schedule, Step
+from tasp_lab.transport import Message, Transport
+
+
+class Messages:
+    """Asks the transport once for each kind of transfer: place, size, peers of the sender, first step or not."""
+
+    def __init__(self, schedule: Schedule, transport: Transport) -> None:
+        self._schedule = schedule
+        self._transport = transport.bind(schedule)
+        self._known: dict[tuple[int, int, int, bool], Message] = {}
+
+    def kinds(self, index: int, step: Step) -> tuple[list[Message], IntArray]:
+        """The different messages of a step, and for each transfer the index of its own among them."""
+        sizes = self._schedule.block_bytes[step.block]
+        places = self._transport.places(step.source, step.destination)
+        rows, kind = np.unique(np.stack([places, sizes, self._peers(step)]), axis=1, return_inverse=True)
+        messages = [self._message(place, size, peers, index == 0) for place, size, peers in rows.T.tolist()]
+        return messages, kind.ravel()
+
+    def of_step(self, index: int, step: Step) -> list[Message]:
+        """The message of each transfer of a step."""
+        messages, kind = self.kinds(index, step)
+        return [messages[which] for which in kind.tolist()]
+
+    def _peers(self, step: Step) -> IntArray:
+        """To how many ranks the sender of each transfer sends at this step."""
+        n = self._schedule.world_size
+        pairs = np.unique(step.source * n + step.destination)
+        peers: IntArray = np.bincount(pairs // n, minlength=n)[step.source]
+        return peers
+
+    def _message(self, place: int, size_bytes: int, peers: int, first: bool) -> Message:
+        key = (place, size_bytes, peers, first)
+        if key not in self._known:
+            self._known[key] = self._transport.message(place, size_bytes, peers, first=first)
+        return self._known[key]
