@@ -36,6 +36,10 @@ class NoDecompositionError(TaspLabError):
     """The rings asked for do not exist, or rings that were given are not a decomposition."""
 
 
+class ProfileError(TaspLabError):
+    """A profile of a machine that cannot be read, or that lacks what is asked of it."""
+
+
 class ScheduleError(TaspLabError):
     """A schedule that breaks a rule. The message names step, rank and block."""
 
@@ -50,6 +54,14 @@ class RunError(TaspLabError):
 
 class FabricError(TaspLabError):
     """This machine cannot build the emulated fabric. The message says what is missing."""
+
+
+class TableError(TaspLabError):
+    """A measurement that cannot be read. The message names file and line, what was found and what was expected."""
+
+
+class FitError(TaspLabError):
+    """A model that cannot be fitted to measurements. The message names what is missing."""
 
 
 class OutputError(TaspLabError):
