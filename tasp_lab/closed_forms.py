@@ -14,6 +14,9 @@ from tasp_lab.node_rings import is_rail_aligned, node_rings
 from tasp_lab.rings import Rings
 from tasp_lab.topology import Topology
 
+MOST_RANKS_OF_COMPLETE = 4096
+"""Their 4095 rings take a gigabyte while they are checked."""
+
 
 def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None) -> Iterator[Rings]:
     """What is known of a topology, the best first. `fold` and `rail_aligned` as in `decomposition.decompose`.
@@ -25,17 +28,23 @@ def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None
         yield _of_nodes(topology, groups, fold, rail_aligned)
     elif rail_aligned:
         raise NoDecompositionError(f"{topology.name} is no set of nodes with one NIC per rank, so it has no rails")
-    links = topology.linked_pairs
-    if links.sum() == links.shape[0] * (links.shape[0] - 1):
+    if groups is not None and topology.world_size > MOST_RANKS_OF_COMPLETE:
+        return
+    if topology.is_complete:
         own_links = len(topology.vertices) == topology.world_size and not topology.shared
         alike = own_links and len(set(topology.link_bandwidths_bytes_per_s.tolist())) < 2
         if fold != 1 or alike or topology.world_size not in (4, 6):
             yield _of_complete_digraph(topology.world_size, fold)
+    links = topology.linked_pairs
     if fold in (None, 1) and (links.sum(axis=0) == 1).all() and (links.sum(axis=1) == 1).all():
         yield Rings(rings_of(links.argmax(axis=1)[None]), 1, "the topology is one directed ring")
 
 
 def _of_complete_digraph(n: int, fold: int | None) -> Rings:
+    if n > MOST_RANKS_OF_COMPLETE:
+        raise NoDecompositionError(
+            f"the {n - 1} rings of K*_{n} are too many, expected at most {MOST_RANKS_OF_COMPLETE} ranks"
+        )
     if n in (4, 6) and fold != 1:
         reason = (
             f"K*_{n} has no {n - 1} rings that share no pair of ranks (Tillson 1980); "
@@ -77,7 +86,7 @@ def _nodes_of(topology: Topology) -> IntArray | None:
     n = topology.world_size
     if len(topology.vertices) == n:
         return None
-    inside = topology.link_between >= 0
+    inside = topology.joined_pairs()
     networks = 0
     for entries, exits in topology.crossings():
         if len(entries) == len(exits) == n:
@@ -85,17 +94,19 @@ def _nodes_of(topology: Topology) -> IntArray | None:
         else:
             inside[np.ix_(entries, exits)] = True
     np.fill_diagonal(inside, True)
-    groups = np.unique(inside.argmax(axis=1))
-    per_node = n // len(groups)
-    same_size = (inside.sum(axis=1) == per_node).all() and (inside == inside.T).all()
-    if networks != 1 or len(groups) < 2 or per_node < 2 or not same_size or (inside[groups].sum(axis=0) != 1).any():
+    first_of_node = inside.argmax(axis=1)
+    firsts, sizes = np.unique(first_of_node, return_counts=True)
+    if networks != 1 or len(firsts) < 2 or sizes[0] < 2 or (sizes != sizes[0]).any():
         return None
-    members = [np.flatnonzero(inside[group]) for group in groups]
+    if not all((row == (first_of_node == own)).all() for row, own in zip(inside, first_of_node, strict=True)):
+        return None
+    members = [np.flatnonzero(inside[first]) for first in firsts]
     return np.array([members[0], *(_in_line(topology, members[0], each) for each in members[1:])])
 
 
 def _in_line(topology: Topology, first: IntArray, others: IntArray) -> IntArray:
     """The ranks of another node in the order of their nearest in the first, where each has one; else as they are."""
-    hops = np.array([[len(topology.route(a, b).links) for b in others.tolist()] for a in first.tolist()])
-    nearest = hops.argmin(axis=1)
+    constraints, _ = topology.routes(np.repeat(first, len(others)), np.tile(others, len(first)))
+    links = (constraints >= 0) & (constraints < len(topology.links))
+    nearest = links.sum(axis=1).reshape(len(first), len(others)).argmin(axis=1)
     return others[nearest] if len(np.unique(nearest)) == len(others) else others

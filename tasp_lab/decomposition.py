@@ -32,6 +32,7 @@ from tasp_lab.few_rings import best_few
 from tasp_lab.hamiltonian import verify_cycles
 from tasp_lab.quantities import format_bandwidth
 from tasp_lab.ring_load import constraint_loads, ring_rate_bytes_per_s
+from tasp_lab.ring_problem import is_searchable
 from tasp_lab.ring_search import RingSearch
 from tasp_lab.rings import ENOUGH, Patience, Rings, Say, say_nothing
 from tasp_lab.topology import Topology
@@ -80,8 +81,10 @@ class Decomposition:
             raise NoDecompositionError(f"shares must be more than 0 and sum to 1, they sum to {sum(self.shares)}")
 
     def _check_links(self) -> None:
+        if self.topology.is_complete:
+            return
         onward = np.roll(self.rings, -1, axis=1)
-        missing = np.argwhere(~self.topology.linked_pairs[self.rings, onward])
+        missing = np.argwhere(~self.topology.have_routes(self.rings, onward))
         for ring, position in missing[:1].tolist():
             source, destination = self.rings[ring, position], onward[ring, position]
             raise NoDecompositionError(
@@ -222,6 +225,8 @@ def _candidates(topology: Topology, rail_aligned: bool | None, patience: Patienc
     for rings in closed_forms(topology, None, rail_aligned):
         known.append(rings.rings)
         yield _as_decomposition(topology, rings)
+    if known and not is_searchable(topology):
+        return
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), patience)
     for rings in search.best(known):
         yield _as_decomposition(topology, rings)

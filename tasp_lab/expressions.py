@@ -16,7 +16,7 @@ from tasp_lab.errors import TopologyError
 from tasp_lab.quantities import Number, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.topology import MOST_LISTED_LINKS, Topology
 
-MAX_WORLD_SIZE = 4096
+MAX_WORLD_SIZE = 16384
 """The largest world size of an expression or a file."""
 
 PARSERS: dict[str, tuple[str, Callable[[str], float]]] = {
@@ -166,7 +166,7 @@ class _Form(NamedTuple):
     parse: Callable[[re.Match[str]], Expression]
 
 
-_SIZE = "([1-9][0-9]{0,3})"
+_SIZE = "([1-9][0-9]{0,4})"
 _FORMS = {
     kind: _Form(text, re.compile(f"{kind}:{pattern}"), parse)
     for kind, text, pattern, parse in (
@@ -174,12 +174,12 @@ _FORMS = {
         ("switch", "switch:N", _SIZE, _switch),
         ("ring", "ring:N", _SIZE, _ring),
         ("bidirectional-ring", "bidirectional-ring:N", _SIZE, _bidirectional_ring),
-        ("torus", "torus:AxB[xC...]", "([1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,5})", _torus),
+        ("torus", "torus:AxB[xC...]", "([1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){1,5})", _torus),
         ("hypercube", "hypercube:D", "([0-9]|1[0-9])", _hypercube),
         (
             "circulant",
             "circulant:N:OFFSET[,OFFSET...]",
-            f"{_SIZE}:(-?[0-9]{{1,4}}(?:,-?[0-9]{{1,4}}){{0,63}})",
+            f"{_SIZE}:(-?[0-9]{{1,5}}(?:,-?[0-9]{{1,5}}){{0,63}})",
             _circulant,
         ),
         ("multipartite", "multipartite:PARTSxRANKS", f"{_SIZE}x{_SIZE}", _multipartite),

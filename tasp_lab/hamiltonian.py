@@ -194,16 +194,19 @@ def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
     """
     if cycles.ndim != 2 or cycles.shape[1] != n:
         raise NoDecompositionError(f"expected rows of {n} vertices, got an array of shape {cycles.shape}")
-    # No cycle uses an arc twice, so no arc has more uses than there are cycles.
-    uses = np.zeros(n * n, dtype=np.min_scalar_type(len(cycles)))
+    arcs = np.empty(cycles.shape, dtype=np.min_scalar_type(n * n))
     for rows in _row_blocks(len(cycles), n):
         _check_visits(cycles[rows], n, first_ring=rows.start)
-        np.add.at(uses, _arcs(cycles[rows], n).ravel(), uses.dtype.type(1))
-    if uses.max() > fold:
-        arc = int(np.argmax(uses > fold))
+        arcs[rows] = _arcs(cycles[rows], n)
+    in_order = arcs.ravel()
+    in_order.sort()
+    again = np.flatnonzero(in_order[fold:] == in_order[:-fold])
+    if len(again):
+        arc = int(in_order[again[0]])
+        uses = np.searchsorted(in_order, arc, side="right") - again[0]
         rings = [ring for ring in range(len(cycles)) if arc in _arcs(cycles[ring : ring + 1], n)][: fold + 1]
         raise NoDecompositionError(
-            f"arc {arc // n} -> {arc % n} is used {uses[arc]} times, more than {fold}; first in rings {rings}"
+            f"arc {arc // n} -> {arc % n} is used {uses} times, more than {fold}; first in rings {rings}"
         )
 
 

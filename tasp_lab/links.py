@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeVar, overload
 
+from tasp_lab.arrays import IntArray
 from tasp_lab.quantities import Number
+
+_Ranks = TypeVar("_Ranks", int, IntArray)
 
 Vertex = int | str
 """A rank (int) or a switch (str)."""
@@ -59,6 +62,14 @@ class MeshLinks(Sequence[Link]):
             raise IndexError(f"link {index} of {len(self)}")
         source, other = divmod(index % len(self), self.world_size - 1)
         return Link(source, other + (other >= source), self.bandwidth_bytes_per_s, self.latency_s)
+
+    def between(self, source: _Ranks, destination: _Ranks) -> _Ranks:
+        """The index of the link from a rank to another one, or of those from each rank to another one.
+
+        >>> MeshLinks(3, 50e9, 0.0).between(1, 2)
+        3
+        """
+        return source * (self.world_size - 1) + destination - (destination > source)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, MeshLinks):

@@ -20,6 +20,8 @@ from tasp_lab.topology import Topology
 ExactArray = npt.NDArray[Any]
 """Exact numbers: whole ones of 64 bits, or Python's own (int, Fraction)."""
 
+_HOPS_AT_ONCE = 2**20
+
 
 def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights: Sequence[int]) -> ExactArray:
     """How much passes each of `Topology.constraints` when ring j carries `weights[j]`, as an int array.
@@ -32,9 +34,14 @@ def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights
     """
     n = topology.world_size
     dtype = np.int64 if sum(weights) * n < 2**63 else np.object_
-    of_pair: ExactArray = np.zeros((n, n), dtype=dtype)
-    np.add.at(of_pair, (rings, np.roll(rings, -1, axis=1)), np.asarray(weights, dtype=dtype)[:, None])
-    return loads_of_pairs(topology, of_pair)
+    loads: ExactArray = np.zeros(len(topology.links) + len(topology.shared) + 1, dtype=dtype)  # one for none, -1
+    together = max(1, _HOPS_AT_ONCE // n)
+    for first in range(0, len(rings), together):
+        sources = rings[first : first + together]
+        constraints, _ = topology.routes(sources.ravel(), np.roll(sources, -1, axis=1).ravel())
+        passing = np.repeat(np.asarray(weights[first : first + together], dtype=dtype), n)
+        np.add.at(loads, constraints, passing[:, None])
+    return loads[:-1]
 
 
 def loads_of_pairs(topology: Topology, of_pair: ExactArray) -> ExactArray:

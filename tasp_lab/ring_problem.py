@@ -16,7 +16,22 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from tasp_lab.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.errors import NoDecompositionError
 from tasp_lab.topology import Topology
+
+MOST_ARCS = 1024 * 1023
+"""Those of 1024 ranks that all reach each other: a search among them takes minutes and gigabytes."""
+
+
+def is_searchable(topology: Topology) -> bool:
+    """Whether there are not too many pairs of ranks to search among.
+
+    >>> from tasp_lab.builders import ring, switch
+    >>> is_searchable(ring(4096)), is_searchable(switch(4096))
+    (True, False)
+    """
+    pairs = topology.world_size * (topology.world_size - 1)
+    return pairs <= MOST_ARCS or (not topology.is_complete and int(topology.linked_pairs.sum()) <= MOST_ARCS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +49,15 @@ class RingProblem:
 
     @classmethod
     def of(cls, topology: Topology) -> RingProblem:
-        """The question that a topology asks. Constraints that no arc loads are left out."""
+        """The question that a topology asks. Constraints that no arc loads are left out.
+
+        Raises `NoDecompositionError` where there are too many arcs to search among.
+        """
+        if not is_searchable(topology):
+            raise NoDecompositionError(
+                f"{topology.name}: rings are known here by no closed form, and more than {MOST_ARCS} pairs of ranks "
+                "are too many to search among"
+            )
         arcs = np.argwhere(topology.linked_pairs)
         routes = [topology.route(source, destination).constraints for source, destination in arcs.tolist()]
         used = sorted({constraint for route in routes for constraint in route})

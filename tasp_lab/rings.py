@@ -26,8 +26,8 @@ def say_nothing(_: str) -> None:
 
 def is_ring(topology: Topology, order: Sequence[int]) -> bool:
     """Whether ranks in this order can pass something on, each to the next and the last to the first."""
-    hops = zip(order, [*order[1:], order[0]], strict=True)
-    return len(order) == 1 or all(topology.has_route(*hop) for hop in hops)
+    ranks = np.array(order, dtype=np.int64)
+    return len(order) == 1 or bool(topology.have_routes(ranks, np.roll(ranks, -1)).all())
 
 
 @dataclass(frozen=True, eq=False)

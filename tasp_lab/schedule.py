@@ -13,14 +13,15 @@ may run ahead of what is done with it, and b = 2 is double buffering. What a ran
 What a rank computes of a gradient at step s lies in room s mod b too, added to what arrives of it at that step.
 
 Steps are produced when they are asked for (a 511-ring AllGather on 512 ranks has 134 million transfers), each as
-arrays. Building a `Schedule` replays all of them once; what breaks a rule raises `ScheduleError` with step, rank
-and block, so a schedule that exists is valid:
+arrays. Building a `Schedule` replays all of them once, unless their form proves them; what breaks a rule raises
+`ScheduleError` with step, rank and block, so a schedule that exists is valid:
 
 - a rank sends only what it held when the step began, and never to itself;
 - no block is delivered to a rank that holds it;
 - a rank computes only with blocks that it held when the step began;
 - the calls compute what the schedule's attention task asks for, each part once (`tasp_lab.coverage`);
 - gradient blocks take along all that a rank has of them, one step behind, and all of it ends at their owners;
+- blocks that are sums are complete in the end (`tasp_lab.reduction` has the rules that they follow instead);
 - in the end every rank holds exactly what the collective promises; what is in rooms does not count.
 """
 
@@ -32,7 +33,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, overload
+from typing import ClassVar, NamedTuple, overload
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from tasp_lab.attention_task import AttentionTask
 from tasp_lab.calls import Call
 from tasp_lab.coverage import Coverage, Leaving
 from tasp_lab.errors import ScheduleError
+from tasp_lab.reduction import Parts, Reduction
 from tasp_lab.timeline import ATTEND, DIFFERENTIATE
 from tasp_lab.topology import Topology
 
@@ -89,12 +91,26 @@ class Step:
         return "\n".join(f"{s}->{d} lane {lane} block {block}" for s, d, lane, block in self.rows())
 
 
+class Proof(NamedTuple):
+    """What is known of a valid schedule: how many transfers there are, and the most blocks that a rank ever holds."""
+
+    transfers: int
+    peak_blocks: int
+
+
 class LazySteps(Sequence[Step]):
     """Steps that are made when they are asked for: `__len__` and `step` are all that a schedule has to write."""
+
+    hops_repeat: ClassVar[bool] = False
+    """Whether every step has the hops of the first one, whatever it sends."""
 
     @abstractmethod
     def step(self, index: int) -> Step:
         """The step number `index`, which is in range."""
+
+    def prove(self, schedule: Schedule) -> Proof | None:
+        """That a schedule of these steps is valid, where their form shows it; None: a replay has to find out."""
+        return None
 
     @overload
     def __getitem__(self, index: int) -> Step: ...
@@ -123,6 +139,8 @@ class Schedule:
     steps : the steps, lazily; any sequence of `Step`.
     rooms : how many steps' arrivals a rank has room for, 2 or more; None when it keeps all (not in a backward pass).
     task : what the kernel calls must compute; None for a schedule without any.
+    fused : whether all steps are one call of the communication library, as its own collectives are; else each step is.
+    reduction : which transfers add up sums, where blocks are sums; such a schedule has neither rooms nor a task.
 
     Attributes
     ----------
@@ -139,6 +157,8 @@ class Schedule:
     steps: Sequence[Step]
     rooms: int | None = None
     task: AttentionTask | None = None
+    fused: bool = False
+    reduction: Reduction | None = None
     transfers: int = field(init=False)
     peak_blocks: int = field(init=False)
 
@@ -146,9 +166,10 @@ class Schedule:
         object.__setattr__(self, "steps", tuple(self.steps) if isinstance(self.steps, list) else self.steps)
         for values in (self.block_bytes, self.initial, self.final):
             values.flags.writeable = False
-        proof = _Replay(self)
-        object.__setattr__(self, "transfers", proof.run())
-        object.__setattr__(self, "peak_blocks", proof.peak)
+        proof = self.steps.prove(self) if isinstance(self.steps, LazySteps) else None
+        transfers, peak_blocks = proof or _replayed(self)
+        object.__setattr__(self, "transfers", transfers)
+        object.__setattr__(self, "peak_blocks", peak_blocks)
 
     def bytes_sent(self) -> IntArray:
         """The ledger: bytes that each rank sends on each lane at each step, as an array (steps, world_size, lanes)."""
@@ -161,8 +182,11 @@ class Schedule:
     def digest(self) -> str:
         """A short text that two schedules share only if they are the same, step by step."""
         found = hashlib.sha256(repr((self.name, self.lanes, self.rooms, self.task and self.task.workload)).encode())
-        for values in (self.block_bytes, self.initial, self.final):
-            found.update(values.tobytes())
+        found.update(self.block_bytes.tobytes())
+        for row in (*self.initial, *self.final):
+            found.update(row.tobytes())
+        if self.reduction is not None:
+            found.update(self.reduction.copied_from.tobytes())
         for step in self.steps:
             found.update(repr((len(step), len(step.calls))).encode())
             for values in (step.source, step.destination, step.lane, step.block):
@@ -195,11 +219,11 @@ class Schedule:
             raise ScheduleError(
                 f"schedule {self.name!r} is for {self.world_size} ranks, {topology.name} has {topology.world_size}"
             )
-        linked = topology.linked_pairs
-        if linked.sum() == self.world_size * (self.world_size - 1):
+        if topology.is_complete:
             return
-        for index, step in enumerate(self.steps):
-            missing = ~linked[step.source, step.destination]
+        repeat = isinstance(self.steps, LazySteps) and self.steps.hops_repeat
+        for index, step in enumerate(self.steps[:1] if repeat else self.steps):
+            missing = ~topology.have_routes(step.source, step.destination)
             if missing.any():
                 at = int(missing.argmax())
                 raise ScheduleError(
@@ -227,6 +251,11 @@ class _Data(NamedTuple):
         return len(self.block)
 
 
+def _replayed(schedule: Schedule) -> Proof:
+    replay = _Replay(schedule)
+    return Proof(replay.run(), replay.peak)
+
+
 class _Replay:
     """Replays a schedule symbolically: who holds what, step by step."""
 
@@ -248,6 +277,13 @@ class _Replay:
             raise ScheduleError(f"schedule {schedule.name!r}: block_bytes are not those of its task")
         if task is not None:
             self._check_owned(task)
+        if schedule.reduction is not None and (schedule.rooms is not None or task is not None):
+            raise ScheduleError(f"schedule {schedule.name!r}: a reduction with rooms or a task, expected neither")
+        if schedule.world_size * self.blocks > MOST_HOLDINGS:
+            raise ScheduleError(
+                f"schedule {schedule.name!r}: {schedule.world_size} ranks and {self.blocks} blocks are too many to "
+                f"replay, expected at most {MOST_HOLDINGS} pairs of them"
+            )
         self.held = schedule.initial.copy()
         self.peak = 0
         self._in_rooms: deque[_Data] = deque()
@@ -264,6 +300,8 @@ class _Replay:
 
     def run(self) -> int:
         """Replay every step; returns the number of transfers."""
+        if self.schedule.reduction is not None:
+            return self._reduce(self.schedule.reduction)
         count = 0
         holdings = int(self.held.sum())
         for index, step in enumerate(self.schedule.steps):
@@ -288,6 +326,19 @@ class _Replay:
         self._check_final()
         if self._coverage is not None:
             self._coverage.finish()
+        return count
+
+    def _reduce(self, reduction: Reduction) -> int:
+        """Replay every step of a reduction; returns the number of transfers."""
+        parts, count = Parts(reduction, self.schedule.initial), 0
+        self.peak = int(parts.held.max())
+        for index, step in enumerate(self.schedule.steps):
+            self._check_range(index, step)
+            self._check_calls(index, step)
+            parts.move(index, step)
+            count += len(step)
+            self.peak = max(self.peak, int(parts.held.max()))
+        parts.finish(self.schedule.final)
         return count
 
     def _leaving(self, index: int, step: Step) -> Leaving | None:

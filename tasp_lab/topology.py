@@ -26,8 +26,9 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from tasp_lab.arrays import BoolArray
+from tasp_lab.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.errors import NoRouteError, TopologyError
+from tasp_lab.hops import Hops
 from tasp_lab.links import Link as Link
 from tasp_lab.links import MeshLinks
 from tasp_lab.links import Vertex as Vertex
@@ -151,7 +152,7 @@ class Topology:
         """Every rank must reach every other, and every switch must have a way in and a way out."""
         if isinstance(self.links, MeshLinks):
             return
-        component = self._components(self._ends)
+        component = self._components(self.link_ends)
         for vertex, label in zip(self.vertices, component.tolist(), strict=True):
             if label != component[0]:
                 raise TopologyError(
@@ -181,10 +182,40 @@ class Topology:
             self._routes[pair] = self._as_route(self._path(source, destination))
         return self._routes[pair]
 
+    def routes(
+        self, sources: npt.NDArray[np.integer], destinations: npt.NDArray[np.integer]
+    ) -> tuple[IntArray, FloatArray]:
+        """The ways of many hops at once, from each of `sources` to the one of `destinations`, int arrays (hops,).
+
+        Returns the constraints of each route as `route` has them, an int array (hops, most constraints of a route)
+        padded with -1, and the latencies in seconds, a float array (hops,). Raises `NoRouteError` as `route` does.
+
+        >>> two = Topology("pair", 2, (Link(0, 1, 50e9, 1e-6), Link(1, 0, 50e9, 2e-6)))
+        >>> two.routes(np.array([0, 1, 1]), np.array([1, 0, 0]))[0].tolist()
+        [[0], [1], [1]]
+        """
+        hops = np.stack([sources, destinations]).astype(np.int64)
+        wrong = (hops < 0).any(axis=0) | (hops >= self.world_size).any(axis=0) | (hops[0] == hops[1])
+        for source, destination in hops[:, wrong].T[:1].tolist():
+            self.route(source, destination)
+        return self._hops.routes(*hops)
+
+    @cached_property
+    def _hops(self) -> Hops:
+        return Hops(self)
+
     def has_route(self, source: int, destination: int) -> bool:
         """Whether a transfer from one rank to the other is possible."""
         n = self.world_size
-        return 0 <= source < n and 0 <= destination < n and bool(self.linked_pairs[source, destination])
+        return 0 <= source < n and 0 <= destination < n and bool(self.have_routes(*np.array([[source], [destination]])))
+
+    def have_routes(self, sources: npt.NDArray[np.integer], destinations: npt.NDArray[np.integer]) -> BoolArray:
+        """Whether a transfer is possible from each of `sources` to the one of `destinations`, ranks all of them.
+
+        Both are int arrays of one shape, which is that of the answer.
+        """
+        flat = self._hops.linked(sources.ravel().astype(np.int64), destinations.ravel().astype(np.int64))
+        return flat.reshape(sources.shape)
 
     def rank_pairs(self) -> Iterator[tuple[int, int]]:
         """All ordered pairs of ranks between which a transfer is possible, in order."""
@@ -193,16 +224,35 @@ class Topology:
                 yield source, destination
 
     @cached_property
+    def is_complete(self) -> bool:
+        """Whether a transfer is possible between any two ranks."""
+        if isinstance(self.links, MeshLinks):
+            return True
+        pairs, sizes = self.world_size * (self.world_size - 1), [(len(a), len(b)) for a, b in self.crossings()]
+        if (self.world_size, self.world_size) in sizes:
+            return True
+        most = len(self.links) + sum(entries * exits for entries, exits in sizes)
+        return most >= pairs and int(self.linked_pairs.sum()) == pairs
+
+    @cached_property
     def linked_pairs(self) -> BoolArray:
         """Bool array (world_size, world_size): whether a transfer from rank `row` to rank `column` is possible."""
-        n = self.world_size
-        linked = np.zeros((n, n), dtype=bool)
-        linked[self.link_between >= 0] = True
+        linked = self.joined_pairs()
         for entries, exits in self.crossings():
             linked[np.ix_(entries, exits)] = True
         np.fill_diagonal(linked, False)
         linked.setflags(write=False)
         return linked
+
+    def joined_pairs(self) -> BoolArray:
+        """Bool array (world_size, world_size): whether there is a link from rank `row` to rank `column`."""
+        n = self.world_size
+        if isinstance(self.links, MeshLinks):
+            return ~np.eye(n, dtype=bool)
+        joined = np.zeros((n, n), dtype=bool)
+        direct = (self.link_ends < n).all(axis=1)
+        joined[tuple(self.link_ends[direct].T)] = True
+        return joined
 
     def listed_links(self) -> tuple[Link, ...]:
         """The links one by one; `TopologyError` for a full mesh that has too many."""
@@ -240,8 +290,8 @@ class Topology:
             found[~np.eye(n, dtype=bool)] = np.arange(len(self.links))
             found.setflags(write=False)
             return found
-        direct = (self._ends < n).all(axis=1)
-        found[self._ends[direct, 0], self._ends[direct, 1]] = np.flatnonzero(direct)
+        direct = (self.link_ends < n).all(axis=1)
+        found[self.link_ends[direct, 0], self.link_ends[direct, 1]] = np.flatnonzero(direct)
         found.setflags(write=False)
         return found
 
@@ -252,11 +302,12 @@ class Topology:
         """
         if len(self.vertices) == self.world_size:
             return
-        sources, destinations = self._ends.T
+        sources, destinations = self.link_ends.T
         between = (sources >= self.world_size) & (destinations >= self.world_size)
-        component = self._components(self._ends[between])
+        component = self._components(self.link_ends[between])
         entering: dict[int, set[int]] = defaultdict(set)
-        for source, destination in self._ends[(sources < self.world_size) & (destinations >= self.world_size)].tolist():
+        into_switches = (sources < self.world_size) & (destinations >= self.world_size)
+        for source, destination in self.link_ends[into_switches].tolist():
             entering[destination].add(source)
         together: dict[int, list[int]] = defaultdict(list)
         for switch in entering:
@@ -281,7 +332,7 @@ class Topology:
         return connected_components(graph.tocsr(), directed=True, connection="strong")[1]
 
     @cached_property
-    def _ends(self) -> npt.NDArray[np.int64]:
+    def link_ends(self) -> npt.NDArray[np.int64]:
         """Positions in `vertices` of source and destination of each link, as an array (links, 2)."""
         switches = self.vertices[self.world_size :]
         position: dict[Vertex, int] = {switch: index for index, switch in enumerate(switches, start=self.world_size)}
@@ -305,6 +356,15 @@ class Topology:
         return found
 
     @cached_property
+    def _links_to_switches(self) -> dict[Vertex, dict[Vertex, int]]:
+        """For each vertex the switches that it has a link to, and that link."""
+        found: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
+        for index, link in enumerate(self.links):
+            if isinstance(link.destination, str):
+                found[link.source][link.destination] = index
+        return found
+
+    @cached_property
     def _links_out_of_switches(self) -> dict[Vertex, dict[Vertex, int]]:
         """For each rank the switches that have a link to it, and that link."""
         found: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
@@ -318,7 +378,7 @@ class Topology:
         for rank in (source, destination):
             if not 0 <= rank < self.world_size:
                 raise NoRouteError(f"topology {self.name!r} has no rank {rank}, expected 0 to {self.world_size - 1}")
-        if (direct := int(self.link_between[source, destination])) >= 0:
+        if (direct := self._link(source, destination)) >= 0:
             return (direct,)
         if source not in self._ways:
             self._ways[source] = self._ways_from(source)
@@ -334,6 +394,12 @@ class Topology:
             )
         return min(ends)[-1]
 
+    def _link(self, source: int, destination: int) -> int:
+        """The index of the link from one rank to another; -1: none."""
+        if isinstance(self.links, MeshLinks):
+            return -1 if source == destination else self.links.between(source, destination)
+        return self._links_from[source].get(destination, -1)
+
     def _ways_from(self, source: int) -> dict[Vertex, _Way]:
         """The best way from a rank to each switch: Dijkstra over (links, latency, order of listing)."""
         order = 0
@@ -344,17 +410,21 @@ class Topology:
             if vertex in settled:
                 continue
             settled[vertex] = _Way(hops, latency, len(settled), path)
-            for onward, link in self._links_from[vertex].items():
-                if isinstance(onward, str) and onward not in settled:
+            for onward, link in self._links_to_switches[vertex].items():
+                if onward not in settled:
                     order += 1
                     entry = (hops + 1, latency + self.links[link].latency_s, order, onward, (*path, link))
                     heapq.heappush(queue, entry)
         return settled
 
     def _as_route(self, path: tuple[int, ...]) -> Route:
-        groups = {group for link in path for group in self._shared_of_link[link]} if self.shared else ()
         latency: Number = sum((self.links[link].latency_s for link in path[1:]), self.links[path[0]].latency_s)
-        return Route(path, (*path, *sorted(groups)), latency)
+        return Route(path, self.constraints_of(path), latency)
+
+    def constraints_of(self, path: tuple[int, ...]) -> tuple[int, ...]:
+        """The constraints of a route over these links: the links, and the shared capacities over any of them."""
+        groups = {group for link in path for group in self._shared_of_link[link]} if self.shared else ()
+        return (*path, *sorted(groups))
 
     def map_links(self, change: Callable[[int, Link], Link], name: str | None = None) -> Topology:
         """The same graph with every link (given with its index) replaced by what `change` makes of it."""
