@@ -4,15 +4,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 WORKERS ?= 2
+SIMGRID := python3-simgrid libsimgrid-dev
 
-.PHONY: lab test check experiments clean
+.PHONY: lab test check simgrid experiments clean
 
 # The main job: a mesh and a switch, predicted, run and compared.
 lab: $(INSTALLED)
 	$(BIN)/python -m experiments.lab
 
 # Lint, types, layers, then every test but those that need a GPU.
-test: $(INSTALLED) check
+test: $(INSTALLED) check simgrid
 	$(BIN)/pytest -n $(WORKERS) -m "not gpu and not fabric and not distributed"
 	$(BIN)/pytest -m "not gpu and (fabric or distributed)" tests
 
@@ -22,6 +23,13 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What the network model is tested against: a package of Debian and Ubuntu, which only root can install.
+simgrid:
+	@PATH=/usr/bin:/bin python3 -c "import simgrid" 2>/dev/null \
+	|| { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(SIMGRID); } \
+		>/dev/null 2>&1 \
+	|| echo "SimGrid is missing (as root: apt-get install $(SIMGRID)): tests against it are skipped, in CI they fail"
+
 # The long tables, written to experiments/results and benchmarks/results.
 experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.all_gather_table
@@ -30,9 +38,13 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.trimming_table
 	$(BIN)/python -m experiments.passes_table
 	$(BIN)/python -m experiments.training_table
+	$(BIN)/python -m experiments.accuracy.report
+	$(BIN)/python -m experiments.accuracy.step_curve
+	$(BIN)/python -m experiments.accuracy.fabric
 	$(BIN)/python -m benchmarks.simulator_speed
 	$(BIN)/python -m benchmarks.decomposition_speed
 	$(BIN)/python -m benchmarks.executor_cost
+	$(BIN)/python -m benchmarks.peers
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
