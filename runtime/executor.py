@@ -1,8 +1,8 @@
 """The executor: runs one rank's part of a schedule over a transport and records what happened.
 
-All blocks of a rank lie in one buffer (see `tasp_lab.rooms`); for AllGather it ends as the gathered result. How the
-steps are walked is in `runtime.walk_by_lanes` and `runtime.walk_by_steps`, what kernel calls do in `runtime.layer` and
-`runtime.trials`.
+All blocks of a rank lie in one buffer (see `tasp_lab.rooms`); for AllGather it ends as the gathered result. Where
+blocks are sums, their bytes are numbers modulo 256, which add up to the same in any order. How the steps are walked is
+in `runtime.walk_by_lanes` and `runtime.walk_by_steps`, what kernel calls do in `runtime.layer` and `runtime.trials`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Executor:
     schedule, rank : what to run, and as whom.
     transport : how messages are sent.
     compute : makes the kernel calls, if there are any.
-    join : adds up what comes together of a gradient, if there are any.
+    join : adds up what comes together of a gradient, or of a block that is a sum, if not its bytes.
     device : where the buffer lives.
     progress : told whom the rank waits for.
     part : the rank's part of the schedule, if it is known already.
@@ -55,8 +55,9 @@ class Executor:
         self.part = part or rank_part(schedule, rank)
         self.buffer = torch.empty(self.part.buffer_bytes, dtype=torch.uint8, device=device)
         self.schedule, self._transport, self._progress = schedule, transport, progress
-        self._compute, self._join = compute or _compute_nothing, join or _join_nothing
         self._sizes: list[int] = schedule.block_bytes.tolist()
+        usual = _join_nothing if schedule.reduction is None else self._adding()
+        self._compute, self._join = compute or _compute_nothing, join or usual
 
     def block(self, block: int, offset: int) -> torch.Tensor:
         """The bytes of a block that lies at an offset of the buffer."""
@@ -102,6 +103,17 @@ class Executor:
             return Message(row.peer, row.step * lanes + row.lane, buffer[row.offset : row.offset + sizes[row.block]])
 
         return message
+
+    def _adding(self) -> Join:
+        """How what has landed is added to its block; holds the buffer only, as `_messages` does."""
+        buffer, sizes = self.buffer, self._sizes
+
+        def add(each: Sum) -> None:
+            size = sizes[each.block]
+            for landing in each.landings:
+                buffer[each.offset : each.offset + size].add_(buffer[landing : landing + size])
+
+        return add
 
 
 def _join_nothing(each: Sum) -> None:

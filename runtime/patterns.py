@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,10 +25,38 @@ test_pattern.__test__ = False  # type: ignore[attr-defined]
 
 def fill(executor: Executor) -> None:
     """Put the test pattern into the blocks that the rank holds at the start and zeros everywhere else."""
+    for block, place in _emptied(executor):
+        place.copy_(test_pattern(block, place.numel()))
+
+
+def fill_with_parts(executor: Executor) -> None:
+    """Put the rank's own part of the sum into every block of which it has one, and zeros everywhere else."""
+    for block, place in _emptied(executor):
+        place.copy_(_sum_of_parts(block, [executor.part.rank], place.numel()))
+
+
+def _emptied(executor: Executor) -> Iterator[tuple[int, torch.Tensor]]:
+    """The blocks that the rank holds at the start, all bytes of its buffer being 0."""
     executor.buffer.zero_()
     for block, offset in executor.part.home.items():
-        place = executor.block(block, offset)
-        place.copy_(test_pattern(block, place.numel()))
+        yield block, executor.block(block, offset)
+
+
+def expected_sums(executor: Executor) -> dict[int, torch.Tensor]:
+    """The blocks that the rank must have in the end, each the sum of the parts of all ranks that start with one."""
+    schedule = executor.schedule
+    sizes: list[int] = schedule.block_bytes.tolist()
+    return {
+        block: _sum_of_parts(block, np.flatnonzero(schedule.initial[:, block]).tolist(), sizes[block])
+        for block in np.flatnonzero(schedule.final[executor.part.rank]).tolist()
+    }
+
+
+def verify_sums(executor: Executor, expected: Mapping[int, torch.Tensor]) -> None:
+    """Check every sum that the rank must have in the end, bit for bit. Raises `RunError`."""
+    for block, total in expected.items():
+        if not torch.equal(executor.block(block, executor.part.kept[block]).cpu(), total):
+            raise RunError(f"rank {executor.part.rank}: block {block} is not the sum of its parts")
 
 
 def verify(executor: Executor) -> None:
@@ -78,10 +106,11 @@ def _met(schedule: Schedule, call: Call, at: int) -> list[int]:
     return met
 
 
-def _sum_of_parts(gradient: int, staying: Sequence[int], size_bytes: int) -> torch.Tensor:
+def _sum_of_parts(summed: int, parts: Sequence[int], size_bytes: int) -> torch.Tensor:
+    """The sum of these parts of a block, modulo 256: of a gradient by staying blocks, of any other by ranks."""
     total = torch.zeros(size_bytes, dtype=torch.uint8)
-    for block in staying:
-        total += test_pattern((gradient << 32) + block, size_bytes)
+    for part in parts:
+        total += test_pattern((summed << 32) + part, size_bytes)
     return total
 
 

@@ -58,7 +58,7 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
 
     Each rank's clock starts at its own zero, right after a common barrier; the error is the barrier's skew.
     """
-    ends = {(r.rank, row.step, row.lane, row.block): row.end_s for r in records for row in r.received}
+    ends = {(r.rank, row.step, row.lane, row.block, row.peer): row.end_s for r in records for row in r.received}
     sizes = schedule.block_bytes.tolist()
     events = [
         Event(
@@ -70,7 +70,7 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
             block=sent.block,
             bytes=sizes[sent.block],
             start_s=sent.start_s,
-            end_s=max(sent.start_s, ends[sent.peer, sent.step, sent.lane, sent.block]),
+            end_s=max(sent.start_s, ends[sent.peer, sent.step, sent.lane, sent.block, record.rank]),
             bound_by="",
             waited_for="",
         )

@@ -7,7 +7,16 @@ from typing import Protocol
 
 from runtime.executor import Executor, no_progress
 from runtime.layer_trials import Everyone, layer_trial
-from runtime.patterns import fill, part_of_gradient, verify, verify_gradients, verify_reads
+from runtime.patterns import (
+    expected_sums,
+    fill,
+    fill_with_parts,
+    part_of_gradient,
+    verify,
+    verify_gradients,
+    verify_reads,
+    verify_sums,
+)
 from runtime.sums import Sums
 from runtime.traffic import Progress
 from runtime.transport import Transport
@@ -37,7 +46,8 @@ def make_trial(
     progress: Progress = no_progress,
     everyone: Everyone | None = None,
 ) -> Trial:
-    """Test patterns, and timed waits for kernel calls where `flops_per_s` is given, else real attention.
+    """Test patterns, added up where blocks are sums; timed waits for kernel calls where `flops_per_s` is given, else \
+real attention.
 
     `everyone` gives the shards of all ranks for that of one; without it less of a backward pass is checked.
 
@@ -45,9 +55,27 @@ def make_trial(
     """
     if flops_per_s is not None and schedule.task is not None and device != "cpu":
         raise RunError(f"rank {rank}: timed kernel calls are for gloo; on {device} they are real")
+    if schedule.reduction is not None:
+        return SumTrial(schedule, rank, transport, device, progress)
     if schedule.task is None or flops_per_s is not None:
         return PatternTrial(schedule, rank, transport, flops_per_s, device, progress)
     return layer_trial(schedule, rank, transport, device, progress, everyone)
+
+
+class SumTrial:
+    """Blocks hold a rank's part of a sum, and in the end the sum of all parts, computed here alone."""
+
+    def __init__(
+        self, schedule: Schedule, rank: int, transport: Transport, device: str = "cpu", progress: Progress = no_progress
+    ) -> None:
+        self.executor = Executor(schedule, rank, transport, device=device, progress=progress)
+        self._expected = expected_sums(self.executor)
+
+    def set_up(self, checked: bool) -> None:
+        fill_with_parts(self.executor)
+
+    def check(self) -> None:
+        verify_sums(self.executor, self._expected)
 
 
 class PatternTrial:

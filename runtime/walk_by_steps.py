@@ -6,6 +6,7 @@ been used; then its kernel calls are made, while it is under way.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from runtime.streams import Mark
@@ -24,7 +25,7 @@ class WalkBySteps:
         self._calls: list[list[CallRow]] = [[] for _ in range(steps)]
         for call in part.calls:
             self._calls[call.step].append(call)
-        self._pending: dict[tuple[int, int], tuple[Row, Wait]] = {}
+        self._pending: defaultdict[tuple[int, int], list[tuple[Row, Wait]]] = defaultdict(list)
         self._leaving: list[tuple[Row, Wait]] = []
         self._read_until: dict[int, Mark] = {}
         self._computed: dict[int, Mark] = {}  # the calls of a step, or with HOME those that add to gradients there
@@ -52,7 +53,8 @@ class WalkBySteps:
                 self._clear_room(since)
         receives = self._receives[step]
         waits = self._traffic.post_receives(receives)
-        self._pending |= {(row.block, row.since): (row, wait) for row, wait in zip(receives, waits, strict=True)}
+        for row, wait in zip(receives, waits, strict=True):
+            self._pending[row.block, row.since].append((row, wait))
         self._leaving += zip(self._sends[step], self._traffic.post_sends(self._sends[step]), strict=True)
 
     def _clear_room(self, since: int) -> None:
@@ -87,9 +89,9 @@ class WalkBySteps:
             self._read_until |= dict.fromkeys(call.since, read)
 
     def _await(self, key: tuple[int, int]) -> None:
-        """Wait until a block is there; of a gradient, add up all that came together."""
-        if key in self._pending:
-            self._traffic.receive(*self._pending.pop(key))
+        """Wait until a block is there; add up all that came together of a gradient, or of one that is a sum."""
+        for row, wait in self._pending.pop(key, []):
+            self._traffic.receive(row, wait)
         if key in self._unjoined:
             for added in (key[1], HOME):  # what comes home is added to what calls of any step may add to
                 if added in self._computed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.numbering import numbered
 from tasp_lab.arrays import IntArray
 from tasp_lab.schedule import Schedule, Step
 from tasp_lab.transport import Message, Transport
@@ -21,9 +22,10 @@ class Messages:
         """The different messages of a step, and for each transfer the index of its own among them."""
         sizes = self._schedule.block_bytes[step.block]
         places = self._transport.places(step.source, step.destination)
-        rows, kind = np.unique(np.stack([places, sizes, self._peers(step)]), axis=1, return_inverse=True)
-        messages = [self._message(place, size, peers, index == 0) for place, size, peers in rows.T.tolist()]
-        return messages, kind.ravel()
+        columns = (places, sizes, self._peers(step))
+        firsts, kind = numbered(*columns)
+        rows = zip(*(column[firsts].tolist() for column in columns), strict=True)
+        return [self._message(place, size, peers, index == 0) for place, size, peers in rows], kind
 
     def of_step(self, index: int, step: Step) -> list[Message]:
         """The message of each transfer of a step."""
@@ -33,8 +35,9 @@ class Messages:
     def _peers(self, step: Step) -> IntArray:
         """To how many ranks the sender of each transfer sends at this step."""
         n = self._schedule.world_size
-        pairs = np.unique(step.source * n + step.destination)
-        peers: IntArray = np.bincount(pairs // n, minlength=n)[step.source]
+        pairs = np.sort(step.source * n + step.destination)
+        different = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))]
+        peers: IntArray = np.bincount(different // n, minlength=n)[step.source]
         return peers
 
     def _message(self, place: int, size_bytes: int, peers: int, first: bool) -> Message:

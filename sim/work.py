@@ -5,6 +5,12 @@ opened when the first of them asks for it and forgotten when the last one has.
 
 Whoever asks for step t finds all steps up to t opened. That is why the users of a room are counted while steps are
 opened: those of what arrived at step t - b are complete, with b rooms, when a transfer of step t wants its place.
+
+Without rooms a transfer of step t waits for exactly the transfers of its block to its rank at the steps before t, if
+there are any. This holds where blocks are sums as well, of which a rank has a part from the start
+(`tasp_lab.reduction`). A rank gives its part away once, after all that was added to it has come, or has the complete
+sum in the end; only one that gave it away gets a copy. So what is added at a rank comes to its home, a copy comes to
+a room beside it, and what is sent from either waits for all that comes to it.
 """
 
 from __future__ import annotations
@@ -85,6 +91,8 @@ class Work:
         self._takers = schedule.world_size * (schedule.lanes + (schedule.task is not None))
         self._open: dict[int, _OpenStep] = {}
         self._homes = {rank: Room(env) for rank in range(schedule.world_size)}
+        self._copies = {rank: Room(env) for rank in self._homes}
+        self._copied_from = [] if schedule.reduction is None else schedule.reduction.copied_from.tolist()
         self._places: list[dict[int, Room]] = [{} for _ in self._homes]
         self._filled: deque[tuple[Mapping[int, Room], list[tuple[int, int]]]] = deque()
         self._lying: dict[tuple[int, int], Room] = {}
@@ -116,6 +124,8 @@ class Work:
         messages = self._messages.of_step(index, step)
         for (rank, peer, lane, block), message in zip(step.rows(), messages, strict=True):
             source, target = self._room_of(rank, block), targets[peer]
+            if self._copied_from and index >= self._copied_from[block]:
+                target = self._places[peer][block] = self._copies[peer]
             source.users += 1
             target.expect(block)
             overwritten = self._lying.get((peer, self._room(index)))

@@ -1,12 +1,14 @@
 """Machines by name, by file and by expression.
 
-A name is one of the catalogue (the data files of `tasp_lab.machines`), a file ends in ``.json`` or ``.toml``, and an
-expression is short for a builder (`tasp_lab.expressions`): ``full-mesh:8``, ``torus:4x4``, ``nodes:2x8:switch:rails``.
+A name is one of the catalogue (the data files of `tasp_lab.machines`) or of a family that has a profile
+(`tasp_lab.profile`: ``h100-10x8``), a file ends in ``.json`` or ``.toml``, and an expression is short for a builder
+(`tasp_lab.expressions`): ``full-mesh:8``, ``torus:4x4``, ``nodes:2x8:switch:rails``.
 
 A file has one of two forms. The *explicit* form lists every link, where an integer is a rank and a text a switch; it
 is what `topology_document` writes. The *expression* form names an expression and gives each number it needs as a
 constant with its source. Numbers are SI; bandwidths and latencies may also be texts with a unit (``50GB/s``, ``1us``).
-In both forms a constant `COMPUTE_RATE` says how fast a rank computes attention.
+In both forms a constant `COMPUTE_RATE` says how fast a rank computes attention, in the explicit form a constant
+`LAUNCH` how long it takes to post a message: what `tasp-lab calibrate` found on a machine that runs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Annotated
 
 import msgspec
 
-from tasp_lab.errors import QuantityError, TopologyError
+from tasp_lab.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.expressions import (
     EXPRESSION_DEFAULTS,
     MAX_WORLD_SIZE,
@@ -33,7 +35,8 @@ from tasp_lab.expressions import (
     expression_forms,
     parse_expression,
 )
-from tasp_lab.machine import INSTANT, Compute, Constant, Machine
+from tasp_lab.machine import IDEAL, INSTANT, Compute, Constant, Machine, Transport
+from tasp_lab.profile import LIBRARIES, gloo, member, profile_names
 from tasp_lab.quantities import parse_bandwidth_bytes_per_s, parse_flops_per_s, parse_time_s
 from tasp_lab.topology import Link, SharedCapacity, Topology
 
@@ -43,9 +46,15 @@ _DECODERS: dict[str, Callable[[str], object]] = {".json": msgspec.json.decode, "
 COMPUTE_RATE = "compute_rate"
 """The name of the constant that says how fast a rank computes attention, like ``328.6TFLOP/s``."""
 
+LAUNCH = "launch"
+"""The name of the constant that says how long a rank takes to post a message, like ``50us``."""
+
 
 def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS) -> Machine:
     """The machine of a catalogue name, a file or an expression; `defaults` apply to a bare expression only.
+
+    It is the wires, and the launch cost where a file states one; `with_library` adds what the communication library
+    makes of them.
 
     >>> load_machine("h100-8").topology.route(0, 7).latency_s
     6e-07
@@ -58,9 +67,35 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS) 
         return _read_machine(f"machine {text!r}", ".toml", (_catalogue() / f"{text}.toml").read_bytes())
     if text.partition(":")[0] in expression_forms():
         return Machine(parse_expression(text).build(defaults))
+    if (found := member(text)) is not None:
+        return replace(found, transport=IDEAL)
     if Path(text).suffix.lower() in _DECODERS or os.sep in text or os.path.exists(text):
         return _load_file(Path(text))
     raise TopologyError(_unknown(text))
+
+
+def with_library(text: str, machine: Machine, library: str = "auto") -> Machine:
+    """The machine that a text names, with the transport of a communication library.
+
+    `library` is ``auto`` for that of the machine's profile, or its own transport where it has no profile; ``ideal`` for
+    none; ``gloo`` for any machine; ``nccl`` or ``rccl`` for machines whose profile is of it.
+
+    >>> with_library("h100-8", load_machine("h100-8")).transport.name
+    'nccl'
+
+    Raises `ProfileError` for other names, and for libraries that the machine has no constants of.
+    """
+    if library not in ("auto", *LIBRARIES):
+        raise ProfileError(f"library {library!r} is unknown: expected auto, {', '.join(LIBRARIES)}")
+    if library == "gloo":
+        return replace(machine, transport=gloo())
+    found = member(text) if library != "ideal" else None
+    if found is None or (library != "auto" and found.transport.name != library):
+        if library in ("auto", "ideal"):
+            return machine if library == "auto" else replace(machine, transport=IDEAL)
+        has = f"the profile of {text} is of {found.transport.name}" if found else f"{text} has no profile"
+        raise ProfileError(f"library {library!r}: {has}; expected auto, ideal or gloo there")
+    return replace(machine, transport=found.transport)
 
 
 def catalogue_names() -> list[str]:
@@ -82,7 +117,7 @@ def is_expression(text: str) -> bool:
 
 
 def topology_document(machine: Machine) -> dict[str, object]:
-    """The machine without its transport as a plain document, which is a file in the explicit form.
+    """The machine as a plain document, which is a file in the explicit form; of its transport only a constant is left.
 
     Fractions become floats; but for those, loading the document gives an equal machine, if its compute rate, too, is a
     constant.
@@ -119,7 +154,11 @@ def _unknown(text: str) -> str:
     near = difflib.get_close_matches(text.casefold().partition(":")[0], [*expression_forms(), *catalogue_names()], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     names, forms = ", ".join(catalogue_names()), ", ".join(expression_forms().values())
-    return f"machine {text!r} is unknown{hint}: expected one of {names}; a .json or .toml file; or one of {forms}"
+    families = ", ".join(f"{name}-NODESxRANKS" for name in profile_names())
+    return (
+        f"machine {text!r} is unknown{hint}: expected one of {names}; of a family, {families}; a .json or .toml file; "
+        f"or one of {forms}"
+    )
 
 
 _Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
@@ -210,14 +249,26 @@ class _ExpressionFile(_Record, frozen=True, forbid_unknown_fields=True):
 
 def _compute(constants: tuple[_ConstantRecord, ...]) -> Compute:
     """How fast a rank computes, if a constant says so."""
-    rates = [
-        _number(f"$.constants[{index}].value", record.value, parse_flops_per_s)
+    rate = _constant(constants, COMPUTE_RATE, parse_flops_per_s)
+    return INSTANT if rate is None else Compute(rate)
+
+
+def _transport(record: _ExplicitFile | _ExpressionFile) -> Transport:
+    """What it costs to post a message, if a constant of the explicit form says so."""
+    launch_s = _constant(record.constants, LAUNCH, parse_time_s) if isinstance(record, _ExplicitFile) else None
+    return IDEAL if launch_s is None else Transport("measured", launch_s)
+
+
+def _constant(constants: tuple[_ConstantRecord, ...], name: str, parse: Callable[[str], float]) -> float | None:
+    """The number of a constant that may be there once."""
+    numbers = [
+        _number(f"$.constants[{index}].value", record.value, parse)
         for index, record in enumerate(constants)
-        if record.name == COMPUTE_RATE
+        if record.name == name
     ]
-    if len(rates) > 1:
-        raise TopologyError(f"expected the constant {COMPUTE_RATE} once, got it {len(rates)} times - at `$.constants`")
-    return Compute(rates[0]) if rates else INSTANT
+    if len(numbers) > 1:
+        raise TopologyError(f"expected the constant {name} once, got it {len(numbers)} times - at `$.constants`")
+    return numbers[0] if numbers else None
 
 
 def _bandwidth(where: str, value: float | str) -> float:
@@ -252,9 +303,7 @@ def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
     try:
         record = _record(_DECODERS[suffix](data.decode("utf-8-sig")))
         constants = tuple(Constant(known.name, known.value, known.source) for known in record.constants)
-        return Machine(
-            record.topology(), compute=_compute(record.constants), summary=record.summary, constants=constants
-        )
+        return Machine(record.topology(), _transport(record), _compute(record.constants), record.summary, constants)
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TopologyError, ValueError, OverflowError, RecursionError) as error:

@@ -5,13 +5,16 @@ blocks that travel and that the rank starts with come first (its *home*): its ow
 copies of others' in the order in which the first step computes with them. Going backward the gradients of its own
 blocks follow. Then come the rooms, each as large as the most that it takes in at one step: what arrives, in the order
 of the step, and then the gradients that the rank begins by computing their first part.
+
+Where blocks are sums (`tasp_lab.reduction`), each has its place, and what comes to be added to one *lands* behind all
+of them, every arrival at a place of its own. It is added when the last of it has come.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -20,6 +23,7 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.calls import Call
 from tasp_lab.errors import ScheduleError
+from tasp_lab.reduction import Reduction
 from tasp_lab.schedule import Schedule, Step
 
 HOME = -1
@@ -81,17 +85,21 @@ class CallRow(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A gradient block at a place: what `arrives` there, if anything does, and so many parts that are computed."""
+    """A block at a place that is a sum: what `arrives` there, if anything does, and what is added to it.
+
+    That is so many parts that are computed, of a gradient, or what arrives at the offsets of its `landings`.
+    """
 
     block: int
     since: int
     offset: int
     arrives: bool
     computed: int
+    landings: tuple[int, ...] = ()
 
     @property
     def parts(self) -> int:
-        return self.arrives + self.computed
+        return self.arrives + self.computed + len(self.landings)
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,8 @@ class RankPart:
     """One rank's part of a schedule, in the order of steps, and of lanes within a step.
 
     `home` are the blocks that lie in its buffer of `buffer_bytes` from the start, `kept` those that lie there for good
-    once all is done, `gradients` its own gradients, with their offsets in bytes.
+    once all is done, `gradients` its own gradients, with their offsets in bytes. `landings` are the offsets of what is
+    added to the blocks that are sums, by (block, since).
     """
 
     rank: int
@@ -111,6 +120,7 @@ class RankPart:
     calls: tuple[CallRow, ...]
     buffer_bytes: int
     first_gradient: int
+    landings: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def occupants(self) -> Counter[int]:
@@ -126,7 +136,9 @@ class RankPart:
         computed = [place for row in self.calls for place in row.away]
         offsets = arriving | {place.key: place.offset for place in computed}
         parts = Counter(place.key for place in computed)
-        return {key: Sum(*key, offset, key in arriving, parts[key]) for key, offset in offsets.items()}
+        gradients = {key: Sum(*key, offset, key in arriving, parts[key]) for key, offset in offsets.items()}
+        blocks = {key: Sum(*key, self.kept[key[0]], False, 0, landings) for key, landings in self.landings.items()}
+        return gradients | blocks
 
 
 def rank_part(schedule: Schedule, rank: int) -> RankPart:
@@ -152,7 +164,24 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     own = {place.block: place.offset for place in memory.own_gradients}
     first_gradient = len(schedule.block_bytes) if schedule.task is None else schedule.task.first_gradient
     size = memory.size_bytes
-    return RankPart(rank, home, kept, own, tuple(sends), tuple(receives), tuple(calls), size, first_gradient)
+    part = RankPart(rank, home, kept, own, tuple(sends), tuple(receives), tuple(calls), size, first_gradient)
+    return part if schedule.reduction is None else _with_landings(part, schedule.reduction, schedule.block_bytes)
+
+
+def _with_landings(part: RankPart, reduction: Reduction, block_bytes: IntArray) -> RankPart:
+    """What comes to be added lands behind all blocks. All of it counts as there since the step of the last of it."""
+    last = {row.block: row.step for row in part.receives if reduction.adds(row.step, row.block)}
+    landings: dict[tuple[int, int], tuple[int, ...]] = {}
+    receives: list[Row] = []
+    end = part.buffer_bytes
+    for row in part.receives:
+        if reduction.adds(row.step, row.block):
+            row = row._replace(offset=end, since=last[row.block])
+            key = row.block, row.since
+            landings[key] = (*landings.get(key, ()), end)
+            end += int(block_bytes[row.block])
+        receives.append(row)
+    return replace(part, receives=tuple(receives), buffer_bytes=end, landings=landings)
 
 
 def home_blocks(schedule: Schedule, rank: int) -> list[int]:
@@ -194,10 +223,20 @@ def buffer_bytes(schedule: Schedule) -> IntArray:
     """The size of every rank's buffer, as an int array (world_size,)."""
     ranks = range(schedule.world_size)
     if schedule.rooms is None:
-        return np.full(schedule.world_size, schedule.block_bytes.sum())
+        return np.full(schedule.world_size, schedule.block_bytes.sum()) + _landing_bytes(schedule)
     at_home = [home_blocks(schedule, rank) + _own_gradients(schedule, rank) for rank in ranks]
     home = np.array([schedule.block_bytes[blocks].sum() for blocks in at_home], dtype=np.int64)
     return home + schedule.rooms * _room_bytes(schedule)
+
+
+def _landing_bytes(schedule: Schedule) -> IntArray:
+    """The size of all that comes to each rank to be added, as an int array (world_size,)."""
+    found = np.zeros(schedule.world_size, dtype=np.int64)
+    for index, step in enumerate(schedule.steps if schedule.reduction is not None else ()):
+        assert schedule.reduction is not None
+        adds = schedule.reduction.adds(index, step.block)
+        np.add.at(found, step.destination[adds], schedule.block_bytes[step.block[adds]])
+    return found
 
 
 class _Memory:

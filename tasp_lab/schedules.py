@@ -1,18 +1,19 @@
-"""Schedules by name, whatever they do: AllGather of so many bytes per rank, or the passes of an attention layer.
+"""Schedules by name, whatever they do: a collective of so many bytes per rank, or the passes of an attention layer.
 
 The *work* says which of the two: a number of bytes, or a `tasp_lab.workload.Workload`. Each kind of work has schedules
-of its own, and a name of the other kind is refused. Which passes of a layer, and how, `AttentionOptions` say.
+of its own, and a name of the other kind is refused; which collective it is, the names say. Which passes of a layer, and
+how, `AttentionOptions` say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasp_lab.all_gather import ALL_GATHER, all_gather
 from tasp_lab.attention import ATTENTION, USUAL_ROOMS, attention
 from tasp_lab.attention_backward import Way, attention_passes
+from tasp_lab.collectives import COLLECTIVES, OVER_DECOMPOSITIONS, collective, kind_of, with_article
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule import Schedule
@@ -20,11 +21,11 @@ from tasp_lab.topology import Topology
 from tasp_lab.workload import Workload
 
 Work = int | Workload
-"""An AllGather, by the bytes that each rank contributes, or an attention layer."""
+"""A collective, by the bytes that a rank owns of the whole (`tasp_lab.collectives`), or an attention layer."""
 
 Pass = Literal["forward", "backward", "both"]
 
-USES_RINGS = ("multi-ring", "tasp")
+USES_RINGS = (*OVER_DECOMPOSITIONS, "tasp")
 """The schedules that a decomposition can be given to."""
 
 
@@ -71,13 +72,13 @@ def build_schedules(
 
     Parameters
     ----------
-    name : a name in `ALL_GATHER` for bytes, in `ATTENTION` for a layer.
+    name : a name in `COLLECTIVES` for bytes, in `ATTENTION` for a layer.
     topology : its ranks; transfers run between ranks that it joins.
     work : what is to be done.
-    decomposition : the rings of ``multi-ring`` and ``tasp``, if not the topology's own.
+    decomposition : the rings of the schedules in `USES_RINGS`, if not the topology's own.
     options : of a layer. With the way ``reversed`` the forward pass of ``both`` is not trimmed.
 
-    Raises `ScheduleError` for an unknown name, one of the other kind, options of an AllGather, and more than can be
+    Raises `ScheduleError` for an unknown name, one of the other kind, options of a collective, and more than can be
     proved.
 
     >>> from tasp_lab.builders import full_mesh
@@ -90,8 +91,9 @@ def build_schedules(
     check_names([name], work)
     if not isinstance(work, Workload):
         if options != USUAL_OPTIONS:
-            raise ScheduleError(f"schedule {name!r} is an AllGather, expected no options of attention")
-        return (all_gather(name, topology, work, decomposition),)
+            kind = with_article(COLLECTIVES[name].kind)
+            raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
+        return (collective(name, topology, work, decomposition),)
     if options.passes == "forward":
         return (attention(name, topology, work, decomposition, trim=options.trim, rooms=options.rooms),)
     passes = attention_passes(
@@ -110,16 +112,22 @@ def build_schedules(
 def check_names(names: Iterable[str], work: Work) -> None:
     """Raise `ScheduleError` for the first name that is not one of a schedule for this work.
 
+    Schedules of a collective are all of the same one.
+
     >>> check_names(["ring"], Workload(sequence=64))
     Traceback (most recent call last):
     tasp_lab.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for attention: ring-attention, \
 zigzag-ring-attention, striped-ring-attention, tasp
     """
-    is_layer = isinstance(work, Workload)
-    right, wrong = (ATTENTION, ALL_GATHER) if is_layer else (ALL_GATHER, ATTENTION)
+    names, is_layer = list(names), isinstance(work, Workload)
+    right: Sequence[str] = list(ATTENTION if is_layer else COLLECTIVES)
     for name in names:
-        if name in wrong:
-            kinds = ("an AllGather", "one for attention") if is_layer else ("for attention", "an AllGather")
-            raise ScheduleError(f"schedule {name!r} is {kinds[0]}, expected {kinds[1]}: {', '.join(right)}")
+        if is_layer and name in COLLECTIVES:
+            kind = with_article(COLLECTIVES[name].kind)
+            raise ScheduleError(f"schedule {name!r} is {kind}, expected one for attention: {', '.join(right)}")
+        if not is_layer and name in ATTENTION:
+            raise ScheduleError(f"schedule {name!r} is for attention, expected a collective: {', '.join(right)}")
         if name not in right:
             raise ScheduleError(f"unknown schedule {name!r}, expected one of {', '.join(right)}")
+    if names and not is_layer:
+        kind_of(names)

@@ -49,15 +49,21 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of one run, ordered by (end, start, rank, lane). `origin` is ``predicted`` or ``measured``."""
+    """The events of one run, ordered by (end, start, rank, lane). `origin` is ``predicted`` or ``measured``.
+
+    A run of too many events to keep has none, and `total_s` instead.
+    """
 
     origin: str
     schedule: str
     topology: str
     world_size: int
     events: tuple[Event, ...]
+    total_s: Number | None = None
 
     @property
     def time_s(self) -> Number:
         """When the last event ended; 0 for a run without events."""
+        if self.total_s is not None:
+            return self.total_s
         return max((event.end_s for event in self.events), default=0)

@@ -81,5 +81,16 @@ class Transport:
         return Message(self.launch_s, 0, size_bytes)
 
 
+@dataclass(frozen=True)
+class TcpLibrary(Transport):
+    """gloo over TCP: messages are posted one at a time, and of a link's bytes `payload_share` is payload."""
+
+    payload_share: Number = 1
+
+    def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
+        """See `Transport.message`."""
+        return Message(self.launch_s, 0, size_bytes / self.payload_share)
+
+
 IDEAL = Transport("ideal")
 """Messages cost nothing to post, and links carry them at their full rate."""

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.all_gather import ALL_GATHER
 from tasp_lab.attention import ATTENTION
 from tasp_lab.builders import full_mesh
 from tasp_lab.catalogue import load_machine
 from tasp_lab.cli.main import main
 from tasp_lab.cli.prediction import USUAL_COMPUTE, LayerPrediction, predict
+from tasp_lab.collectives import COLLECTIVES
 from tasp_lab.errors import ScheduleError, TaspLabError
 from tasp_lab.machine import INSTANT, Compute, Machine
 from tasp_lab.rooms import rank_part
@@ -155,7 +155,8 @@ def test_the_table_names_the_layer(tell: Tell) -> None:
 def test_rows_of_all_gather_stay_as_they_are(tell: Tell) -> None:
     row = one(tell, "full-mesh:4", "ring", "--shard-bytes", "1MiB", "--explain")
     assert set(row) == {
-        "schedule", "topology", "world_size", "shard_bytes", "time_s", "bound_s", "busbw_bytes_per_s", "transfers",
+        "schedule", "topology", "world_size", "collective", "shard_bytes", "time_s", "bound_s", "busbw_bytes_per_s",
+        "explanation", "transfers",
     }  # fmt: skip
 
 
@@ -192,10 +193,10 @@ def test_a_machine_without_a_rate_has_the_usual_one() -> None:
     assert Compute(p.compute_flops_per_s) == USUAL_COMPUTE
 
 
-@pytest.mark.parametrize("name", [*ALL_GATHER, *ATTENTION, "bogus"])
+@pytest.mark.parametrize("name", [*COLLECTIVES, *ATTENTION, "bogus"])
 @pytest.mark.parametrize("work", [64, Workload(64)], ids=["bytes", "layer"])
 def test_each_kind_of_work_has_schedules_of_its_own(name: str, work: int | Workload) -> None:
-    names = ATTENTION if isinstance(work, Workload) else ALL_GATHER
+    names = ATTENTION if isinstance(work, Workload) else COLLECTIVES
     if name in names:
         assert [schedule.name for schedule in build_schedules(name, full_mesh(4), work)] == [name]
     else:
@@ -241,10 +242,10 @@ TASP = ("predict", "full-mesh:4", "--schedule", "tasp")
         (TASP, "got neither"),
         ((*TASP[:3], "ring", "--shard-bytes", "1", "--mask", "causal"), "apply with --seq only"),
         ((*TASP[:3], "ring", "--shard-bytes", "1", "--compute", "timed:1"), "apply with --seq only"),
-        ((*TASP, "--shard-bytes", "1"), "schedule 'tasp' is for attention, expected an AllGather: ring, multi-ring"),
+        ((*TASP, "--shard-bytes", "1"), "schedule 'tasp' is for attention, expected a collective: ring, multi-ring"),
         ((*TASP[:3], "ring", "--seq", "64"), "schedule 'ring' is an AllGather, expected one for attention: ring-att"),
         ((*TASP[:3], "bogus", "--seq", "64"), "unknown schedule 'bogus', expected one of ring-attention, zigzag-ring"),
-        ((*TASP[:3], "ring-attention", "--seq", "64", "--lanes", "2"), "apply to multi-ring and tasp only"),
+        ((*TASP[:3], "ring-attention", "--seq", "64", "--lanes", "2"), "-all-reduce and tasp only"),
         (("validate", *TASP[1:], "--seq", "64", "--compute", "timed:-1"), "expected more than 0 FLOP/s"),
         (("validate", *TASP[1:], "--seq", "64", "--shard-bytes", "64"), "got both"),
     ],

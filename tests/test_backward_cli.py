@@ -215,7 +215,7 @@ RING = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1")
         ((*RING, "--pass", "both"), "apply with --seq only"),
         ((*RING, "--way", "onward"), "apply with --seq only"),
         ((*RING, "--gradient-dtype", "input"), "apply with --seq only"),
-        ((*RING, "--documents", "1,2"), "--seq (an attention layer) or --shard-bytes (an AllGather), got both"),
+        ((*RING, "--documents", "1,2"), "--seq (an attention layer) or --shard-bytes (a collective), got both"),
         ((*PACKED[:3], "ring", *PACKED[4:], "8x8"), "schedule 'ring' is an AllGather"),
         ((*PACKED, "10,20", "--seq", "31"), "documents: 30 positions together, expected 31"),
         ((*PACKED, ""), "document '': expected a number"),

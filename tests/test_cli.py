@@ -31,6 +31,48 @@ def test_predict(command: Command) -> None:
     }  # fmt: skip
 
 
+def test_a_library_is_that_of_the_machine_or_the_one_asked_for(command: Command) -> None:
+    ring = ("predict", "h100-8", "--schedule", "ring", "--shard-bytes", "32MiB", "--json")
+    found = {name: json.loads(command(*ring, "--library", name).stdout) for name in ("auto", "nccl", "ideal", "gloo")}
+    assert {name: each["library"] for name, each in found.items()} == {
+        "auto": "nccl", "nccl": "nccl", "ideal": "ideal", "gloo": "gloo",
+    }  # fmt: skip
+    times = {name: each["predictions"][0]["time_s"] for name, each in found.items()}
+    assert times["auto"] == times["nccl"] > 5 * times["ideal"]
+    refused = command(*ring, "--library", "rccl")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "the profile of h100-8 is of nccl" in refused.stderr
+
+
+def test_engines_say_the_same(command: Command) -> None:
+    ring = ("predict", "nodes:2x4", *AGAINST, "--shard-bytes", "1MiB", "--json")
+    found = [json.loads(command(*ring, "--engine", name).stdout) for name in ("auto", "simpy", "array")]
+    for other in found[1:]:
+        for mine, its in zip(found[0]["predictions"], other["predictions"], strict=True):
+            assert mine["time_s"] == pytest.approx(its["time_s"], rel=1e-9)
+
+
+def test_an_explanation_adds_up(command: Command) -> None:
+    options = ("--schedule", "ring", "--shard-bytes", "32MiB", "--explain", "--json")
+    found = json.loads(command("predict", "h100-8", *options).stdout)["predictions"][0]
+    assert sum(part["seconds"] for part in found["explanation"]) == pytest.approx(found["time_s"])
+    assert found["explanation"][0]["kind"] == "channel rule"
+    assert {part["what"] for each in found["transfers"] for part in each["spent"]} >= {"4 channels, Simple", "launch"}
+
+
+def test_a_profile_is_shown_with_every_source(command: Command) -> None:
+    found = json.loads(command("profile", "show", "h100-10x8", "--json").stdout)
+    assert (found["ranks"], found["library"]) == (80, "nccl")
+    assert all(constant["source"] for constant in found["constants"])
+    link = next(constant for constant in found["constants"] if constant["name"] == "link_bandwidth")
+    assert (link["value"], link["unit"], link["text"]) == (450e9, "bytes/s", "450GB/s")
+    shown = command("profile", "show", "h100-8").stdout
+    assert "link_channel_rate = 20.6GB/s" in shown
+    assert {each["name"] for each in json.loads(command("profile", "list", "--json").stdout)["profiles"]} >= {"h100"}
+    refused = command("profile", "show", "h100-8x9")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+
+
 def test_options_set_the_numbers_of_an_expression(command: Command) -> None:
     options = ("--link-bandwidth", "1GB/s", "--link-latency", "1ms", "--json")
     done = command("predict", "switch:4", "--schedule", "direct", "--shard-bytes", "1MB", *options)
@@ -159,7 +201,8 @@ def test_what_topologies_prints_is_a_topology_file(command: Command) -> None:
     for name in ("a10-4-pcie", "dgx-1v", "h100-2x8-rails"):
         (command.folder / "machine.json").write_text(command("topologies", name, "--json").stdout)
         again = command("predict", "machine.json", "--schedule", "ring", "--shard-bytes", "1MiB", "--json")
-        first = command("predict", name, "--schedule", "ring", "--shard-bytes", "1MiB", "--json")
+        wires = ("--library", "ideal")
+        first = command("predict", name, "--schedule", "ring", "--shard-bytes", "1MiB", *wires, "--json")
         assert json.loads(again.stdout) == json.loads(first.stdout)
 
 
@@ -222,7 +265,7 @@ PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1Mi
         (("decompose", "full-mesh:5", "--link", "0-3=fast"), "fast"),
         (("decompose", "ring:4", "--without-link", "0>1"), "not connected"),
         (("decompose", "full-mesh:5", "--plot", "rings.gif"), ".png or .svg"),
-        ((*PREDICT, "--lanes", "2"), "apply to multi-ring and tasp only"),
+        ((*PREDICT, "--lanes", "2"), "apply to multi-ring, multi-ring-reduce-scatter, multi-ring-all-reduce and tasp"),
         (("topologies", "--without-link", "0-1"), "apply to one topology only"),
         (("topologies", "import", "no-such-file"), "no-such-file"),
         (("topologies", "full-mesh:4096"), "16773120 links, expected at most"),

@@ -152,7 +152,7 @@ def validate(
     transport: str = "auto",
     say: Say = say_nothing,
 ) -> Comparison:
-    """Run AllGather or an attention layer on real processes and compare with its prediction.
+    """Run a collective or an attention layer on real processes and compare with its prediction.
 
     Parameters
     ----------
@@ -178,7 +178,9 @@ def validate(
     Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `build_schedules`
     raises.
     """
-    _check(repeats, scale, fabric)
+    if repeats < 1:
+        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
+    check_fabric(scale, fabric)
     check_names(schedules, work)
     built = [
         schedule
@@ -198,8 +200,8 @@ def validate(
         else:
             runs_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, timed))
         _announce(say, topology, scale, runs_s, real)
-    with _ranks(fabric, topology) as ranks:
-        if not _speaks(ranks):
+    with start_ranks(fabric, topology) as ranks:
+        if not speaks(ranks):
             say = say_nothing
         if ranks.world_size != topology.world_size:
             raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
@@ -207,12 +209,11 @@ def validate(
         calibration = (calibrate_shared_medium if fabric == "local" else calibrate)(topology, ranks, say)
         nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
         trials = _Trials(ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, say)
-        return Comparison(fabric, scale or 1.0, calibration, tuple(trials.run_all(built)), _speaks(ranks))
+        return Comparison(fabric, scale or 1.0, calibration, tuple(trials.run_all(built)), speaks(ranks))
 
 
-def _check(repeats: int, scale: float | None, fabric: FabricKind) -> None:
-    if repeats < 1:
-        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
+def check_fabric(scale: float | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for a scale that makes no sense there, and `RunError` for what is not installed."""
     if scale is not None and not 0 < scale <= 1:
         raise QuantityError(f"scale: {scale}, expected more than 0 and at most 1")
     if scale is not None and fabric != "emulated":
@@ -251,7 +252,7 @@ def _announce(say: Say, topology: Topology, scale: float, runs_s: float, real: b
 
 
 @contextlib.contextmanager
-def _ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
+def start_ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
     """The ranks of a fabric, gone when the block is left."""
     if fabric == "torchrun":
         from runtime.torchrun import join
@@ -268,7 +269,7 @@ def _ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
             yield launched
 
 
-def _speaks(ranks: Ranks) -> bool:
+def speaks(ranks: Ranks) -> bool:
     """Whether this process is to report: the launcher, or rank 0 of a torchrun group."""
     return getattr(ranks, "rank", 0) == 0
 
@@ -352,7 +353,8 @@ def _flops(schedule: Schedule) -> list[int]:
 
 
 def _filling_s(schedule: Schedule) -> float:
-    return int(schedule.block_bytes.sum()) / 50e6
+    """Time to fill and check: each part that a rank starts with, where blocks are sums on every rank."""
+    return int(schedule.initial.sum(axis=0) @ schedule.block_bytes) / 50e6
 
 
 def _slow_compute_s(schedule: Schedule) -> float:

@@ -1,4 +1,4 @@
-"""Options that describe what is done: an attention layer and how it is computed, or an AllGather's bytes."""
+"""Options that describe what is done: an attention layer and how it is computed, or a collective's bytes."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class LayerChoice:
     ] = None
 
     def work(self, shard_bytes: str | None) -> Work:
-        """What is done: a layer of `seq` positions, or an AllGather."""
+        """What is done: a layer of `seq` positions, or a collective."""
         is_layer = self.seq is not None or self.documents is not None
         if is_layer == (shard_bytes is not None):
             got = "both" if is_layer else "neither"
-            raise QuantityError(f"expected --seq (an attention layer) or --shard-bytes (an AllGather), got {got}")
+            raise QuantityError(f"expected --seq (an attention layer) or --shard-bytes (a collective), got {got}")
         if shard_bytes is not None:
             if self != USUAL_LAYER:
                 raise QuantityError("options of attention layers apply with --seq only, not with --shard-bytes")

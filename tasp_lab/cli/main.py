@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
-from tasp_lab.catalogue import catalogue_names, is_expression, load_machine, topology_document
+from tasp_lab.catalogue import catalogue_names, is_expression, load_machine, topology_document, with_library
 from tasp_lab.changes import with_links, without_links
 from tasp_lab.cli import report
+from tasp_lab.cli.calibrate import calibrate
 from tasp_lab.cli.doctor import examine, print_examination
 from tasp_lab.cli.layer_options import USUAL_LAYER, LayerChoice, whole_number
+from tasp_lab.collectives import kind_of
 from tasp_lab.errors import OutputError, QuantityError, TaspLabError
 from tasp_lab.expressions import expression_defaults
 from tasp_lab.machine import Compute, Machine
 from tasp_lab.output import check_writable, write_whole
+from tasp_lab.profile import find_profile, load_profile, profile_names
 from tasp_lab.quantities import format_bandwidth, format_time, parse_time_s
 from tasp_lab.schedules import USES_RINGS, Work, check_names
 from tasp_lab.timeline import Timeline
@@ -52,12 +55,19 @@ Schedules = Annotated[
     Parameter(
         name="--schedule",
         negative=(),
-        help="Of an AllGather: ring, multi-ring, direct or trees. Of attention: ring-attention, zigzag-ring-attention, "
-        "striped-ring-attention or tasp. Repeatable.",
+        help="AllGather: ring, multi-ring, direct, trees. ReduceScatter: ring-reduce-scatter, "
+        "multi-ring-reduce-scatter. AllReduce: ring-all-reduce, multi-ring-all-reduce. Others: all-to-all, send-recv. "
+        "As one call of the library: library-ring, library-ring-reduce-scatter, library-ring-all-reduce. "
+        "Attention: ring-attention, zigzag-ring-attention, striped-ring-attention, tasp. Repeatable.",
     ),
 ]
 ShardBytes = Annotated[
-    str | None, Parameter(help="AllGather of so many bytes from each rank, like 64MiB; this or --seq.")
+    str | None,
+    Parameter(
+        help="A collective of which each rank owns so many bytes, like 64MiB; this or --seq. AllGather and "
+        "ReduceScatter: a rank's shard; AllReduce: a message over the number of ranks; all-to-all: what goes from each "
+        "rank to each; send-recv: a message."
+    ),
 ]
 Trace = Annotated[Path | None, Parameter(help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")]
 Plot = Annotated[Path | None, Parameter(help="Draw the timelines into this file (.png or .svg).")]
@@ -120,9 +130,8 @@ class RingChoice:
         if any(name in USES_RINGS for name in schedules):
             return self.find(topology)
         if self != _USUAL_RINGS:
-            raise QuantityError(
-                f"--fold, --lanes, --rail-aligned and --time-limit apply to {' and '.join(USES_RINGS)} only"
-            )
+            names = f"{', '.join(USES_RINGS[:-1])} and {USES_RINGS[-1]}"
+            raise QuantityError(f"--fold, --lanes, --rail-aligned and --time-limit apply to {names} only")
         return None
 
 
@@ -147,7 +156,7 @@ class ExpressionNumbers:
         return {name: text for name, text in vars(self).items() if text is not None}
 
     def load(self, text: str) -> Machine:
-        """The machine that a text means, with these numbers, which only expressions take."""
+        """The wires of the machine that a text means, with these numbers, which only expressions take."""
         machine = load_machine(text, expression_defaults(self.given))
         if self.given and not is_expression(text):
             raise QuantityError(f"{text} has its own numbers; {_options_apply(list(self.given))} to expressions only")
@@ -296,12 +305,25 @@ def predict(
     numbers: ExpressionNumbers = _USUAL_NUMBERS,
     changes: LinkChanges = _AS_IT_IS,
     rings: RingChoice = _USUAL_RINGS,
+    library: Annotated[
+        str,
+        Parameter(
+            help="What the communication library adds to the wires: auto (that of the machine's profile, if it has "
+            "one), ideal (nothing), nccl, rccl or gloo."
+        ),
+    ] = "auto",
+    engine: Annotated[
+        Literal["auto", "simpy", "array"],
+        Parameter(help="simpy: event by event; array: the same times, for large worlds; auto: whichever is faster."),
+    ] = "auto",
     trace: Trace = None,
     plot: Plot = None,
-    explain: Annotated[bool, Parameter(negative=(), help="Say what bound the transfers.")] = False,
+    explain: Annotated[
+        bool, Parameter(negative=(), help="Say what the time went to, and for each transfer what bound it.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Predict how long an AllGather or an attention layer takes.
+    """Predict how long a collective or an attention layer takes.
 
     Example: tasp-lab predict full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 64MiB
 
@@ -309,7 +331,7 @@ def predict(
     """
     from tasp_lab.cli.prediction import predict as ask_simulator
 
-    machine = changes.apply(numbers.load(topology))
+    machine = with_library(topology, changes.apply(numbers.load(topology)), library)
     work, options = layer.work(shard_bytes), layer.options()
     if (rate := layer.predicted_flops_per_s()) is not None:
         machine = replace(machine, compute=Compute(rate))
@@ -321,22 +343,25 @@ def predict(
         work,
         decomposition=rings.find_for(machine.topology, schedule),
         options=options,
+        engine=engine,
+        explain=explain,
+        events=trace is not None or plot is not None,
         say=report.say,
     )
     timelines = [prediction.timeline for prediction in predictions if prediction.is_all]
-    _write_timelines(timelines, trace, plot, f"{_kind(work)} on {topology}")
+    _write_timelines(timelines, trace, plot, f"{_kind(work, schedule)} on {topology}")
     if json:
         documents = [report.prediction_document(prediction) for prediction in predictions]
         if explain:
             for document, prediction in zip(documents, predictions, strict=True):
-                report.explain(document, prediction)
-        report.print_json({"predictions": documents})
+                report.explain(document, prediction, machine.topology)
+        report.print_json({"library": machine.transport.name, "predictions": documents})
         return
-    report.print_predictions(predictions)
+    report.print_predictions(predictions, machine.transport.name)
     if explain:
         for prediction in predictions:
             if not prediction.is_sum:
-                report.print_explanation(prediction.timeline)
+                report.print_explanation(prediction.timeline, machine.topology)
 
 
 @app.command
@@ -368,7 +393,7 @@ def validate(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Run an AllGather or an attention layer on real processes and compare it with its prediction.
+    """Run a collective or an attention layer on real processes and compare it with its prediction.
 
     Example: tasp-lab validate full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 1MiB
 
@@ -397,11 +422,79 @@ def validate(
         return
     shown = [run for run in comparison.runs if run.prediction.is_all]
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
-    _write_timelines(timelines, trace, plot, f"{_kind(work)} on {topology}: predicted and measured")
+    _write_timelines(timelines, trace, plot, f"{_kind(work, schedule)} on {topology}: predicted and measured")
     if json:
         report.print_json(report.comparison_document(comparison))
     else:
         report.print_comparison(comparison)
+
+
+profile_app = App(name="profile", help="Machines with their communication library, constant by constant.")
+app.command(profile_app)
+
+
+@profile_app.command(name="list")
+def list_profiles(*, json: Json = False) -> None:
+    """List the families of machines that have a profile.
+
+    Example: tasp-lab profile list
+    """
+    profiles = [load_profile(name) for name in profile_names()]
+    if json:
+        report.print_json({"profiles": [
+            {"name": p.name, "summary": p.summary, "library": p.library, "ranks_per_node": p.ranks_per_node}
+            for p in profiles
+        ]})  # fmt: skip
+        return
+    rows = [(p.name, p.library, str(p.ranks_per_node), p.summary) for p in profiles]
+    report.print_table("profiles", ("family", "library", "ranks per node", "summary"), rows, texts=(0, 1, 3))
+
+
+@profile_app.command
+def show(name: str, /, *, json: Json = False) -> None:
+    """Show every constant of a machine's profile with its value, its meaning and where it comes from.
+
+    A name is one of a family (h100), of a machine of it (h100-8, h100-10x8), or a profile file.
+
+    Example: tasp-lab profile show h100-8
+    """
+    profile, machine = find_profile(name)
+    if json:
+        report.print_json(report.profile_document(profile, machine))
+    else:
+        report.print_profile(profile, machine)
+
+
+@app.command
+def accuracy(
+    *paths: Path,
+    plot: Annotated[
+        Path | None, Parameter(help="Draw measured and predicted times into this file (.png, .svg).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Set measured tables beside their predictions: those of tasp-lab, or those in files and folders.
+
+    A table is a CSV with the columns size_B and time_us under header lines: # profile: h100-2x8, # collective:
+    all_gather, # ranks: 16, # source: ... A table without them is listed with the reason.
+
+    Example: tasp-lab accuracy my-cluster/
+    """
+    from tasp_lab.cli.accuracy import account
+
+    _check_outputs("", None, plot)
+    tables = account(paths)
+    if plot is not None:
+        from tasp_lab.accuracy_pictures import draw_tables
+
+        _write_picture(draw_tables([table for table in tables if table.rows]), plot)
+    if json:
+        report.print_json(report.accuracy_document(tables))
+    else:
+        report.print_accuracy(tables)
+
+
+app.command(calibrate)
 
 
 @app.command
@@ -417,8 +510,8 @@ def doctor(*, json: Json = False) -> None:
         print_examination(examination)
 
 
-def _kind(work: Work) -> str:
-    return "Attention" if isinstance(work, Workload) else "AllGather"
+def _kind(work: Work, schedules: Sequence[str]) -> str:
+    return "Attention" if isinstance(work, Workload) else kind_of(schedules)
 
 
 def _check_outputs(topology: str, trace: Path | None, plot: Path | None) -> None:

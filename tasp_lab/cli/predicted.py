@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tasp_lab.attention_backward import Way
 from tasp_lab.bound import busbw_bytes_per_s
+from tasp_lab.collectives import CollectiveKind
 from tasp_lab.quantities import Number
 from tasp_lab.schedule import Schedule
 from tasp_lab.schedules import AttentionOptions, Pass
@@ -38,15 +39,16 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class AllGatherPrediction(Prediction):
-    """An AllGather of `shard_bytes` per rank."""
+class CollectivePrediction(Prediction):
+    """A collective of which each rank owns `shard_bytes`."""
 
+    collective: CollectiveKind
     shard_bytes: int
 
     @property
     def busbw_bytes_per_s(self) -> float:
         """Bus bandwidth as nccl-tests defines it."""
-        return busbw_bytes_per_s(self.world_size, self.shard_bytes, self.time_s)
+        return busbw_bytes_per_s(self.world_size, self.shard_bytes, self.time_s, self.collective)
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,34 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from tasp_lab.cli import layer_report
-from tasp_lab.cli.predicted import AllGatherPrediction, LayerPrediction, Prediction, ratio
-from tasp_lab.quantities import format_bandwidth, format_size, format_time
+from tasp_lab.cli.predicted import CollectivePrediction, LayerPrediction, Prediction, ratio
+from tasp_lab.collectives import describe
+from tasp_lab.explanation import critical_path, kind_of
+from tasp_lab.machine import Machine
+from tasp_lab.profile import MEANINGS, Profile
+from tasp_lab.quantities import format_bandwidth, format_time
 from tasp_lab.timeline import SEND
+from tasp_lab.topology import Topology
 
 if TYPE_CHECKING:  # at run time a broken engine must not keep `doctor` from saying so
     from runtime.calibration import ClassFit, Spread
+    from tasp_lab.cli.accuracy import TableAccuracy
     from tasp_lab.cli.comparison import Comparison, Run
     from tasp_lab.decomposition import Decomposition
     from tasp_lab.timeline import Timeline
 
 Document = dict[str, object]
+
+LEAST_SHARE = 0.0005
+"""What takes less of the time is not shown to people."""
 
 _WIDTH_OF_A_FILE = 170
 """Columns of a table that no terminal limits."""
@@ -97,9 +108,10 @@ def print_decomposition(found: Decomposition) -> None:
 def prediction_document(prediction: Prediction) -> Document:
     if isinstance(prediction, LayerPrediction):
         return layer_report.layer_document(prediction)
-    assert isinstance(prediction, AllGatherPrediction), "there is no third kind"
+    assert isinstance(prediction, CollectivePrediction), "there is no third kind"
     return {
         "schedule": prediction.schedule,
+        "collective": prediction.collective,
         "topology": prediction.topology,
         "world_size": prediction.world_size,
         "shard_bytes": prediction.shard_bytes,
@@ -109,16 +121,17 @@ def prediction_document(prediction: Prediction) -> Document:
     }
 
 
-def print_predictions(predictions: Sequence[Prediction]) -> None:
-    """A table of predictions of one work."""
+def print_predictions(predictions: Sequence[Prediction], library: str) -> None:
+    """A table of predictions of one work, sent by a communication library."""
+    by = "" if library == "ideal" else f", {library}"
     if layers := [p for p in predictions if isinstance(p, LayerPrediction)]:
         p = layers[0]
-        where = f"{p.topology}, {p.world_size} ranks at {layer_report.format_rate(p)}"
+        where = f"{p.topology}, {p.world_size} ranks at {layer_report.format_rate(p)}{by}"
         title, (columns, texts) = layer_report.layer_title(p, where), layer_report.columns_of(layers)
         print_table(title, columns, layer_report.layer_rows(layers), texts)
         return
-    all_gathers = [p for p in predictions if isinstance(p, AllGatherPrediction)]
-    first = all_gathers[0]
+    collectives = [p for p in predictions if isinstance(p, CollectivePrediction)]
+    first = collectives[0]
     rows = [
         (
             p.schedule,
@@ -128,14 +141,19 @@ def print_predictions(predictions: Sequence[Prediction]) -> None:
             format_time(p.bound_s),
             f"{ratio(p.bound_s, p.time_s):.1%}",
         )
-        for p in all_gathers
+        for p in collectives
     ]
-    title = f"AllGather of {format_size(first.shard_bytes)} per rank on {first.topology}, {first.world_size} ranks"
+    what = describe(first.collective, first.world_size, first.shard_bytes)
+    title = f"{what} on {first.topology}, {first.world_size} ranks{by}"
     print_table(title, ("schedule", "time", "speed-up", "busbw", "bound", "share of bound"), rows)
 
 
-def print_explanation(timeline: Timeline) -> None:
-    """What bound the transfers of a schedule, and its kernel calls, and for how much of their time."""
+def print_explanation(timeline: Timeline, topology: Topology) -> None:
+    """What the time of a schedule went to, and what bound its transfers and kernel calls for how much of theirs."""
+    whole_s = float(timeline.time_s) or 1.0
+    parts = [(what, s) for what, s in _path(timeline, topology) if s / whole_s >= LEAST_SHARE]
+    chain = [(what, format_time(s), f"{s / whole_s:.1%}") for what, s in parts]
+    print_table(f"where the time of {timeline.schedule} went", ("the chain that ends last", "time", "share"), chain)
     total = sum(float(event.end_s - event.start_s) for event in timeline.events) or 1.0
     by_bound: dict[str, tuple[int, float]] = {}
     for event in timeline.events:
@@ -151,10 +169,22 @@ def print_explanation(timeline: Timeline) -> None:
     print_table(f"what bound {timeline.schedule}", ("bound by", counted, "mean time", "share of time"), rows)
 
 
-def explain(document: Document, prediction: Prediction) -> None:
-    """Add the transfers of a prediction to its document, and the kernel calls of a layer; nothing for two passes."""
+def _path(timeline: Timeline, topology: Topology) -> list[tuple[str, float]]:
+    """The kinds of what the time went to, in seconds, most first."""
+    spent: dict[str, float] = {}
+    for what, seconds in critical_path(timeline):
+        kind = kind_of(what, topology)
+        spent[kind] = spent.get(kind, 0.0) + float(seconds)
+    return sorted(spent.items(), key=lambda item: -item[1])
+
+
+def explain(document: Document, prediction: Prediction, topology: Topology) -> None:
+    """Add what the time went to, the transfers, and the kernel calls of a layer; nothing for two passes."""
     if prediction.is_sum:
         return
+    document["explanation"] = [
+        {"kind": kind, "seconds": seconds} for kind, seconds in _path(prediction.timeline, topology)
+    ]
     document["transfers"] = explanation_document(prediction.timeline)
     if isinstance(prediction, LayerPrediction):
         document["calls"] = layer_report.calls_document(prediction.timeline)
@@ -173,10 +203,76 @@ def explanation_document(timeline: Timeline) -> list[Document]:
             "end_s": float(e.end_s),
             "bound_by": e.bound_by,
             "waited_for": e.waited_for,
+            "spent": [{"what": what, "seconds": float(seconds)} for what, seconds in e.spent],
         }
         for e in timeline.events
         if e.kind == SEND
     ]
+
+
+def profile_document(profile: Profile, machine: Machine) -> Document:
+    """A profile with every constant: its text, its value in SI units, its meaning and its source."""
+    return {
+        "profile": profile.name,
+        "machine": machine.topology.name,
+        "ranks": machine.topology.world_size,
+        "summary": profile.summary,
+        "library": profile.library,
+        "constants": [
+            {
+                "name": constant.name,
+                "text": constant.value,
+                "value": MEANINGS[constant.name].parse(constant.value),
+                "unit": MEANINGS[constant.name].unit,
+                "meaning": MEANINGS[constant.name].text,
+                "source": constant.source,
+            }
+            for constant in profile.constants
+        ],
+    }
+
+
+def print_profile(profile: Profile, machine: Machine) -> None:
+    """A profile for people."""
+    print(f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}")
+    for constant in profile.constants:
+        print(f"\n{constant.name} = {constant.value}    {MEANINGS[constant.name].text}\n    {constant.source}")
+
+
+def accuracy_document(tables: Sequence[TableAccuracy]) -> Document:
+    """The account of the error; `median_relative_error` is of the mean errors of the tables in scope."""
+    return {"median_relative_error": _median_error(tables), "tables": [table.document() for table in tables]}
+
+
+def _median_error(tables: Sequence[TableAccuracy]) -> float | None:
+    means = [float(abs(table.errors).mean()) for table in tables if table.in_scope]
+    return median(means) if means else None
+
+
+def print_accuracy(tables: Sequence[TableAccuracy]) -> None:
+    """The account of the error for people."""
+    judged, others = [t for t in tables if t.in_scope], [t for t in tables if not t.in_scope]
+    rows = [
+        (
+            Path(table.table.name).name,
+            str(table.table.profile),
+            str(table.table.collective),
+            str(table.table.ranks),
+            str(len(table.errors)),
+            f"{abs(table.errors).mean():.1%}",
+            f"{abs(table.errors).max():.1%}",
+            f"{table.errors.mean():+.1%}",
+            table.dominant_rule,
+        )
+        for table in judged
+    ]
+    heads = ("table", "profile", "collective", "ranks", "sizes", "mean error", "worst", "bias", "mostly")
+    print_table("predicted over measured", heads, rows, texts=(0, 1, 2, 8))
+    if others:
+        left_out = [(Path(table.table.name).name, table.reason) for table in others]
+        print_table("not compared", ("table", "reason"), left_out, texts=(0, 1))
+    if judged:
+        print(f"median of the mean errors of {len(judged)} tables: {_median_error(tables):.1%}")
 
 
 def comparison_document(comparison: Comparison) -> Document:
@@ -254,9 +350,9 @@ def print_comparison(comparison: Comparison) -> None:
         )
         for run in comparison.runs
     ]
-    assert isinstance(first.prediction, AllGatherPrediction), "there is no third kind"
-    size = format_size(first.prediction.shard_bytes)
-    title = f"AllGather of {size} per rank on {first.prediction.topology}, {fabric}"
+    found = first.prediction
+    assert isinstance(found, CollectivePrediction), "there is no third kind"
+    title = f"{describe(found.collective, found.world_size, found.shard_bytes)} on {found.topology}, {fabric}"
     columns = ("schedule", "predicted", "nominal", "measured", "error", "speed-up predicted", "speed-up measured",
                "share of bound", "cores busy")  # fmt: skip
     print_table(title, columns, rows)

@@ -1,0 +1,102 @@
+"""Every measured table beside its prediction.
+
+``python -m experiments.accuracy.report`` writes ``experiments/accuracy/accuracy.json``, its tables ``accuracy.md`` and
+a picture of each family of machines, ``accuracy_h100.png`` and so on. The measurements are others'; none is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.record import markdown_table
+from tasp_lab.accuracy_pictures import AIM, draw_tables
+from tasp_lab.cli.accuracy import TableAccuracy, judge, own_tables
+from tasp_lab.cli.report import accuracy_document, say
+from tasp_lab.measurements import find_tables
+from tasp_lab.output import write_whole
+from tasp_lab.pictures import render
+from tasp_lab.quantities import format_size_about
+
+FOLDER = Path(__file__).parent
+
+
+def main() -> None:
+    """Judge the repository's own tables and write what was found."""
+    tables = []
+    for table in find_tables([own_tables()]):
+        say(Path(table.name).name)
+        tables.append(judge(table))
+    write_whole(FOLDER / "accuracy.json", (json.dumps(_document(tables), indent=1) + "\n").encode())
+    write_whole(FOLDER / "accuracy.md", (account_text(tables) + "\n").encode())
+    for family, members in families(tables).items():
+        figure = draw_tables(members, f"{family.upper()}: measured times beside predictions")
+        write_whole(FOLDER / f"accuracy_{family}.png", render(figure, "png"))
+    print(summary(tables))
+
+
+def families(tables: Sequence[TableAccuracy]) -> dict[str, list[TableAccuracy]]:
+    """The tables that have a prediction, by the family of machines of their profile."""
+    found: dict[str, list[TableAccuracy]] = defaultdict(list)
+    for each in tables:
+        if each.rows:
+            found[str(each.table.profile).partition("-")[0]].append(each)
+    return dict(found)
+
+
+def account_text(tables: Sequence[TableAccuracy]) -> str:
+    """Summary, tables in scope with their errors, and the others with their reasons, in Markdown."""
+    judged = markdown_table(
+        ("table", "profile", "collective", "ranks", "sizes", "mean", "worst", "bias", "dominant rule"),
+        [_row(each) for each in tables if each.in_scope],
+    )
+    others = markdown_table(
+        ("table", "profile", "collective", "ranks", "not compared, because"),
+        [(*_name(each), each.reason or "no size is in scope") for each in tables if not each.in_scope],
+    )
+    return (
+        f"{summary(tables)}\n\n"
+        "Made by `python -m experiments.accuracy.report`. Error of a size: predicted over measured time, less one. "
+        "Mean and worst are of absolute errors, the bias is of signed ones. The dominant rule took most of the "
+        f"predicted time.\n\n{judged}\n\n{others}"
+    )
+
+
+def summary(tables: Sequence[TableAccuracy]) -> str:
+    """The median table, how many are within the aim, and the worst."""
+    means = {Path(each.table.name).stem: float(abs(each.errors).mean()) for each in tables if each.in_scope}
+    if not means:
+        return "No table is in scope."
+    worst = max(means, key=lambda name: means[name])
+    within, near = (sum(mean <= limit for mean in means.values()) for limit in (AIM, 2 * AIM))
+    return (
+        f"{len(means)} of {len(tables)} tables are in scope. The mean error of the median table is "
+        f"{statistics.median(means.values()):.1%}. Within {AIM:.0%}: {within} tables; within {2 * AIM:.0%}: {near}. "
+        f"The worst is {worst}: {means[worst]:.1%}."
+    )
+
+
+def _name(each: TableAccuracy) -> tuple[str, str, str, str]:
+    table = each.table
+    return Path(table.name).stem, str(table.profile), str(table.collective), str(table.ranks)
+
+
+def _row(each: TableAccuracy) -> tuple[str, ...]:
+    errors, sizes = each.errors, [row.size_bytes for row in each.rows if row.in_scope]
+    ends = " to ".join(format_size_about(size) for size in dict.fromkeys((min(sizes), max(sizes))))
+    of_errors = (f"{abs(errors).mean():.1%}", f"{abs(errors).max():.1%}", f"{errors.mean():+.1%}")
+    return (*_name(each), f"{len(sizes)}: {ends}", *of_errors, each.dominant_rule)
+
+
+def _document(tables: Sequence[TableAccuracy]) -> dict[str, object]:
+    """The document of `tasp-lab accuracy --json`, files by their names only."""
+    document = accuracy_document(tables)
+    named = [each.document() | {"file": Path(each.table.name).name} for each in tables]
+    return document | {"tables": named}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""One step of TASP against one step of Ring, over the size of the message, on a switch and on a mesh.
+
+Ring sends its M bytes of keys and values to the next rank, as one message or as two; TASP cuts them into 7 and sends
+one part to each of the 7 other ranks, in one all-to-all. The predicted times know nothing of either measurement: on
+the switch they follow from NCCL's rule for channels per message, on the mesh from the links.
+
+``python -m experiments.accuracy.step_curve`` writes ``experiments/accuracy/step_curve.json`` with its table ``.md`` and
+its picture ``.png``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby, product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from experiments.record import markdown_table
+from sim.simulation import simulate
+from tasp_lab.cli.accuracy import own_tables
+from tasp_lab.collectives import all_to_all, send_recv
+from tasp_lab.explanation import critical_path
+from tasp_lab.machine import Machine
+from tasp_lab.measurements import read_table
+from tasp_lab.output import write_whole
+from tasp_lab.pictures import render
+from tasp_lab.profile import member
+from tasp_lab.quantities import format_size, format_size_about
+from tasp_lab.schedule import Schedule
+
+MACHINES = ("h100-8", "mi300x-8")
+RANKS = 8
+FIRST_BYTES, LAST_BYTES = 2**20, 2**30
+SIZES_PER_DOUBLING = 16
+MEASURED_SEND_RECV, MEASURED_ALL_TO_ALL = "h100_xxrjun_1x8_sendrecv.csv", "h100_xxrjun_1x8_alltoall.csv"
+REPORTED = {"h100-8": (1.05, 2.31), "mi300x-8": (1.57, 3.58)}
+"""Average and greatest speed-up of whole attention layers, full mask: arXiv:2509.26541, from a summary of it."""
+
+LAYER_FACTORS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 2, 1)
+LAYER_BASE, LAYER_MOST_TOKENS, LAYER_HEADS, LAYER_HEAD_DIM = 3360, 10**7, (20, 4, 12), 64
+"""Layers of TASP's own benchmark, bf16: sequences are 3360 times a factor, batches a factor, both together at most 10^7
+tokens (infinigence/HamiltonAttention 86606900, H100-1/test_hamilton_attention.py)."""
+
+FOLDER = Path(__file__).parent
+
+
+class Step(NamedTuple):
+    """A step of M bytes: seconds by Ring with one message, by Ring with two, and by TASP; and what bounds both."""
+
+    size_bytes: int
+    ring_s: float
+    ring_of_two_s: float
+    tasp_s: float
+    ring_bound: str
+    tasp_bound: str
+
+    @property
+    def speed_up(self) -> float:
+        """Ring with one message over TASP."""
+        return self.ring_s / self.tasp_s
+
+    @property
+    def speed_up_of_two(self) -> float:
+        """Ring with two messages over TASP."""
+        return self.ring_of_two_s / self.tasp_s
+
+
+class MeasuredStep(NamedTuple):
+    """Measured times of a step of M bytes, in seconds; a message of M/2 twice stands for keys and values apart."""
+
+    size_bytes: int
+    ring_s: float
+    twice_half_s: float | None
+    tasp_s: float
+
+
+def main() -> None:
+    """Predict the curves and write record, table and picture."""
+    curves = {name: curve(_machine(name)) for name in MACHINES}
+    measured = measured_steps()
+    layers = {name: layer_speed_ups(_machine(name)) for name in MACHINES}
+    document = {
+        "ranks": RANKS,
+        "reported_speed_up_of_layers": {
+            name: {"average": mean, "most": most} for name, (mean, most) in REPORTED.items()
+        },
+        "curves": {name: [step._asdict() for step in steps] for name, steps in curves.items()},
+        "measured": [step._asdict() for step in measured],
+        "layers": {name: {"average": float(np.mean(each)), "most": max(each)} for name, each in layers.items()},
+    }
+    text = step_text(curves, measured, layers)
+    write_whole(FOLDER / "step_curve.json", (json.dumps(document, indent=1) + "\n").encode())
+    write_whole(FOLDER / "step_curve.md", (text + "\n").encode())
+    write_whole(FOLDER / "step_curve.png", render(draw_curves(curves, measured), "png"))
+    print(text)
+
+
+def _machine(name: str) -> Machine:
+    found = member(name)
+    assert found is not None, f"there is a profile {name}"
+    return found
+
+
+def curve(machine: Machine, sizes_per_doubling: int = SIZES_PER_DOUBLING) -> list[Step]:
+    """The step at sizes from 1 MiB to 1 GiB, so many per doubling."""
+    doublings = round(math.log2(LAST_BYTES / FIRST_BYTES))
+    exponents = np.linspace(0, doublings, doublings * sizes_per_doubling + 1)
+    return [predict_step(machine, round(FIRST_BYTES * 2**exponent)) for exponent in exponents]
+
+
+def predict_step(machine: Machine, size_bytes: int) -> Step:
+    """A step of so many bytes on a machine."""
+    topology = machine.topology
+    ring = _parts(machine, send_recv(topology, size_bytes))
+    half = _parts(machine, send_recv(topology, size_bytes // 2))
+    tasp = _parts(machine, all_to_all(topology, size_bytes // (topology.world_size - 1)))
+    # Keys and values to one peer are one group, launched once, and take turns on the channels of that peer.
+    of_two_s = 2 * sum(half.values()) - half["launch"] - half["latency"]
+    bounds = (max(parts, key=lambda what: parts[what]) for parts in (ring, tasp))
+    return Step(size_bytes, sum(ring.values()), of_two_s, sum(tasp.values()), *bounds)
+
+
+def _parts(machine: Machine, schedule: Schedule) -> dict[str, float]:
+    """Seconds of a schedule of one step by what they went to."""
+    parts = {"launch": 0.0, "latency": 0.0}
+    for what, seconds in critical_path(simulate(schedule, machine, explain=True)):
+        parts[what] = parts.get(what, 0.0) + float(seconds)
+    return parts
+
+
+def measured_steps() -> list[MeasuredStep]:
+    """Measured steps of 8 H100, at the sizes of the measured sendrecv up to 1 GiB.
+
+    The size of the measured alltoall counts a part that a rank keeps, so M bytes to 7 peers are a size of 8/7 M; its
+    time is interpolated, logarithm over logarithm.
+    """
+    send_recv_s = dict(read_table(own_tables() / MEASURED_SEND_RECV).rows)
+    rows = read_table(own_tables() / MEASURED_ALL_TO_ALL).rows
+    logarithms = np.log([(row.size_bytes * (RANKS - 1) / RANKS, row.time_s) for row in rows])
+    return [
+        MeasuredStep(
+            size_bytes,
+            time_s,
+            2 * send_recv_s[size_bytes // 2] if size_bytes // 2 in send_recv_s else None,
+            float(np.exp(np.interp(math.log(size_bytes), *logarithms.T))),
+        )
+        for size_bytes, time_s in send_recv_s.items()
+        if size_bytes <= LAST_BYTES
+    ]
+
+
+def layer_speed_ups(machine: Machine) -> list[float]:
+    """Ring with two messages over TASP for whole layers of TASP's benchmark, full mask, if nothing else took time.
+
+    Of n equal steps with compute k and communication c, T = k + (n - 1) max(k, c), since neither waits for the other.
+    """
+    rate = machine.compute.flops_per_s
+    assert rate is not None, "the profiles here have a compute rate"
+    speed_ups = []
+    for heads, factor, batch in product(LAYER_HEADS, LAYER_FACTORS, LAYER_FACTORS):
+        sequence, width = LAYER_BASE * factor, heads * LAYER_HEAD_DIM
+        if sequence * batch <= LAYER_MOST_TOKENS:
+            shard = sequence // RANKS
+            step = predict_step(machine, 2 * batch * shard * width * 2)
+            compute_s = 4 * batch * shard**2 * width / float(rate)
+            ring_s, tasp_s = (compute_s + (RANKS - 1) * max(compute_s, c) for c in (step.ring_of_two_s, step.tasp_s))
+            speed_ups.append(ring_s / tasp_s)
+    return speed_ups
+
+
+def step_text(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep], layers: dict[str, list[float]]) -> str:
+    """The segments of each curve, each bounded by one rule, the measured steps, and whole layers, in Markdown."""
+    columns = ("machine, message M", "Ring bound by", "TASP bound by", "Ring / TASP", "with K and V apart")
+    segments = [row for name, steps in curves.items() for row in _segments(name, steps)]
+    by_size = {step.size_bytes: step for step in curves["h100-8"]}
+    beside = [
+        (
+            format_size(step.size_bytes),
+            f"{step.ring_s / step.tasp_s:.2f}",
+            f"{by_size[step.size_bytes].speed_up:.2f}",
+            f"{step.twice_half_s / step.tasp_s:.2f}" if step.twice_half_s else "",
+            f"{by_size[step.size_bytes].speed_up_of_two:.2f}",
+        )
+        for step in measured
+    ]
+    whole = [
+        (
+            name,
+            str(len(each)),
+            f"{np.mean(each):.2f}",
+            f"{max(each):.2f}",
+            *(f"{value:.2f}" for value in REPORTED[name]),
+        )
+        for name, each in layers.items()
+    ]
+    heads = ("M", "measured", "predicted", "measured, K and V apart", "predicted, K and V apart")
+    return (
+        "One step of Ring over one step of TASP, predicted, made by `python -m experiments.accuracy.step_curve`. "
+        "Each line is a part of the curve where the same rules bound both.\n\n"
+        f"{markdown_table(columns, segments)}\n\n"
+        "8 H100, measured (sendrecv over alltoall, both of nccl-tests, of one source) beside predicted. K and V apart: "
+        "a message of M/2 twice.\n\n"
+        f"{markdown_table(heads, beside)}\n\n"
+        "Whole layers of TASP's own benchmark, full mask, if only kernels at the profile's rate and these steps took "
+        "time, beside what the paper is said to report (arXiv:2509.26541, from a summary; which layers it averages is "
+        "not known).\n\n"
+        f"{markdown_table(('machine', 'layers', 'average', 'most', 'average reported', 'most reported'), whole)}"
+    )
+
+
+def _segments(name: str, steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for bounds, found in groupby(steps, key=lambda step: (_rule(step.ring_bound), _rule(step.tasp_bound))):
+        part = list(found)
+        ends = (part[0].size_bytes, part[-1].size_bytes)
+        rows.append(
+            (
+                f"{name}, {' to '.join(format_size_about(size) for size in ends)}",
+                *bounds,
+                _range([step.speed_up for step in part]),
+                _range([step.speed_up_of_two for step in part]),
+            )
+        )
+    return rows
+
+
+def _rule(bound: str) -> str:
+    """A bound without the ranks that it names."""
+    if "->" not in bound:
+        return bound
+    return "port" if "switch" in bound else "link"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def draw_curves(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep]) -> Figure:
+    """The speed-up of a step over the size of its message, a panel per machine."""
+    figure = Figure(figsize=(11, 4.4), layout="constrained", facecolor="white")
+    figure.suptitle("One step: Ring's time over TASP's", x=0.01, ha="left", fontsize=12, fontweight="bold")
+    for panel, (name, steps) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        _draw_curve(panel, name, steps)
+        if name == "h100-8":
+            _draw_measured(panel, measured)
+        panel.legend(fontsize=8, frameon=False, loc="lower left" if name == "h100-8" else "lower right")
+    return figure
+
+
+def _draw_curve(panel: Axes, name: str, steps: Sequence[Step]) -> None:
+    sizes = [step.size_bytes for step in steps]
+    panel.axhline(1, color="0.5", linewidth=0.8)
+    panel.plot(sizes, [step.speed_up for step in steps], color="#4477aa", label="predicted, one message")
+    panel.plot(sizes, [step.speed_up_of_two for step in steps], "--", color="#4477aa", label="predicted, K and V apart")
+    panel.set(xscale="log", xlabel="bytes that a rank sends in the step", ylabel="speed-up of the step by TASP")
+    panel.set(ylim=(0, 1.15 * max(step.speed_up_of_two for step in steps)), xlim=(FIRST_BYTES, LAST_BYTES))
+    panel.set_title(name, loc="left", fontsize=10)
+    panel.xaxis.set_major_locator(FixedLocator([FIRST_BYTES * 4.0**power for power in range(6)]))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(round(size))))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_measured(panel: Axes, measured: Sequence[MeasuredStep]) -> None:
+    sizes = [step.size_bytes for step in measured]
+    panel.plot(
+        sizes,
+        [step.ring_s / step.tasp_s for step in measured],
+        "o",
+        color="#ee8866",
+        label="measured",
+        zorder=3,
+        clip_on=False,
+    )
+    two = [(step.size_bytes, step.twice_half_s / step.tasp_s) for step in measured if step.twice_half_s]
+    panel.plot(*zip(*two, strict=True), "o", mfc="none", color="#ee8866", label="measured, M/2 twice")
+
+
+if __name__ == "__main__":
+    main()

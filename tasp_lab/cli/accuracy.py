@@ -1,0 +1,171 @@
+"""The account of the error: measured tables beside what the simulator says of them.
+
+A table is never used to fit what predicts it: constants of profiles are from documents or from other measurements.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from sim.messages import Messages
+from sim.simulation import simulate
+from tasp_lab.explanation import critical_path, kind_of
+from tasp_lab.library_rings import AROUND_RINGS, library_rings
+from tasp_lab.library_schedules import library_schedule
+from tasp_lab.machine import Machine
+from tasp_lab.measurements import MeasuredTable, find_tables
+from tasp_lab.profile import member
+from tasp_lab.schedule import Schedule
+
+MOST_EXPLAINED = 20_000
+"""With more transfers the longest of the first messages stands for all, as if it were alone."""
+
+
+@dataclass(frozen=True)
+class RowAccuracy:
+    """One size: what was measured and what is predicted, in seconds, and whether it counts."""
+
+    size_bytes: int
+    measured_s: float
+    predicted_s: float
+    in_scope: bool
+
+    @property
+    def relative_error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class TableAccuracy:
+    """One table. `reason` says why it is out of scope; `dominant_rule` what took most of the predicted time."""
+
+    table: MeasuredTable
+    reason: str
+    rows: tuple[RowAccuracy, ...]
+    dominant_rule: str = ""
+
+    @property
+    def in_scope(self) -> bool:
+        """Whether its errors count."""
+        return not self.reason and len(self.errors) > 0
+
+    @property
+    def errors(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Relative errors of the rows that count, an array (rows,)."""
+        return np.array([row.relative_error for row in self.rows if row.in_scope])
+
+    def document(self) -> dict[str, object]:
+        """The table for a script; errors are null where there is nothing to compare."""
+        errors = self.errors
+        known = len(errors) > 0
+        return {
+            "file": self.table.name,
+            "profile": self.table.profile,
+            "collective": self.table.collective,
+            "ranks": self.table.ranks,
+            "source": self.table.source,
+            "in_scope": self.in_scope,
+            "reason": self.reason,
+            "mean_relative_error": float(abs(errors).mean()) if known else None,
+            "worst_relative_error": float(abs(errors).max()) if known else None,
+            "bias": float(errors.mean()) if known else None,
+            "dominant_rule": self.dominant_rule or None,
+            "rows": [
+                {
+                    "size_bytes": row.size_bytes,
+                    "measured_s": row.measured_s,
+                    "predicted_s": row.predicted_s,
+                    "relative_error": row.relative_error,
+                    "in_scope": row.in_scope,
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def own_tables() -> Path:
+    """The folder of the tables that tasp-lab brings along."""
+    return Path(str(files("tasp_lab") / "measurements" / "tables"))
+
+
+def account(paths: Sequence[Path] = ()) -> list[TableAccuracy]:
+    """Every table in these files and folders beside its prediction; without any those that tasp-lab brings along.
+
+    Raises `TableError` for a table that is broken.
+    """
+    return [judge(table) for table in find_tables(paths or [own_tables()])]
+
+
+def judge(table: MeasuredTable) -> TableAccuracy:
+    """One table beside its prediction, as far as there is one."""
+    machine = member(table.profile) if table.profile else None
+    reason = table.reason or _mismatch(table, machine) or _out_of_scope(table)
+    if reason:
+        return TableAccuracy(table, reason, ())
+    assert machine is not None, "a table in scope has a machine"
+    assert table.collective is not None, "a table in scope has a collective"
+    rings = library_rings(machine.topology) if table.collective in AROUND_RINGS else None
+    first = int(table.headers.get("from_size_b", "0"))
+    rows: list[RowAccuracy] = []
+    rules: defaultdict[str, float] = defaultdict(float)
+    for size_bytes, measured_s in table.rows:
+        if size_bytes < machine.topology.world_size and table.collective != "sendrecv":
+            continue
+        schedule = library_schedule(table.collective, machine.topology, size_bytes, rings)
+        few = schedule.transfers <= MOST_EXPLAINED
+        timeline = simulate(schedule, machine, explain=few, events=few)
+        rows.append(RowAccuracy(size_bytes, measured_s, float(timeline.time_s), size_bytes >= first))
+        parts = critical_path(timeline) if few else message_parts(schedule, machine)
+        whole_s = sum(float(seconds) for _, seconds in parts)
+        for what, seconds in parts:
+            rules[kind_of(what, machine.topology)] += float(seconds) / whole_s
+    return TableAccuracy(table, reason, tuple(rows), max(rules, key=lambda rule: rules[rule]) if rules else "")
+
+
+def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float]]:
+    """What the time of the longest of the first messages would go to, in seconds, if it met no other."""
+    step, topology = schedule.steps[0], machine.topology
+    capacity = [float(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
+    longest: list[tuple[str, float]] = []
+    messages, kinds = Messages(schedule, machine.transport).kinds(0, step)
+    for kind, message in enumerate(messages):
+        at = int((kinds == kind).argmax())
+        route = topology.route(int(step.source[at]), int(step.destination[at]))
+        narrowest = min(route.constraints, key=lambda constraint: (capacity[constraint], constraint))
+        most = message.most_bytes_per_s
+        limited = most is not None and most < capacity[narrowest]
+        rate = float(most) if most is not None and limited else capacity[narrowest]
+        what = message.rule if limited else topology.constraints[narrowest].name
+        parts = [
+            ("launch", float(message.launch_s)),
+            (what, float(message.wire_bytes) / rate),
+            ("latency", float(message.latency_s + route.latency_s)),
+        ]
+        longest = max(longest, parts, key=lambda each: sum(seconds for _, seconds in each))
+    return longest
+
+
+def _mismatch(table: MeasuredTable, machine: Machine | None) -> str:
+    """Why there is no prediction for a table that is complete."""
+    if machine is None:
+        return f"there is no profile {table.profile!r}"
+    if table.ranks != machine.topology.world_size:
+        return f"{table.profile} has {machine.topology.world_size} ranks, the table {table.ranks}"
+    return ""
+
+
+def _out_of_scope(table: MeasuredTable) -> str:
+    """Why the prediction is not for what was measured: what the table says, or an AllReduce that may be no ring."""
+    if given := table.headers.get("out_of_scope"):
+        return given
+    if table.collective == "all_reduce" and table.headers.get("algorithm", "").casefold() != "ring":
+        made = table.headers.get("algorithm", "rings, trees, NVLS or SHARP: the table does not say")
+        return f"all-reduce by {made}; only `# algorithm: ring` is predicted"
+    return ""

@@ -1,0 +1,177 @@
+"""ReduceScatter and AllReduce around rings: the sum of what all ranks have, spread over them or on every one.
+
+Every rank starts with a message that is cut into one shard per rank, and shards into a part per ring. The sum of a part
+starts at the rank behind its owner and goes once around the ring. Every rank adds what it has, and it ends complete at
+the owner: that is ReduceScatter, n - 1 hops. AllReduce goes on without a pause: in n - 1 more hops each complete sum
+goes around once more and is copied (P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of
+workstations, J. Parallel Distrib. Comput. 69, 2009). Parts may be cut in pieces, as in `tasp_lab.all_gather`.
+
+Theorem. Let every ring be a permutation of the n ranks, let every rank have a part of every block at the start, and let
+blocks be copied from step (n - 1) p on, p being the pieces. Then the steps of ReduceScatter leave each rank the
+complete sums of its own blocks and nothing else, those of AllReduce leave everybody all complete sums, and both keep
+the rules of `tasp_lab.reduction`.
+
+Proof. Take a block whose owner is at position i of its ring; positions are modulo n. At hop k < n - 1 it goes from
+position i + 1 + k to i + 2 + k. By induction on k the source has the parts of positions i + 1 to i + 1 + k, its own
+among them, and gives them away for the first time; the destination, which is not the source, still has its own. After
+hop n - 2 position i has all parts, and no other rank has any. From there on the block goes from the owner once around
+the ring as in AllGather, to ranks that have nothing of it (`tasp_lab.ring_proof`). []
+
+So there are n (n - 1) transfers per ring and piece, or twice as many, and no rank ever has more than all blocks, which
+it starts with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tasp_lab.all_gather import RingSteps, multi_ring_all_gather, ring_all_gather
+from tasp_lab.decomposition import Decomposition
+from tasp_lab.reduction import Reduction
+from tasp_lab.ring_proof import all_blocks, are_permutations, own_blocks
+from tasp_lab.rings import fold_of
+from tasp_lab.schedule import Proof, Schedule, Step
+from tasp_lab.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class RingSumSteps(RingSteps):
+    """The steps of sums that travel around rings, each ring's part of a shard cut in `pieces`, 1 or more.
+
+    `rings` is an int array (rings, world_size). At step ``k * pieces + q`` position i of a ring passes on piece q of
+    what the rank at position i - 1 - k owns: a hop further than in AllGather, whose blocks have the same numbers. With
+    `copies` sums are copied to all once they are complete, as in AllReduce.
+    """
+
+    copies: bool = False
+
+    def __len__(self) -> int:
+        return super().__len__() * (2 if self.copies else 1)
+
+    def step(self, index: int) -> Step:
+        return super().step(index + self.pieces)
+
+    def prove(self, schedule: Schedule) -> Proof | None:
+        """By the theorem of this module."""
+        return _proof(self, schedule) if schedule.reduction is not None else None
+
+
+def _proof(steps: RingSumSteps, schedule: Schedule) -> Proof | None:
+    """The proof of a schedule of these steps, if all premises hold; else a replay has to find out."""
+    (count, n), reduction = steps.rings.shape, schedule.reduction
+    blocks = n * count * steps.pieces
+    promised = all_blocks(n, blocks) if steps.copies else own_blocks(n, count * steps.pieces)
+    holds = (
+        reduction is not None
+        and schedule.task is None
+        and schedule.rooms is None
+        and (schedule.world_size == n and schedule.lanes >= count and steps.pieces >= 1 and blocks > 0)
+        and schedule.block_bytes.shape == reduction.copied_from.shape == (blocks,)
+        and schedule.initial.shape == schedule.final.shape == (n, blocks)
+        and int(schedule.block_bytes.min()) >= 1
+        and bool((reduction.copied_from == (n - 1) * steps.pieces).all())
+        and are_permutations(steps.rings)
+        and all(row.all() for row in schedule.initial)
+        and all(np.array_equal(row, wanted) for row, wanted in zip(schedule.final, promised, strict=True))
+    )
+    return Proof(transfers=len(steps) * steps.rings.size, peak_blocks=blocks) if holds else None
+
+
+def ring_reduce_scatter(
+    topology: Topology,
+    shard_bytes: int,
+    rings: npt.NDArray[np.integer] | None = None,
+    fused: bool = False,
+    *,
+    pieces: int = 1,
+) -> Schedule:
+    """ReduceScatter that leaves `shard_bytes` with each rank, around one ring or around given ones, in equal shares.
+
+    Parameters
+    ----------
+    rings : int array (rings, world_size); the one of `tasp_lab.all_gather.ring_all_gather` if not given.
+    fused : whether it is one call of the communication library.
+    pieces : in so many pieces, one after the other, travels what a ring carries of a shard.
+
+    >>> from tasp_lab.builders import full_mesh
+    >>> print(ring_reduce_scatter(full_mesh(3), 64).steps[0])
+    0->1 lane 0 block 2
+    1->2 lane 0 block 0
+    2->0 lane 0 block 1
+
+    Raises what the builders of `tasp_lab.all_gather` raise, and `NoDecompositionError` for rings that are none.
+    """
+    return _sums("ring-reduce-scatter", _gathering(topology, shard_bytes, rings, pieces), fused)
+
+
+def ring_all_reduce(
+    topology: Topology,
+    shard_bytes: int,
+    rings: npt.NDArray[np.integer] | None = None,
+    fused: bool = False,
+    *,
+    pieces: int = 1,
+) -> Schedule:
+    """AllReduce of a message of one shard of `shard_bytes` per rank, around one ring or given ones, in equal shares.
+
+    Parameters and errors are those of `ring_reduce_scatter`.
+
+    >>> from tasp_lab.builders import full_mesh
+    >>> len(ring_all_reduce(full_mesh(4), 64).steps)
+    6
+    """
+    return _sums("ring-all-reduce", _gathering(topology, shard_bytes, rings, pieces), fused)
+
+
+def multi_ring_reduce_scatter(
+    topology: Topology,
+    shard_bytes: int,
+    decomposition: Decomposition | None = None,
+    fused: bool = False,
+    *,
+    pieces: int = 1,
+) -> Schedule:
+    """ReduceScatter around all rings of a decomposition at once; see `tasp_lab.all_gather.multi_ring_all_gather`."""
+    gathering = multi_ring_all_gather(topology, shard_bytes, decomposition, pieces=pieces)
+    return _sums("multi-ring-reduce-scatter", gathering, fused)
+
+
+def multi_ring_all_reduce(
+    topology: Topology,
+    shard_bytes: int,
+    decomposition: Decomposition | None = None,
+    fused: bool = False,
+    *,
+    pieces: int = 1,
+) -> Schedule:
+    """AllReduce around all rings of a decomposition at once; see `tasp_lab.all_gather.multi_ring_all_gather`."""
+    gathering = multi_ring_all_gather(topology, shard_bytes, decomposition, pieces=pieces)
+    return _sums("multi-ring-all-reduce", gathering, fused)
+
+
+def _gathering(topology: Topology, shard_bytes: int, rings: npt.NDArray[np.integer] | None, pieces: int) -> Schedule:
+    """AllGather around one ring, or around given ones."""
+    if rings is None or topology.world_size == 1:
+        return ring_all_gather(topology, shard_bytes, pieces=pieces)
+    given = Decomposition(topology, rings.astype(np.int32), fold_of(rings), reason="given")
+    return multi_ring_all_gather(topology, shard_bytes, given, pieces=pieces)
+
+
+def _sums(name: str, gathering: Schedule, fused: bool) -> Schedule:
+    """The schedule that adds around the rings of an AllGather, with the same blocks; it begins where that one ends."""
+    steps = gathering.steps if isinstance(gathering.steps, RingSteps) else RingSteps(np.zeros((1, 1), dtype=np.int64))
+    copies, hops = name.endswith("all-reduce"), gathering.world_size - 1
+    return Schedule(
+        name=name,
+        world_size=gathering.world_size,
+        lanes=gathering.lanes,
+        block_bytes=gathering.block_bytes,
+        initial=gathering.final,
+        final=gathering.final if copies else gathering.initial,
+        steps=RingSumSteps(steps.rings, steps.pieces, copies),
+        fused=fused,
+        reduction=Reduction(np.full(len(gathering.block_bytes), hops * steps.pieces, dtype=np.int64)),
+    )
