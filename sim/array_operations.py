@@ -145,6 +145,21 @@ class Passes(NamedTuple):
         place[constraints] = np.arange(len(constraints))
         return cls(constraints, capacity[constraints], passing, place[passed])
 
+    def that_may_bind(self, most_bytes_per_s: FloatArray) -> Passes:
+        """The passes of those constraints that can ever be full.
+
+        `most_bytes_per_s`, a float array (operations,), has the own limit of each operation, infinite for none; no
+        operation moves more than one message at a time. A constraint whose operations stay below its capacity with all
+        their limits together is never full, so it is no bottleneck, and rates are the same without it.
+        """
+        load = np.bincount(self.passed, most_bytes_per_s[self.passing], minlength=len(self.constraints))
+        kept = load >= self.capacity_bytes_per_s
+        stays = kept[self.passed]
+        place = np.cumsum(kept) - 1
+        return Passes(
+            self.constraints[kept], self.capacity_bytes_per_s[kept], self.passing[stays], place[self.passed[stays]]
+        )
+
 
 def hosts(machine: Machine, costs: Sequence[Cost], transfers: IntArray, rank: IntArray) -> IntArray:
     """The host of each operation with a rank: its rank where launches are serial and take time, else -1."""

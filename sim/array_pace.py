@@ -59,8 +59,15 @@ def paced(program: Program) -> Record:
         number: [(shares[variant(number // classes)][number % classes].bottlenecks, seconds)]
         for number, seconds in enumerate(flowing_s)
     }
-    times = (each.tolist() for each in (free_s, there_s, start_s, launched_s, arrived_s))
-    return Record(*times, waited_for.tolist(), bounds)
+    return Record(
+        free_s=free_s.tolist(),
+        there_s=there_s.tolist(),
+        start_s=start_s.tolist(),
+        launched_s=launched_s.tolist(),
+        end_s=arrived_s.tolist(),
+        waited_for=waited_for.tolist(),
+        bounds=bounds,
+    )
 
 
 def _shares(program: Program) -> list[list[Share]]:

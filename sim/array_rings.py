@@ -54,7 +54,8 @@ def ring_operations(schedule: Schedule, machine: Machine) -> Operations:
     before = np.roll(hop.reshape(rings.shape), 1, axis=1).ravel()
     host = hosts(machine, costs, cost, source)
     lane = hop // rings.shape[1] if (host >= 0).any() else np.zeros_like(hop)
-    passes = Passes.of(topology, constraints)
+    limits = [np.inf if each.most_bytes_per_s is None else each.most_bytes_per_s for each in costs]
+    passes = Passes.of(topology, constraints).that_may_bind(np.array(limits)[cost].max(axis=0))
     return Operations(
         repeats=len(steps),
         kind=np.full(rings.size, TRANSFER),

@@ -38,7 +38,8 @@ class Record:
 
     @classmethod
     def of(cls, size: int) -> Record:
-        return cls(*([0.0] * size for _ in range(5)), [-1] * size)
+        free_s, there_s, start_s, launched_s, end_s = ([0.0] * size for _ in range(5))
+        return cls(free_s, there_s, start_s, launched_s, end_s, [-1] * size)
 
     def note(self, number: int, cause: int, now_s: float) -> None:
         """An operation waits no more for this. A room that is free at the moment it is wanted was not waited for."""

@@ -104,7 +104,7 @@ class _Teller:
         route = self._topology.route(source, destination).constraints
         found: dict[int, float] = {}
         for classes, seconds in self._record.bounds[number]:
-            among = (constraint for constraint in route if self._class_of_constraint[constraint] in classes)
+            among = (each for each in route if self._class_of_constraint.get(each) in classes)
             first = min(among, default=OWN_LIMIT)
             found[first] = found.get(first, 0.0) + seconds
         return found

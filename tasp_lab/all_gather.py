@@ -95,7 +95,7 @@ def ring_all_gather(
     in_order = range(topology.world_size)
     if rings is None:
         rings = np.array([in_order]) if is_ring(topology, in_order) else decompose(topology, lanes=1).rings
-    shares = [Fraction(1, len(rings))] * len(rings)
+    shares = [Fraction(1, max(len(rings), 1))] * len(rings)
     return _around_rings("ring", topology, rings.astype(np.int64), shares, shard_bytes, pieces, fused)
 
 

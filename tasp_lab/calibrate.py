@@ -33,6 +33,7 @@ NO_DIRECTION = 1e-3
 """A constant has no effect of its own if others explain all but this share of it."""
 
 _STEP = 1e-3
+_MULTIPLES = (0.5, 0.7, 1.4, 2.0)
 _HOPS = tuple(f"{where}_hop_{protocol}" for where in ("nic", "link") for protocol in ("simple", "ll", "ll128"))
 _OF_RINGS = (
     "ring_rate", "nic_ring_rate", "nic_payload", "link_payload", "base_simple", "base_ll", "base_ll128", *_HOPS,
@@ -265,7 +266,7 @@ def calibrate(
     effects = _effects(profile, names, predict)
     findings = {name: _unknown(profile, name, why) for name, why in _without_effect(names, effects).items()}
     chosen = [name for name in names if name not in findings]
-    start = profile
+    start = _nearer(profile, chosen, predict, times_s)
     while chosen:
         if len(times_s) > len(chosen):
             say(f"fitting {', '.join(chosen)} to {len(times_s)} rows")
@@ -284,11 +285,33 @@ def calibrate(
     return Calibrated(written, tuple(sure), tuple(cases), before_s, predict(written))
 
 
+def _nearer(profile: Profile, names: Sequence[str], predict: Predict, times_s: FloatArray) -> Profile:
+    """The profile with each constant in turn at the best of a few multiples.
+
+    Far from the truth a step of the fit may leap to where the library takes another protocol, and be lost there.
+    """
+
+    def distance(candidate: Profile) -> float:
+        return float(np.abs(np.log(predict(candidate) / times_s)).mean())
+
+    for name in names:
+        value = profile.number(name)
+        tried = [with_numbers(profile, [(name, value * factor)]) for factor in _MULTIPLES]
+        profile = min([profile, *tried], key=distance)
+    return profile
+
+
 def _fit(profile: Profile, names: Sequence[str], predict: Predict, times_s: FloatArray) -> Fit:
     def predict_with(values: FloatArray) -> FloatArray:
         return predict(with_numbers(profile, zip(names, values.tolist(), strict=True)))
 
-    return fit(predict_with, times_s, {name: profile.number(name) for name in names})
+    return fit(predict_with, times_s, {name: _start(profile, name) for name in names})
+
+
+def _start(profile: Profile, name: str) -> float:
+    """Where a fit begins: hops a little above the wire's latency, below which they change nothing."""
+    value = profile.number(name)
+    return max(value, 1.05 * _sensible(profile, name, 0.0)) if name in _HOPS else value
 
 
 def _checked(asked: Sequence[str], profile: Profile, cases: Sequence[Case]) -> tuple[str, ...]:

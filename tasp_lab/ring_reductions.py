@@ -32,7 +32,6 @@ from tasp_lab.all_gather import RingSteps, multi_ring_all_gather, ring_all_gathe
 from tasp_lab.decomposition import Decomposition
 from tasp_lab.reduction import Reduction
 from tasp_lab.ring_proof import all_blocks, are_permutations, own_blocks
-from tasp_lab.rings import fold_of
 from tasp_lab.schedule import Proof, Schedule, Step
 from tasp_lab.topology import Topology
 
@@ -102,9 +101,10 @@ def ring_reduce_scatter(
     1->2 lane 0 block 0
     2->0 lane 0 block 1
 
-    Raises what the builders of `tasp_lab.all_gather` raise, and `NoDecompositionError` for rings that are none.
+    Raises `ScheduleError` as `ring_all_gather` does.
     """
-    return _sums("ring-reduce-scatter", _gathering(topology, shard_bytes, rings, pieces), fused)
+    gathering = ring_all_gather(topology, shard_bytes, rings, pieces=pieces)
+    return _sums("ring-reduce-scatter", gathering, fused)
 
 
 def ring_all_reduce(
@@ -123,7 +123,8 @@ def ring_all_reduce(
     >>> len(ring_all_reduce(full_mesh(4), 64).steps)
     6
     """
-    return _sums("ring-all-reduce", _gathering(topology, shard_bytes, rings, pieces), fused)
+    gathering = ring_all_gather(topology, shard_bytes, rings, pieces=pieces)
+    return _sums("ring-all-reduce", gathering, fused)
 
 
 def multi_ring_reduce_scatter(
@@ -150,14 +151,6 @@ def multi_ring_all_reduce(
     """AllReduce around all rings of a decomposition at once; see `tasp_lab.all_gather.multi_ring_all_gather`."""
     gathering = multi_ring_all_gather(topology, shard_bytes, decomposition, pieces=pieces)
     return _sums("multi-ring-all-reduce", gathering, fused)
-
-
-def _gathering(topology: Topology, shard_bytes: int, rings: npt.NDArray[np.integer] | None, pieces: int) -> Schedule:
-    """AllGather around one ring, or around given ones."""
-    if rings is None or topology.world_size == 1:
-        return ring_all_gather(topology, shard_bytes, pieces=pieces)
-    given = Decomposition(topology, rings.astype(np.int32), fold_of(rings), reason="given")
-    return multi_ring_all_gather(topology, shard_bytes, given, pieces=pieces)
 
 
 def _sums(name: str, gathering: Schedule, fused: bool) -> Schedule:

@@ -295,7 +295,7 @@ def test_rings_can_be_given() -> None:
         assert (schedule.lanes, len(schedule.steps), schedule.fused) == (2, steps, True)
         assert schedule.block_bytes.tolist() == [4, 3] * 4
         assert schedule.steps[0].rows()[4] == (3, 2, 1, 1)
-        with pytest.raises(NoDecompositionError, match="ring 1 goes from rank 3 to 2, but ring:4 has no such link"):
+        with pytest.raises(ScheduleError, match="rank 3 sends to rank 2, but ring:4 has no such link"):
             build(ring(4), 7, rings)
 
 
