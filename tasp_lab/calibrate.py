@@ -342,7 +342,7 @@ def _without_effect(names: Sequence[str], effects: FloatArray) -> dict[str, str]
     for index, name in enumerate(names):
         column = effects[:, index]
         if np.abs(column).max() < NO_EFFECT:
-            reasons[name] = "changing it changes no prediction of these rows"
+            reasons[name] = "no prediction of these rows depends on it"
             continue
         if kept:
             shares, *_ = np.linalg.lstsq(effects[:, kept], column, rcond=None)

@@ -108,6 +108,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "channels": _count("channels of collectives inside a domain"),
     "channels_per_nic": _count("channels of collectives per NIC where there are several domains"),
     "enough_channels": _count("if there are fewer then, they are doubled"),
+    "most_channels": _count("there are no more, whatever the number of NICs"),
     "channels_per_peer": _count("the most channels of send and receive for one peer inside a domain"),
     "nic_channels_per_peer": _count("the most for a peer behind the network, before all peers have to fit"),
     "peers_per_channel": _count("how many peers one channel serves at once"),
@@ -275,9 +276,12 @@ class _Channels:
             channels = power_of_two(int(of("channels")))
             return channel_rule(world_size, channels, power_of_two(int(of("channels_per_peer"))))
         searched = int(of("channels_per_nic")) * self.ranks
-        channels = power_of_two(searched * (2 if searched < of("enough_channels") else 1))
+        doubled = searched * (2 if searched < of("enough_channels") else 1)
+        channels = power_of_two(min(doubled, int(of("most_channels"))))
         per_peer = int(of("nic_channels_per_peer"))
-        most = channels_per_net_peer(world_size, channels, per_peer, int(of("peers_per_channel")))
+        # RCCL wants fewer than all of them taken where NCCL takes all
+        free = channels - (self.profile.library == "rccl")
+        most = channels_per_net_peer(world_size, free, per_peer, int(of("peers_per_channel")))
         return channel_rule(world_size, channels, most)
 
     def _inside(self) -> Medium:

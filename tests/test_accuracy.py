@@ -9,6 +9,7 @@ import pytest
 
 from sim.engine import simulate
 from tasp_lab.cli.accuracy import account, judge, message_parts, own_tables
+from tasp_lab.errors import TableError
 from tasp_lab.library_schedules import library_schedule
 from tasp_lab.measurements import find_tables, parse_table
 from tasp_lab.profile import member, profile_names
@@ -46,6 +47,9 @@ def test_errors_are_predicted_over_measured() -> None:
         ("sendrecv", "all_reduce", "all-reduce by rings, trees, NVLS or SHARP: the table does not say"),
         ("sendrecv", "all_reduce\n# algorithm: NVLS", "all-reduce by NVLS"),
         ("# source", "# out_of_scope: broken cable\n# source", "broken cable"),
+        ("h100-8", "h100-9", "1 nodes of 9 ranks, expected at most 8"),
+        ("h100-8\n# collective: sendrecv\n# ranks: 8", "h100-1\n# collective: all_gather\n# ranks: 1", "sends nothing"),
+        ("# source", "# from_size_B: 2MiB\n# source", "no size that counts"),
     ],
 )
 def test_what_is_not_compared_says_why(old: str, new: str, reason: str) -> None:
@@ -60,6 +64,12 @@ def test_sizes_that_do_not_count_are_shown_all_the_same() -> None:
     found = judge(parse_table(f"{head}1048576,1\n4194304,{predicted_us(4194304)}\n", "t.csv"))
     assert [row.in_scope for row in found.rows] == [False, True]
     assert found.document()["worst_relative_error"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("text", ["lots", "-5", "1.5B", "9" * 5000, "1MiB\n# from_size_B: 2MiB"])
+def test_a_first_size_that_is_none(text: str) -> None:
+    with pytest.raises(TableError, match=r"t\.csv, line [56]: "):
+        parse_table(f"{HEAD.replace('size_B', f'# from_size_B: {text}' + chr(10) + 'size_B')}1048576,1\n", "t.csv")
 
 
 def test_rings_are_compared_where_the_table_says_ring() -> None:

@@ -67,10 +67,16 @@ def test_eight_ranks_with_32_channels_place_every_step_of_a_ring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("h100-10x1", 2), ("h100-10x8", 1), ("h100-2x8", 4), ("h100-2x1", 4), ("h100-8", 32)]
-)
+    ("name", "most"),
+    [("h100-10x1", 2), ("h100-10x8", 1), ("h100-2x8", 4), ("h100-2x1", 4), ("h100-8", 32), ("gb200-36x4", 2),
+     ("a100-10x1", 1), ("gh200-10x1", 1), ("mi300x-2x8", 2), ("mi300x-4x8", 1)],
+)  # fmt: skip
 def test_the_network_decides_for_all_peers(name: str, most: int) -> None:
-    """By hand: 4 channels fill a NIC; 16 channels (4 with one GPU per node) serve groups of 8 peers each."""
+    """By hand: 4 channels fill a NIC of 400 Gbit/s; 16 channels (4 with one GPU per node) serve groups of 8 peers each.
+
+    Two racks have 64 channels, not 144, for 18 groups. A100 and GH200 have 2 with one GPU per node, for 2 groups. RCCL
+    has 64 for single peers, 16 or 32, and leaves one free.
+    """
     assert library(name).rule.most == most
 
 

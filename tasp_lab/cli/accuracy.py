@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.messages import Messages
 from sim.simulation import simulate
+from tasp_lab.errors import ProfileError
 from tasp_lab.explanation import critical_path, kind_of
 from tasp_lab.library_rings import AROUND_RINGS, library_rings
 from tasp_lab.library_schedules import library_schedule
@@ -105,14 +106,13 @@ def account(paths: Sequence[Path] = ()) -> list[TableAccuracy]:
 
 def judge(table: MeasuredTable) -> TableAccuracy:
     """One table beside its prediction, as far as there is one."""
-    machine = member(table.profile) if table.profile else None
-    reason = table.reason or _mismatch(table, machine) or _out_of_scope(table)
+    machine, unknown = _machine(table)
+    reason = table.reason or unknown or _mismatch(table, machine) or _out_of_scope(table)
     if reason:
         return TableAccuracy(table, reason, ())
     assert machine is not None, "a table in scope has a machine"
     assert table.collective is not None, "a table in scope has a collective"
     rings = library_rings(machine.topology) if table.collective in AROUND_RINGS else None
-    first = int(table.headers.get("from_size_b", "0"))
     rows: list[RowAccuracy] = []
     rules: defaultdict[str, float] = defaultdict(float)
     for size_bytes, measured_s in table.rows:
@@ -121,12 +121,17 @@ def judge(table: MeasuredTable) -> TableAccuracy:
         schedule = library_schedule(table.collective, machine.topology, size_bytes, rings)
         few = schedule.transfers <= MOST_EXPLAINED
         timeline = simulate(schedule, machine, explain=few, events=few)
-        rows.append(RowAccuracy(size_bytes, measured_s, float(timeline.time_s), size_bytes >= first))
+        counts = size_bytes >= table.from_size_bytes
+        rows.append(RowAccuracy(size_bytes, measured_s, float(timeline.time_s), counts))
+        if not counts:
+            continue
         parts = critical_path(timeline) if few else message_parts(schedule, machine)
         whole_s = sum(float(seconds) for _, seconds in parts)
         for what, seconds in parts:
             rules[kind_of(what, machine.topology)] += float(seconds) / whole_s
-    return TableAccuracy(table, reason, tuple(rows), max(rules, key=lambda rule: rules[rule]) if rules else "")
+    if not rules:
+        return TableAccuracy(table, "no size that counts", tuple(rows))
+    return TableAccuracy(table, "", tuple(rows), max(rules, key=lambda rule: rules[rule]))
 
 
 def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float]]:
@@ -152,12 +157,22 @@ def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float
     return longest
 
 
+def _machine(table: MeasuredTable) -> tuple[Machine | None, str]:
+    """The machine of a table, or why there is none: a table of a machine that cannot be does not stop the others."""
+    try:
+        return (member(table.profile) if table.profile else None), ""
+    except ProfileError as error:
+        return None, str(error)
+
+
 def _mismatch(table: MeasuredTable, machine: Machine | None) -> str:
     """Why there is no prediction for a table that is complete."""
     if machine is None:
         return f"there is no profile {table.profile!r}"
     if table.ranks != machine.topology.world_size:
         return f"{table.profile} has {machine.topology.world_size} ranks, the table {table.ranks}"
+    if table.ranks == 1:
+        return "one rank sends nothing"
     return ""
 
 

@@ -33,6 +33,7 @@ COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:(?:\s+(.*?))?\s*")
 _NEEDED = ("profile", "collective", "ranks")
 _COLUMNS = ("size_B", "time_us")
+_FIRST = "from_size_b"
 
 
 class Row(NamedTuple):
@@ -45,6 +46,8 @@ class Row(NamedTuple):
 @dataclass(frozen=True)
 class MeasuredTable:
     """One collective on one machine at several sizes.
+
+    Rows of fewer than `from_size_bytes` bytes are there to be seen and do not count.
 
     `name` is the file, and the run if a file has several. `headers` are all that the file says, those included that
     have fields. `reason` says what is missing to compare the table with a prediction; it is empty if nothing is.
@@ -61,6 +64,7 @@ class MeasuredTable:
     reason: str = ""
     warnings: tuple[str, ...] = ()
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    from_size_bytes: int = 1
 
 
 def read_table(path: Path) -> MeasuredTable:
@@ -96,6 +100,8 @@ def parse_table(text: str, name: str) -> MeasuredTable:
         elif line.strip():
             lines.append((place, _cells(line, place)))
     collective, ranks = _collective(headers, places), _ranks(headers, places)
+    first = headers.get(_FIRST)
+    from_size_bytes = places[_FIRST].size_bytes(first) if first else 1
     missing = [f"no header {key!r}" for key in _NEEDED if not headers.get(key)]
     try:
         columns, rows, others = _read_rows(lines)
@@ -115,6 +121,7 @@ def parse_table(text: str, name: str) -> MeasuredTable:
         rows,
         ", ".join(missing),
         others=others,
+        from_size_bytes=from_size_bytes,
     )
 
 
@@ -124,7 +131,7 @@ def _add_header(headers: dict[str, str], places: dict[str, Place], place: Place,
     if match is None:
         return
     key, value = match[1].lower(), match[2] or ""
-    if key in headers and key in (*_NEEDED, "source"):
+    if key in headers and key in (*_NEEDED, "source", _FIRST):
         raise place.error(f"header {key!r} is there twice", f"one, in line {places[key].line}")
     headers[key] = f"{headers[key]}\n{value}" if key in headers else value
     places[key] = place
