@@ -177,7 +177,7 @@ def _left_out(table: MeasuredTable, by_rings: bool) -> str:
         return reason
     algorithm = table.headers.get("algorithm", "ring" if by_rings else "")
     if table.collective == "all_reduce" and algorithm.casefold() != "ring":
-        return f"all-reduce by {algorithm or 'rings, trees, NVLS or SHARP'}; by rings it takes --algorithm ring"
+        return f"all-reduce by {algorithm or 'rings, trees, NVLS or SHARP'}; if it went by rings, say --algorithm ring"
     return ""
 
 

@@ -46,6 +46,7 @@ class Protocol:
     ----------
     base_s : latency of a call.
     hop_s : of a hop inside a domain and between domains, beside that of the wire.
+    ring_hop_s : the same in a ring collective.
     payload_share : what part of its bytes is payload.
     ring_share : what part of a ring collective's rate it reaches.
     most_bytes_per_s : what it reaches of that at most; None for no limit.
@@ -54,6 +55,7 @@ class Protocol:
     name: ProtocolName
     base_s: Number
     hop_s: tuple[Number, Number]
+    ring_hop_s: tuple[Number, Number]
     payload_share: Number = 1
     ring_share: Number = 1
     most_bytes_per_s: Number | None = None
@@ -189,7 +191,7 @@ class ChannelLibrary(Transport):
         sent_bytes = int(schedule.block_bytes.sum()) * hops / ranks
 
         def time_s(protocol: Protocol) -> Number:
-            hops_s = (hops - between) * protocol.hop_s[INSIDE] + between * protocol.hop_s[-1]
+            hops_s = (hops - between) * protocol.ring_hop_s[INSIDE] + between * protocol.ring_hop_s[-1]
             return protocol.base_s + hops_s + sent_bytes / protocol.ring_bytes_per_s(self.ring_bytes_per_s)
 
         return min(self.protocols.values(), key=time_s)
@@ -223,7 +225,7 @@ class ChannelLibrary(Transport):
         overhead = medium.line_bytes_per_s / medium.payload_bytes_per_s
         return Message(
             launch_s=protocol.base_s if first else 0,
-            latency_s=protocol.hop_s[place],
+            latency_s=protocol.ring_hop_s[place],
             wire_bytes=size_bytes * overhead,
             most_bytes_per_s=protocol.ring_bytes_per_s(self.ring_bytes_per_s) / lanes * overhead,
             rule=f"ring, {protocol.name}",

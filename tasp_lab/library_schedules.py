@@ -33,9 +33,11 @@ def library_schedule(
     >>> schedule.fused, schedule.transfers, int(schedule.block_bytes[0])
     (True, 56, 4194304)
 
-    Raises `ScheduleError` for fewer bytes than ranks.
+    Raises `ScheduleError` for one rank and for fewer bytes than ranks.
     """
     n = topology.world_size
+    if n == 1:
+        raise ScheduleError(f"{collective} of one rank sends nothing, expected two ranks or more")
     if size_bytes < n and collective != "sendrecv":
         raise ScheduleError(f"{collective} of {size_bytes} bytes, expected at least one per rank: {n}")
     if collective == "sendrecv":

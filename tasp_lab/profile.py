@@ -131,9 +131,27 @@ MEANINGS: Mapping[str, Meaning] = {
     "ll_payload": _share("what part of LL's bytes is payload"),
     "ll_share": _share("what LL reaches of the ring rate"),
     "ll128_share": _share("what LL128 reaches of the ring rate"),
-    "ll_most": _rate("what LL reaches at most in a ring collective"),
+    "ll_most": _rate("what LL reaches at most in a ring collective inside a domain"),
+    "two_ll_most": _rate("the same over two domains"),
+    "nic_ll_most": _rate("the same over more"),
+    "net_overhead": _time("a hop inside one of several domains takes no less; with Simple three times that"),
+    **{
+        f"lone_hop_{protocol.lower()}": _time(
+            f"latency of a hop of a ring collective through the network with one GPU per domain, protocol {protocol}"
+        )
+        for protocol in ("LL", "LL128", "Simple")
+    },
 }
 """Every constant that a profile may have."""
+
+
+_NO_MORE_THAN = (
+    ("link_payload", "link_bandwidth"),
+    ("link_many_payload", "link_bandwidth"),
+    ("nic_payload", "nic_bandwidth"),
+    ("nic_ring_rate", "nic_bandwidth"),
+)
+"""Constants of which the first is a part of the second; else predictions would beat the bound."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -304,16 +322,30 @@ class _Channels:
         hops = [of(f"link_hop_{key}") - of("link_latency")]
         if self.domains > 1:
             hops.append(of(f"nic_hop_{key}") - of("nic_latency"))
+        ring_hops = self._ring_hops(key)
         if min(hops) < 0:
             raise ProfileError(f"profile {self.profile.name!r}: a hop of {name} takes less than the wire")
         return Protocol(
             name,
             of(f"base_{key}"),
             (hops[0], hops[-1]),
+            (ring_hops[0], ring_hops[-1]),
             payload_share=of("ll_payload") if name == "LL" else 1,
             ring_share=1 if name == "Simple" else of(f"{key}_share"),
-            most_bytes_per_s=of("ll_most") if name == "LL" else None,
+            most_bytes_per_s=of(self._ll_most()) if name == "LL" else None,
         )
+
+    def _ring_hops(self, key: str) -> list[float]:
+        """What hops of a ring collective take beside the wire's latency: inside a domain, and between domains."""
+        of = self.profile.number
+        if self.domains == 1:
+            return [of(f"link_hop_{key}") - of("link_latency")]
+        inside = max(of(f"link_hop_{key}"), of("net_overhead") * (3 if key == "simple" else 1))
+        between = of(f"nic_hop_{key}" if self.ranks > 1 else f"lone_hop_{key}")
+        return [inside - of("link_latency"), between - of("nic_latency")]
+
+    def _ll_most(self) -> str:
+        return {1: "ll_most", 2: "two_ll_most"}.get(self.domains, "nic_ll_most")
 
 
 def profile_names() -> list[str]:
@@ -412,10 +444,14 @@ def _read(where: str, data: bytes) -> Profile:
         raise ProfileError(" ".join(f"{where}: {error}".split())) from error
     stated = {constant.name for constant in own}
     shared = tuple(constant for constant in _library(record.library) if constant.name not in stated)
-    return Profile(
+    profile = Profile(
         record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
         own + shared, record.aliases,
     )  # fmt: skip
+    for part, whole in _NO_MORE_THAN:
+        if profile.has(part) and profile.has(whole) and profile.number(part) > profile.number(whole):
+            raise ProfileError(f"{where}: {part} is more than {whole}")
+    return profile
 
 
 def _library(library: Library) -> tuple[Constant, ...]:
@@ -428,8 +464,7 @@ def _constants(records: tuple[_Record, ...]) -> tuple[Constant, ...]:
     for index, record in enumerate(records):
         if record.name not in MEANINGS:
             raise ProfileError(
-                f"unknown constant {record.name!r}, expected one of {', '.join(MEANINGS)} "
-                f"- at `$.constants[{index}]`"
+                f"unknown constant {record.name!r}, expected one of {', '.join(MEANINGS)} - at `$.constants[{index}]`"
             )
         if any(record.name == other.name for other in records[:index]):
             raise ProfileError(f"constant {record.name!r} is there twice - at `$.constants[{index}]`")

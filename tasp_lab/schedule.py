@@ -181,7 +181,8 @@ class Schedule:
     @cached_property
     def digest(self) -> str:
         """A short text that two schedules share only if they are the same, step by step."""
-        found = hashlib.sha256(repr((self.name, self.lanes, self.rooms, self.task and self.task.workload)).encode())
+        head = (self.name, self.lanes, self.rooms, self.fused, self.task and self.task.workload)
+        found = hashlib.sha256(repr(head).encode())
         found.update(self.block_bytes.tobytes())
         for row in (*self.initial, *self.final):
             found.update(row.tobytes())

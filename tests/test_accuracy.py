@@ -82,9 +82,10 @@ def test_rings_are_compared_where_the_table_says_ring() -> None:
 def test_one_message_alone_stands_for_too_many() -> None:
     machine = member("h100-8")
     assert machine is not None
-    schedule = library_schedule("sendrecv", machine.topology, 2**25)
-    parts = message_parts(schedule, machine)
-    assert sum(seconds for _, seconds in parts) == pytest.approx(float(simulate(schedule, machine).time_s))
+    for collective in ("sendrecv", "alltoall"):
+        schedule = library_schedule(collective, machine.topology, 2**25)
+        parts = message_parts(schedule, machine)
+        assert sum(seconds for _, seconds in parts) == pytest.approx(float(simulate(schedule, machine).time_s))
 
 
 def test_every_table_of_ours_names_its_source_and_a_profile() -> None:
@@ -120,6 +121,15 @@ def test_a_broken_table_is_one_line(command: Command, tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
     assert "broken.csv" in result.stderr
     assert "-3" in result.stderr
+
+
+def test_nothing_to_compare(command: Command, tmp_path: Path) -> None:
+    assert command("accuracy", str(tmp_path)).stdout == "no table to compare\n"
+    picture = tmp_path / "picture.svg"
+    result = command("accuracy", str(tmp_path), "--plot", str(picture))
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "there is no table to compare" in result.stderr
+    assert not picture.exists()
 
 
 def test_nothing_at_a_path_is_one_line(command: Command, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.calibration import calibrate as calibrate_pairs
+from tasp_lab.arrays import FloatArray
 from tasp_lab.builders import switch
 from tasp_lab.calibrate import (
     NEEDS,
@@ -36,7 +37,7 @@ from tasp_lab.cli.main import main
 from tasp_lab.cli.simulated import Simulated
 from tasp_lab.errors import FitError, TableError, TaspLabError
 from tasp_lab.machine import IDEAL
-from tasp_lab.measurements import Collective, MeasuredTable, PairTable, Row
+from tasp_lab.measurements import Collective, MeasuredTable, PairTable, Row, find_tables
 from tasp_lab.measurements.pairs import Kind
 from tasp_lab.profile import MEANINGS, load_profile, member, profile_document, profile_names
 from tests.conftest import Command
@@ -54,7 +55,7 @@ TRUE = {
 
 
 def table(
-    collective: Collective, times_s: Sequence[float], sizes: Sequence[int] = SIZES, size: str = "8"
+    collective: Collective, times_s: Iterable[float], sizes: Sequence[int] = SIZES, size: str = "8"
 ) -> MeasuredTable:
     rows = tuple(Row(size_bytes, float(time_s)) for size_bytes, time_s in zip(sizes, times_s, strict=True))
     ranks = int(np.prod([int(part) for part in size.split("x")]))
@@ -111,7 +112,7 @@ def test_constants_of_the_machine_that_measured_are_found(collective: Collective
 
 
 def test_exact_measurements_give_exact_constants() -> None:
-    found = calibrated(made("sendrecv"))
+    found = calibrated(made("sendrecv", sizes=SIZES[::3]))
     for finding in found.findings:
         if finding.identifiable:
             assert finding.value == pytest.approx(TRUE[finding.name], rel=1e-6)
@@ -216,12 +217,12 @@ def test_the_file_of_a_profile_is_the_profile(tmp_path: Path) -> None:
 def test_in_place_columns_and_two_runs_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "both.log"
     path.write_text(log(made("sendrecv", sizes=SIZES[::2])) + log(made("alltoall", sizes=SIZES[1::4])))
-    found, _ = calibrate_files([path], "h100-8", (), False, False, print)
+    found, *_ = calibrate_files([path], "h100-8")
     assert [case.collective for case in found.cases] == ["sendrecv", "alltoall"]
     for name in ("link_payload", "link_many_payload", "message_launch"):
         assert found.profile.number(name) == pytest.approx(TRUE[name], rel=1e-3)
-    twice_as_long, _ = calibrate_files([path], "h100-8", (), False, True, print)
-    assert measured(twice_as_long.cases) == pytest.approx(2 * measured(found.cases), rel=1e-3)
+    in_place = cases_of(find_tables([path], in_place=True), Choice(H100, "8"))
+    assert measured(in_place) == pytest.approx(2 * measured(found.cases), rel=1e-3)
 
 
 def test_all_reduce_that_may_be_no_ring_is_left_out() -> None:
@@ -298,9 +299,7 @@ def test_broken_profiles_other_families_and_unnamed_machines_are_refused(folder:
     assert "nothing to calibrate from" in refused()
 
 
-def pairs(
-    kind: Kind, values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], direct: bool | None = None
-) -> PairTable:
+def pairs(kind: Kind, values: FloatArray, direct: bool | None = None) -> PairTable:
     return PairTable("pairs.log", kind, values, peer_to_peer=direct)
 
 

@@ -145,6 +145,16 @@ def test_a_fused_ring_takes_what_the_library_itself_estimates() -> None:
         assert float(simulate(schedule, hopper).time_s) == pytest.approx(min(estimates.values()), rel=1e-9)
 
 
+@pytest.mark.parametrize(("name", "rate"), [("h100-2x1", 24e9), ("h100-10x1", 20.4e9)])
+@given(size=st.integers(1, 2**12))
+def test_a_ring_of_lone_gpus_counts_on_the_hops_of_trees(name: str, rate: float, size: int) -> None:
+    """Short shards go by LL: half of the ring rate of a NIC, no more than LL reaches over so many nodes."""
+    hopper, of = machine(name), load_profile("h100").number
+    hops = hopper.topology.world_size - 1
+    time_s = simulate(replace(ring_all_gather(hopper.topology, size), fused=True), hopper).time_s
+    assert float(time_s) == pytest.approx(of("base_ll") + hops * (of("lone_hop_ll") + size / rate), rel=1e-9)
+
+
 def test_schedules_that_are_not_fused_are_not_bound() -> None:
     hopper = machine("h100-8")
     assert hopper.transport.bind(ring_all_gather(hopper.topology, 64)) == hopper.transport

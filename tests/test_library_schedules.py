@@ -94,3 +94,8 @@ def test_the_names_of_the_command_line_are_the_same_schedules(name: str, collect
     assert found.name == name
     assert found.fused
     assert [step.rows() for step in found.steps] == [step.rows() for step in known.steps]
+
+
+def test_one_rank_has_nobody_to_send_to() -> None:
+    with pytest.raises(ScheduleError, match="all_gather of one rank sends nothing"):
+        library_schedule("all_gather", switch(1), 64)

@@ -155,6 +155,13 @@ def test_what_is_wrong_in_a_file_is_one_line(own: Path, old: str, new: str, expe
         assert re.search(re.escape(expected), message), message
 
 
+def test_payload_beyond_the_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fast.toml"
+    path.write_text(profile_document(load_profile("h100")).replace("370.8GB/s", "451GB/s"))
+    with pytest.raises(ProfileError, match=r"fast\.toml': link_payload is more than link_bandwidth"):
+        load_profile(str(path))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -5,7 +5,7 @@ A table is never used to fit what predicts it: constants of profiles are from do
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,7 +25,7 @@ from tasp_lab.profile import member
 from tasp_lab.schedule import Schedule
 
 MOST_EXPLAINED = 20_000
-"""With more transfers the longest of the first messages stands for all, as if it were alone."""
+"""With more transfers the longest of the first messages stands for all, as if its sender were alone."""
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,22 @@ def judge(table: MeasuredTable) -> TableAccuracy:
 
 
 def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float]]:
-    """What the time of the longest of the first messages would go to, in seconds, if it met no other."""
+    """What the longest of the first messages would take, in seconds, if it met only those of its sender."""
     step, topology = schedule.steps[0], machine.topology
     capacity = [float(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
     longest: list[tuple[str, float]] = []
     messages, kinds = Messages(schedule, machine.transport).kinds(0, step)
     for kind, message in enumerate(messages):
         at = int((kinds == kind).argmax())
-        route = topology.route(int(step.source[at]), int(step.destination[at]))
-        narrowest = min(route.constraints, key=lambda constraint: (capacity[constraint], constraint))
+        source = int(step.source[at])
+        route = topology.route(source, int(step.destination[at]))
+        sent = step.destination[step.source == source].tolist()
+        users = Counter(each for peer in sent for each in topology.route(source, peer).constraints)
+        share = {each: capacity[each] / users[each] for each in route.constraints}
+        narrowest = min(share, key=lambda constraint: (share[constraint], constraint))
         most = message.most_bytes_per_s
-        limited = most is not None and most < capacity[narrowest]
-        rate = float(most) if most is not None and limited else capacity[narrowest]
+        limited = most is not None and most < share[narrowest]
+        rate = float(most) if most is not None and limited else share[narrowest]
         what = message.rule if limited else topology.constraints[narrowest].name
         parts = [
             ("launch", float(message.launch_s)),

@@ -18,12 +18,12 @@ from tasp_lab.cli import report
 from tasp_lab.errors import FitError, OutputError, QuantityError, TableError
 from tasp_lab.output import check_writable, write_whole
 from tasp_lab.profile import profile_document
+from tasp_lab.rings import Say, say_nothing
 
 if TYPE_CHECKING:
     from tasp_lab.calibrate import Calibrated
     from tasp_lab.calibrate_pairs import PairFigure
     from tasp_lab.measurements import MeasuredTable, PairTable
-    from tasp_lab.rings import Say
 
 Fabric = Literal["emulated", "local", "torchrun"]
 
@@ -80,14 +80,10 @@ def calibrate(
         raise QuantityError("--scale: of --fabric emulated only")
     from tasp_lab.cli import calibrate_report
 
-    notes: list[str] = []
-
-    def note(line: str) -> None:
-        notes.append(line)
-        report.say(line)
-
     paths = [Path(text) for text in dict.fromkeys(measurements)]
-    found, figures = calibrate_files(paths, profile, fit, algorithm == "ring", in_place, note)
+    found, figures, notes = calibrate_files(
+        paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place, say=report.say
+    )
     if output is not None:
         write_whole(output, profile_document(found.profile).encode())
     if json:
@@ -111,11 +107,19 @@ def _check_output(measurements: Sequence[str], output: Path | None, endings: tup
 
 
 def calibrate_files(
-    paths: Sequence[Path], profile: str | None, names: Sequence[str], by_rings: bool, in_place: bool, say: Say
-) -> tuple[Calibrated, list[PairFigure]]:
-    """The profile that follows from measurements in files, and what tables of pairs say.
+    paths: Sequence[Path],
+    profile: str | None,
+    names: Sequence[str] = (),
+    *,
+    by_rings: bool = False,
+    in_place: bool = False,
+    say: Say = say_nothing,
+) -> tuple[Calibrated, list[PairFigure], list[str]]:
+    """The profile that follows from measurements in files, what tables of pairs say, and what was left out and why.
 
-    Tables of pairs come first: what they tell is where the fit to tables of collectives starts.
+    Tables of pairs come first: what they tell is where the fit to tables of collectives starts. Without `names` all
+    constants are fitted that the measurements tell; `by_rings` says that AllReduce went by rings, `in_place` that the
+    in-place columns of logs are meant.
 
     Raises `TableError`, `ProfileError` and `FitError`.
     """
@@ -135,7 +139,7 @@ def calibrate_files(
         if not of_pairs:
             why = [f"{figure.table}: {figure.what}, {figure.note}" for figure in figures] + left_out
             raise FitError(f"these measurements tell no constant: {'; '.join(why) or 'there are none'}")
-        return Calibrated(start, tuple(of_pairs)), figures
+        return Calibrated(start, tuple(of_pairs)), figures, left_out
     for line in left_out:
         say(line)
     predict = Simulated(choice.profile, cases)
@@ -143,7 +147,7 @@ def calibrate_files(
     fitted = {finding.name for finding in found.findings if finding.identifiable}
     kept = tuple(finding for finding in of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
-    return replace(found, findings=kept + others, before_s=predict(choice.profile)), figures
+    return replace(found, findings=kept + others, before_s=predict(choice.profile)), figures, left_out
 
 
 def _read(paths: Sequence[Path], in_place: bool) -> tuple[list[MeasuredTable], list[PairTable]]:

@@ -487,7 +487,10 @@ def accuracy(
     if plot is not None:
         from tasp_lab.accuracy_pictures import draw_tables
 
-        _write_picture(draw_tables([table for table in tables if table.rows]), plot)
+        drawn = [table for table in tables if table.rows]
+        if not drawn:
+            raise OutputError(f"cannot draw {plot}: there is no table to compare")
+        _write_picture(draw_tables(drawn), plot)
     if json:
         report.print_json(report.accuracy_document(tables))
     else:

@@ -267,12 +267,15 @@ def print_accuracy(tables: Sequence[TableAccuracy]) -> None:
         for table in judged
     ]
     heads = ("table", "profile", "collective", "ranks", "sizes", "mean error", "worst", "bias", "mostly")
-    print_table("predicted over measured", heads, rows, texts=(0, 1, 2, 8))
+    if judged:
+        print_table("predicted over measured", heads, rows, texts=(0, 1, 2, 8))
     if others:
         left_out = [(Path(table.table.name).name, table.reason) for table in others]
         print_table("not compared", ("table", "reason"), left_out, texts=(0, 1))
     if judged:
         print(f"median of the mean errors of {len(judged)} tables: {_median_error(tables):.1%}")
+    else:
+        print("no table to compare")
 
 
 def comparison_document(comparison: Comparison) -> Document:
