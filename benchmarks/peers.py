@@ -90,7 +90,9 @@ def table_cases(long: bool) -> list[Case]:
         Case("full-mesh:512", "ring", everyone if long else compiled),
         Case("full-mesh:64", "multi-ring", compiled),
         Case("full-mesh:512", "multi-ring", ("array", "numpy")),
+        Case("nodes:128x8", "ring", ("array",)),
         Case("nodes:128x8", "multi-ring", ("array",)),
+        Case("nodes:2048x8", "ring", ("array",)),
         Case("nodes:2048x8", "multi-ring", ("array",)),
     ]
 

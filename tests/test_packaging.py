@@ -28,7 +28,9 @@ def test_the_wheel_holds_the_three_packages_and_the_machines(tmp_path: Path) -> 
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
-    assert "tasp_lab/machines/h100-8.toml" in names
+    data = ("machines/h100-8.toml", "profiles/h100.toml", "libraries/nccl.toml",
+            "measurements/tables/h100_xxrjun_1x8_sendrecv.csv")  # fmt: skip
+    assert {f"tasp_lab/{name}" for name in data} <= set(names)
     assert {f"{name}/py.typed" for name in PACKAGES} <= set(names)
 
 
