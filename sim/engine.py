@@ -15,13 +15,12 @@ given as `fractions.Fraction`, every time it returns is exact.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 
 import simpy
 
 from sim.fairness import OWN_LIMIT
+from sim.garbage import without_garbage_collection
 from sim.host import Host
 from sim.messages import Messages
 from sim.network import Flow, Network
@@ -58,22 +57,10 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
         raise ScheduleError(
             f"schedule {schedule.name!r} has {work}; this engine keeps a timeline of at most {MOST_TRANSFERS:,}"
         )
-    with _without_garbage_collection():
+    with without_garbage_collection():
         timeline = _Run(schedule, machine, explain).run()
     assert len(timeline.events) == schedule.transfers + calls, "every transfer and every kernel call ended"
     return timeline
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Pause cyclic garbage collection: scanning the millions of objects of a run, few in cycles, doubles its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Run:

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from tasp_lab.catalogue import load_machine, topology_document
 from tasp_lab.cli import report
+from tasp_lab.cli.options import Json
 from tasp_lab.errors import FitError, OutputError, QuantityError, TableError
 from tasp_lab.output import check_writable, write_whole
 from tasp_lab.profile import profile_document
@@ -57,9 +58,7 @@ def calibrate(
     output: Annotated[
         Path | None, Parameter(help="Write the profile (.toml), or with --fabric the machine (.toml, .json).")
     ] = None,
-    json: Annotated[
-        bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else on stdout.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Make a profile of one's own measurements: which constants they tell, and how surely.
 

@@ -19,12 +19,13 @@ from tasp_lab.cli import report
 from tasp_lab.cli.calibrate import calibrate
 from tasp_lab.cli.doctor import examine, print_examination
 from tasp_lab.cli.layer_options import USUAL_LAYER, LayerChoice, whole_number
+from tasp_lab.cli.options import Json
+from tasp_lab.cli.profiles import profile_app
 from tasp_lab.collectives import kind_of
 from tasp_lab.errors import OutputError, QuantityError, TaspLabError
 from tasp_lab.expressions import expression_defaults
 from tasp_lab.machine import Compute, Machine
 from tasp_lab.output import check_writable, write_whole
-from tasp_lab.profile import find_profile, load_profile, profile_names
 from tasp_lab.quantities import format_bandwidth, format_time, parse_time_s
 from tasp_lab.schedules import USES_RINGS, Work, check_names
 from tasp_lab.timeline import Timeline
@@ -43,7 +44,6 @@ app = App(
     suppress_keyboard_interrupt=False,  # `main` says so itself
 )
 
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else on stdout.")]
 TopologyText = Annotated[
     str,
     Parameter(help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, "
@@ -429,42 +429,6 @@ def validate(
         report.print_comparison(comparison)
 
 
-profile_app = App(name="profile", help="Machines with their communication library, constant by constant.")
-app.command(profile_app)
-
-
-@profile_app.command(name="list")
-def list_profiles(*, json: Json = False) -> None:
-    """List the families of machines that have a profile.
-
-    Example: tasp-lab profile list
-    """
-    profiles = [load_profile(name) for name in profile_names()]
-    if json:
-        report.print_json({"profiles": [
-            {"name": p.name, "summary": p.summary, "library": p.library, "ranks_per_node": p.ranks_per_node}
-            for p in profiles
-        ]})  # fmt: skip
-        return
-    rows = [(p.name, p.library, str(p.ranks_per_node), p.summary) for p in profiles]
-    report.print_table("profiles", ("family", "library", "ranks per node", "summary"), rows, texts=(0, 1, 3))
-
-
-@profile_app.command
-def show(name: str, /, *, json: Json = False) -> None:
-    """Show every constant of a machine's profile with its value, its meaning and where it comes from.
-
-    A name is one of a family (h100), of a machine of it (h100-8, h100-10x8), or a profile file.
-
-    Example: tasp-lab profile show h100-8
-    """
-    profile, machine = find_profile(name)
-    if json:
-        report.print_json(report.profile_document(profile, machine))
-    else:
-        report.print_profile(profile, machine)
-
-
 @app.command
 def accuracy(
     *paths: Path,
@@ -498,6 +462,7 @@ def accuracy(
 
 
 app.command(calibrate)
+app.command(profile_app)
 
 
 @app.command

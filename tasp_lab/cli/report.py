@@ -16,8 +16,6 @@ from tasp_lab.cli import layer_report
 from tasp_lab.cli.predicted import CollectivePrediction, LayerPrediction, Prediction, ratio
 from tasp_lab.collectives import describe
 from tasp_lab.explanation import critical_path, kind_of
-from tasp_lab.machine import Machine
-from tasp_lab.profile import MEANINGS, Profile
 from tasp_lab.quantities import format_bandwidth, format_time
 from tasp_lab.timeline import SEND
 from tasp_lab.topology import Topology
@@ -208,35 +206,6 @@ def explanation_document(timeline: Timeline) -> list[Document]:
         for e in timeline.events
         if e.kind == SEND
     ]
-
-
-def profile_document(profile: Profile, machine: Machine) -> Document:
-    """A profile with every constant: its text, its value in SI units, its meaning and its source."""
-    return {
-        "profile": profile.name,
-        "machine": machine.topology.name,
-        "ranks": machine.topology.world_size,
-        "summary": profile.summary,
-        "library": profile.library,
-        "constants": [
-            {
-                "name": constant.name,
-                "text": constant.value,
-                "value": MEANINGS[constant.name].parse(constant.value),
-                "unit": MEANINGS[constant.name].unit,
-                "meaning": MEANINGS[constant.name].text,
-                "source": constant.source,
-            }
-            for constant in profile.constants
-        ],
-    }
-
-
-def print_profile(profile: Profile, machine: Machine) -> None:
-    """A profile for people."""
-    print(f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}")
-    for constant in profile.constants:
-        print(f"\n{constant.name} = {constant.value}    {MEANINGS[constant.name].text}\n    {constant.source}")
 
 
 def accuracy_document(tables: Sequence[TableAccuracy]) -> Document:
