@@ -67,8 +67,8 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS) 
         return _read_machine(f"machine {text!r}", ".toml", (_catalogue() / f"{text}.toml").read_bytes())
     if text.partition(":")[0] in expression_forms():
         return Machine(parse_expression(text).build(defaults))
-    if (found := member(text)) is not None:
-        return replace(found, transport=IDEAL)
+    if (found := member(text, wires=True)) is not None:
+        return found
     if Path(text).suffix.lower() in _DECODERS or os.sep in text or os.path.exists(text):
         return _load_file(Path(text))
     raise TopologyError(_unknown(text))

@@ -214,8 +214,12 @@ class Profile:
         """Whether there is such a constant."""
         return any(constant.name == name for constant in self.constants)
 
-    def machine(self, node_count: int, ranks_per_node: int, *, rails: bool = False, name: str = "") -> Machine:
+    def machine(
+        self, node_count: int, ranks_per_node: int, *, rails: bool = False, name: str = "", wires: bool = False
+    ) -> Machine:
         """The member with so many nodes, of so many ranks each: its wires, its library and its compute rate.
+
+        With `wires` it is without its library, whose constants may then be missing.
 
         Raises `ProfileError` for a size that the family does not come in.
         """
@@ -230,18 +234,19 @@ class Profile:
         ranks = node_count // domains * ranks_per_node
         return Machine(
             replace(self._topology(domains, ranks, rails), name=name or f"{self.name}-{node_count}x{ranks_per_node}"),
-            self._transport(domains, ranks),
+            IDEAL if wires else self._transport(domains, ranks),
             Compute(self.number("compute_rate")) if self.has("compute_rate") else INSTANT,
             self.summary,
             self.constants,
         )
 
-    def member(self, size: str, name: str) -> Machine | None:
+    def member(self, size: str, name: str, *, wires: bool = False) -> Machine | None:
         """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias; None for a text that is no size."""
         found = _SIZE.fullmatch(self.aliases.get(size, size))
         if found is None:
             return None
-        return self.machine(int(found["nodes"] or 1), int(found["ranks"]), rails=bool(found["rails"]), name=name)
+        nodes_and_ranks = int(found["nodes"] or 1), int(found["ranks"])
+        return self.machine(*nodes_and_ranks, rails=bool(found["rails"]), name=name, wires=wires)
 
     def _topology(self, domains: int, ranks: int, rails: bool) -> Topology:
         numbers = [self.number(name) for name in ("link_bandwidth", "link_latency")] if ranks > 1 else [1.0, 0.0]
@@ -372,8 +377,10 @@ def load_profile(text: str) -> Profile:
         raise ProfileError(f"file {text!r} cannot be read: {error.strerror}") from error
 
 
-def member(text: str) -> Machine | None:
+def member(text: str, *, wires: bool = False) -> Machine | None:
     """The machine with its library that a text names: a member of a family, or of the one in a file; None for others.
+
+    With `wires` it is without its library.
 
     A member is ``h100-8``, ``h100-10x8`` or ``h100-2x8-rails``; of a file, ``my.toml`` (one node) or ``my.toml:4x8``.
 
@@ -391,7 +398,7 @@ def member(text: str) -> Machine | None:
         if family not in profile_names():
             return None
         profile = load_profile(family)
-    return profile.member(size, text)
+    return profile.member(size, text, wires=wires)
 
 
 def find_profile(text: str) -> tuple[Profile, Machine]:

@@ -199,3 +199,12 @@ def test_libraries_that_a_machine_has_not(machine: str, library: str, expected: 
 def test_meanings_are_sentences_without_a_full_stop() -> None:
     assert all(meaning.text and not meaning.text.endswith(".") for meaning in MEANINGS.values())
     json.dumps({name: meaning.unit for name, meaning in MEANINGS.items()})
+
+
+def test_wires_need_no_constants_of_the_library(own: Path) -> None:
+    own.write_text(OWN.replace('"gloo"', '"nccl"'))
+    wires = load_machine(str(own))
+    assert wires.transport == IDEAL
+    assert with_library(str(own), wires, "ideal") == wires
+    with pytest.raises(ProfileError, match="is missing; nccl needs it here"):
+        with_library(str(own), wires)
