@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from tasp_lab.catalogue import load_machine, topology_document
 from tasp_lab.cli import report
-from tasp_lab.cli.options import Json
+from tasp_lab.cli.options import FabricKind, Json
 from tasp_lab.errors import FitError, OutputError, QuantityError, TableError
 from tasp_lab.output import check_writable, write_whole
 from tasp_lab.profile import profile_document
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tasp_lab.calibrate import Calibrated
     from tasp_lab.calibrate_pairs import PairFigure
     from tasp_lab.measurements import MeasuredTable, PairTable
-
-Fabric = Literal["emulated", "local", "torchrun"]
 
 
 def calibrate(
@@ -50,7 +48,7 @@ def calibrate(
     ] = None,
     in_place: Annotated[bool, Parameter(negative=(), help="Use the in-place columns of logs.")] = False,
     fabric: Annotated[
-        Fabric | None, Parameter(help="Measure ranks that run, instead of reading files: see validate.")
+        FabricKind | None, Parameter(help="Measure ranks that run, instead of reading files: see validate.")
     ] = None,
     scale: Annotated[
         float | None, Parameter(help="Bandwidth of the emulated fabric over the machine's; chosen when not given.")
@@ -171,7 +169,7 @@ def _read(paths: Sequence[Path], in_place: bool) -> tuple[list[MeasuredTable], l
 
 
 def _calibrate_live(
-    machines: Sequence[str], fabric: Fabric, scale: float | None, output: Path | None, json: bool
+    machines: Sequence[str], fabric: FabricKind, scale: float | None, output: Path | None, json: bool
 ) -> None:
     from tasp_lab.cli import calibrate_report
     from tasp_lab.cli.live import measure, measured_machine

@@ -22,6 +22,7 @@ from runtime.records import merge_records
 from runtime.setup import Placement
 from sim.engine import simulate
 from tasp_lab.attention_bound import rank_flops
+from tasp_lab.cli.options import FabricKind
 from tasp_lab.cli.predicted import label, one_after_the_other, together
 from tasp_lab.cli.prediction import LayerPrediction, Prediction, bound_s, predict_schedule, with_compute
 from tasp_lab.decomposition import Decomposition
@@ -35,7 +36,6 @@ from tasp_lab.timeline import Timeline
 from tasp_lab.topology import Topology
 from tasp_lab.workload import Workload
 
-FabricKind = Literal["emulated", "local", "torchrun"]
 ComputeKind = Literal["timed", "real"]
 
 LINKS_BYTES_PER_S_PER_CORE = 40e6
@@ -203,10 +203,8 @@ def validate(
     with start_ranks(fabric, topology) as ranks:
         if not speaks(ranks):
             say = say_nothing
-        if ranks.world_size != topology.world_size:
-            raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
         built = ranks.agree(built)
-        calibration = (calibrate_shared_medium if fabric == "local" else calibrate)(topology, ranks, say)
+        calibration = calibrate_ranks(fabric, topology, ranks, say)
         nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
         trials = _Trials(ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, say)
         return Comparison(fabric, scale or 1.0, calibration, tuple(trials.run_all(built)), speaks(ranks))
@@ -253,11 +251,13 @@ def _announce(say: Say, topology: Topology, scale: float, runs_s: float, real: b
 
 @contextlib.contextmanager
 def start_ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
-    """The ranks of a fabric, gone when the block is left."""
+    """The ranks of a fabric, gone when the block is left. Raises `RunError` unless as many run as the topology has."""
     if fabric == "torchrun":
         from runtime.torchrun import join
 
         with join() as ranks:
+            if ranks.world_size != topology.world_size:
+                raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
             yield ranks
     elif fabric == "local":
         with launch([Placement()] * topology.world_size) as launched:
@@ -267,6 +267,12 @@ def start_ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
 
         with emulate(topology) as built, launch(built.placements) as launched:
             yield launched
+
+
+def calibrate_ranks(fabric: FabricKind, topology: Topology, ranks: Ranks, say: Say) -> Calibration:
+    """What the fabric's links do, from messages between pairs of its ranks; only the process that speaks says so."""
+    measure = calibrate_shared_medium if fabric == "local" else calibrate
+    return measure(topology, ranks, say if speaks(ranks) else say_nothing)
 
 
 def speaks(ranks: Ranks) -> bool:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from runtime.calibration import Calibration, ClassFit, Spread, calibrate, calibrate_shared_medium
+from runtime.calibration import Calibration, ClassFit, Spread
 from tasp_lab.calibrate import constant_text
 from tasp_lab.catalogue import LAUNCH
-from tasp_lab.cli.comparison import Comparison, FabricKind, check_fabric, default_scale, speaks, start_ranks
-from tasp_lab.errors import RunError
+from tasp_lab.cli.comparison import Comparison, calibrate_ranks, check_fabric, default_scale, speaks, start_ranks
+from tasp_lab.cli.options import FabricKind
 from tasp_lab.machine import Constant, Machine
 from tasp_lab.quantities import format_bandwidth, format_time
 from tasp_lab.rings import Say, say_nothing
@@ -28,12 +28,7 @@ def measure(machine: Machine, fabric: FabricKind, scale: float | None = None, sa
         topology = topology.scaled(scale)
         say(f"emulating {topology.name} at scale {scale:.3g}; latencies are not emulated")
     with start_ranks(fabric, topology) as ranks:
-        if ranks.world_size != topology.world_size:
-            raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
-        speaking = speaks(ranks)
-        measure_pairs = calibrate_shared_medium if fabric == "local" else calibrate
-        calibration = measure_pairs(topology, ranks, say if speaking else say_nothing)
-    return Comparison(fabric, scale or 1.0, calibration, (), speaking)
+        return Comparison(fabric, scale or 1.0, calibrate_ranks(fabric, topology, ranks, say), (), speaks(ranks))
 
 
 def measured_machine(measured: Comparison, date: str) -> Machine:

@@ -19,7 +19,7 @@ from tasp_lab.cli import report
 from tasp_lab.cli.calibrate import calibrate
 from tasp_lab.cli.doctor import examine, print_examination
 from tasp_lab.cli.layer_options import USUAL_LAYER, LayerChoice, whole_number
-from tasp_lab.cli.options import Json
+from tasp_lab.cli.options import FabricKind, Json
 from tasp_lab.cli.profiles import profile_app
 from tasp_lab.collectives import kind_of
 from tasp_lab.errors import OutputError, QuantityError, TaspLabError
@@ -373,7 +373,7 @@ def validate(
     shard_bytes: ShardBytes = None,
     layer: LayerChoice = USUAL_LAYER,
     fabric: Annotated[
-        Literal["emulated", "local", "torchrun"],
+        FabricKind,
         Parameter(
             help="emulated: shaped links between network namespaces; local: plain processes; "
             "torchrun: this process is one of the ranks."
