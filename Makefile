@@ -6,16 +6,16 @@ INSTALLED := .venv/.installed
 WORKERS ?= 2
 SIMGRID := python3-simgrid libsimgrid-dev
 
-.PHONY: lab test check simgrid experiments clean
+.PHONY: lab test check simgrid experiments site clean
 
 # The main job: a mesh and a switch, predicted, run and compared.
 lab: $(INSTALLED)
 	$(BIN)/python -m experiments.lab
 
-# Lint, types, layers, then every test but those that need a GPU.
+# Lint, types, layers, then every test but those that need a GPU; those that measure time run by themselves.
 test: $(INSTALLED) check simgrid
-	$(BIN)/pytest -n $(WORKERS) -m "not gpu and not fabric and not distributed"
-	$(BIN)/pytest -m "not gpu and (fabric or distributed)" tests
+	$(BIN)/pytest -n $(WORKERS) -m "not gpu and not alone"
+	$(BIN)/pytest -m alone $$(grep -rl --include="test_*.py" pytest.mark.alone tests)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -30,27 +30,32 @@ simgrid:
 		>/dev/null 2>&1 \
 	|| echo "SimGrid is missing (as root: apt-get install $(SIMGRID)): tests against it are skipped, in CI they fail"
 
-# The long tables, written to experiments/results and benchmarks/results.
+# The long tables, written to experiments/results and experiments/benchmarks/results.
 experiments: $(INSTALLED)
-	$(BIN)/python -m experiments.all_gather_table
-	$(BIN)/python -m experiments.decomposition_table --measure
-	$(BIN)/python -m experiments.attention_curve
-	$(BIN)/python -m experiments.trimming_table
-	$(BIN)/python -m experiments.passes_table
-	$(BIN)/python -m experiments.training_table
+	$(BIN)/python -m experiments.tables.all_gather
+	$(BIN)/python -m experiments.tables.decomposition --measure
+	$(BIN)/python -m experiments.curves.attention
+	$(BIN)/python -m experiments.tables.trimming
+	$(BIN)/python -m experiments.tables.passes
+	$(BIN)/python -m experiments.tables.training
 	$(BIN)/python -m experiments.accuracy.report
 	$(BIN)/python -m experiments.accuracy.step_curve
 	$(BIN)/python -m experiments.accuracy.fabric
-	$(BIN)/python -m benchmarks.simulator_speed
-	$(BIN)/python -m benchmarks.decomposition_speed
-	$(BIN)/python -m benchmarks.executor_cost
-	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m experiments.benchmarks.commands
+	$(BIN)/python -m experiments.benchmarks.simulator_speed
+	$(BIN)/python -m experiments.benchmarks.decomposition_speed
+	$(BIN)/python -m experiments.benchmarks.executor_cost
+	$(BIN)/python -m experiments.benchmarks.peers
+
+# The documents as a site that opens from disk: site/index.html.
+site: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[runtime,transformers,notebooks,search,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[runtime,transformers,notebooks,search,docs,dev]"
 	touch $@
 
 clean:
-	rm -rf .venv lab
+	rm -rf .venv lab site

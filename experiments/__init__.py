@@ -1,1 +1,1 @@
-"""What tasp-lab was built to find out. Run by hand; the results are committed with the machine that made them."""
+"""Experiments, run by hand. Results are committed together with a record of the machine that produced them."""

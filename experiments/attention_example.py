@@ -1,7 +1,7 @@
-"""Attention over a sequence that is spread over processes, in the smallest number of lines.
+"""A minimal example of attention over a sequence that is sharded over processes.
 
 ``torchrun --nproc-per-node 4 -m experiments.attention_example`` computes causal attention with rotary embeddings by
-TASP, every process on its own shard, and compares the result with one process's. Without GPUs the processes use gloo.
+TASP, each process on its own shard, and compares the result with a single process. Without GPUs it uses gloo.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from runtime import attention, positions, shard
-from tasp_lab.attention import attention_placement
-from tasp_lab.workload import Workload
+from tasp_lab.attention.registry import attention_layout
+from tasp_lab.workload.layer import Workload
 
 
 def main() -> None:
@@ -19,25 +19,25 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     layer = Workload(sequence=1000, batch=1, heads=8, kv_heads=2, head_dim=64, dtype="fp32", mask="causal")
-    torch.manual_seed(0)  # the same sequence everywhere, of which each process keeps its shard
+    torch.manual_seed(0)  # the same sequence on all processes; each keeps its shard
     q, k, v = (torch.randn(1, layer.sequence, heads, layer.head_dim) for heads in (8, 2, 2))
 
-    placement = attention_placement("tasp", layer, dist.get_world_size())
-    here = positions(placement, rank)
-    own_q, own_k, own_v = (shard(x, placement, rank) for x in (q, k, v))
+    layout = attention_layout("tasp", layer, dist.get_world_size())
+    here = positions(layout, rank)
+    own_q, own_k, own_v = (shard(x, layout, rank) for x in (q, k, v))
     out = attention(rotate(own_q, here), rotate(own_k, here), own_v, schedule="tasp", causal=True)
 
     everywhere = torch.arange(layer.sequence)
     whole_q, whole_k, whole_v = (x.transpose(1, 2) for x in (rotate(q, everywhere), rotate(k, everywhere), v))
     alone = torch.nn.functional.scaled_dot_product_attention(whole_q, whole_k, whole_v, is_causal=True, enable_gqa=True)
     alone = alone.transpose(1, 2)
-    error = float((out - shard(alone, placement, rank)).norm() / alone.norm())
+    error = float((out - shard(alone, layout, rank)).norm() / alone.norm())
     print(f"rank {rank}: {len(here)} of {layer.sequence} positions, error {error:.0e}", flush=True)
     dist.destroy_process_group()
 
 
 def rotate(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of [batch, positions, heads, head_dim] by the positions in the whole sequence."""
+    """Rotary embedding of [batch, positions, heads, head_dim] at global positions."""
     half = x.shape[-1] // 2
     angles = at[:, None] * 10000.0 ** (-torch.arange(half) / half)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]

@@ -1,4 +1,4 @@
-"""Executes schedules on torch.distributed. What is named here is imported when asked for: launching needs no torch."""
+"""Execution of schedules on torch.distributed. Public names are imported lazily, so launching ranks needs no torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.modules import SequenceParallelAttention
-    from runtime.sequence_parallel import attention, attention_with_lse
-    from runtime.sharding import positions, shard, unshard
+    from runtime.sequence_parallel.api import attention, attention_with_lse
+    from runtime.sequence_parallel.module import SequenceParallelAttention
+    from runtime.sequence_parallel.sharding import positions, shard, unshard
 
 __all__ = ["attention", "attention_with_lse", "SequenceParallelAttention", "positions", "shard", "unshard"]
 
 _MODULES = {
-    "attention": "runtime.sequence_parallel",
-    "attention_with_lse": "runtime.sequence_parallel",
-    "SequenceParallelAttention": "runtime.modules",
-    "positions": "runtime.sharding",
-    "shard": "runtime.sharding",
-    "unshard": "runtime.sharding",
+    "attention": "runtime.sequence_parallel.api",
+    "attention_with_lse": "runtime.sequence_parallel.api",
+    "SequenceParallelAttention": "runtime.sequence_parallel.module",
+    "positions": "runtime.sequence_parallel.sharding",
+    "shard": "runtime.sequence_parallel.sharding",
+    "unshard": "runtime.sequence_parallel.sharding",
 }
 
 

@@ -1,1 +1,1 @@
-"""The simulator: how long a schedule takes on a machine. Never imports torch."""
+"""The simulator: predicts the timeline of a schedule on a machine. Never imports torch."""

@@ -1,27 +1,28 @@
-"""The messages of a schedule: what the machine's transport makes of each transfer of a step."""
+"""The messages of a schedule: how the communication library carries out each transfer of a step."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from sim.numbering import numbered
+from sim.unique_rows import numbered
 from tasp_lab.arrays import IntArray
-from tasp_lab.schedule import Schedule, Step
-from tasp_lab.transport import Message, Transport
+from tasp_lab.libraries.library import CommLibrary, Message
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
 
 
 class Messages:
-    """Asks the transport once for each kind of transfer: place, size, peers of the sender, first step or not."""
+    """Looks up messages, cached by kind of transfer: place, size, peers of the sender, whether in the first step."""
 
-    def __init__(self, schedule: Schedule, transport: Transport) -> None:
+    def __init__(self, schedule: Schedule, comm_library: CommLibrary) -> None:
         self._schedule = schedule
-        self._transport = transport.bind(schedule)
+        self._comm_library = comm_library.bind(schedule)
         self._known: dict[tuple[int, int, int, bool], Message] = {}
 
     def kinds(self, index: int, step: Step) -> tuple[list[Message], IntArray]:
-        """The different messages of a step, and for each transfer the index of its own among them."""
+        """The distinct messages of a step, and for each transfer the index of its message."""
         sizes = self._schedule.block_bytes[step.block]
-        places = self._transport.places(step.source, step.destination)
+        places = self._comm_library.places(step.source, step.destination)
         columns = (places, sizes, self._peers(step))
         firsts, kind = numbered(*columns)
         rows = zip(*(column[firsts].tolist() for column in columns), strict=True)
@@ -33,7 +34,7 @@ class Messages:
         return [messages[which] for which in kind.tolist()]
 
     def _peers(self, step: Step) -> IntArray:
-        """To how many ranks the sender of each transfer sends at this step."""
+        """For each transfer, the number of ranks to which its sender sends at this step."""
         n = self._schedule.world_size
         pairs = np.sort(step.source * n + step.destination)
         different = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))]
@@ -43,5 +44,5 @@ class Messages:
     def _message(self, place: int, size_bytes: int, peers: int, first: bool) -> Message:
         key = (place, size_bytes, peers, first)
         if key not in self._known:
-            self._known[key] = self._transport.message(place, size_bytes, peers, first=first)
+            self._known[key] = self._comm_library.message(place, size_bytes, peers, first=first)
         return self._known[key]

@@ -1,4 +1,4 @@
-"""Names of the array types that the core speaks."""
+"""Aliases of NumPy array types."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
 Int32Array = npt.NDArray[np.int32]
-"""Of rings and paths, which are many numbers: half the memory."""
+"""The type of rings and paths, chosen to save memory."""

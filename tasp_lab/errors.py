@@ -1,14 +1,17 @@
-"""The errors a user can meet, one small hierarchy.
+"""The exception hierarchy of tasp-lab.
 
 The command line prints the message of a `TaspLabError` as one line and exits with status 2; any other exception
-is a bug. Every message names what is wrong, where, and what was expected.
+is a bug. Every message states what is wrong, where, and what was expected.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 def first_line(error: BaseException) -> str:
-    """What an error says, cut to one line; its kind where it says nothing.
+    """The first line of an error message; the name of its type if the message is empty.
 
     >>> first_line(ValueError("too long\\nby far")), first_line(ValueError())
     ('too long', 'ValueError')
@@ -16,44 +19,56 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that is none of those known, with the nearest of them if one is near.
+
+    >>> unknown("schedule", "rng", ["ring", "direct"])
+    "unknown schedule 'rng', did you mean 'ring'? expected one of ring, direct"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name.casefold(), names, n=1)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r},{hint} expected one of {', '.join(names)}"
+
+
 class TaspLabError(Exception):
-    """Root of every error that tasp-lab raises on purpose."""
+    """Base class of all tasp-lab errors."""
 
 
 class QuantityError(TaspLabError):
-    """A size, bandwidth, time or scale that cannot be read or makes no sense."""
+    """A size, bandwidth, time or scale that cannot be parsed or is out of range."""
 
 
 class TopologyError(TaspLabError):
-    """A topology that cannot exist, or a name, file or expression that describes none."""
+    """An invalid topology, or a name, file or expression that does not describe one."""
 
 
 class NoRouteError(TopologyError):
-    """Two ranks have no way to each other that passes through switches only."""
+    """Two ranks have no route to each other through switches only."""
 
 
 class NoDecompositionError(TaspLabError):
-    """The rings asked for do not exist, or rings that were given are not a decomposition."""
+    """The requested rings do not exist, or the given rings are not a decomposition."""
 
 
 class ProfileError(TaspLabError):
-    """A profile of a machine that cannot be read, or that lacks what is asked of it."""
+    """A machine profile that cannot be read, or that lacks a required entry."""
 
 
 class ScheduleError(TaspLabError):
-    """A schedule that breaks a rule. The message names step, rank and block."""
+    """An invalid schedule. The message names step, rank and block."""
 
 
 class WorkloadError(TaspLabError):
-    """An attention layer that cannot be computed. The message names the number and what was expected."""
+    """An invalid attention layer. The message names the value and what was expected."""
 
 
 class RunError(TaspLabError):
-    """A run on real processes that did not end well. The message names the rank."""
+    """A failed run on real processes. The message names the rank."""
 
 
 class FabricError(TaspLabError):
-    """This machine cannot build the emulated fabric. The message says what is missing."""
+    """This machine cannot build the emulated fabric. The message names what is missing."""
 
 
 class TableError(TaspLabError):
@@ -65,4 +80,8 @@ class FitError(TaspLabError):
 
 
 class OutputError(TaspLabError):
-    """A file could not be written. Nothing of it is left behind."""
+    """A file could not be written. No partial file remains."""
+
+
+class MissingPackageError(TaspLabError):
+    """An optional package is not installed. The message names it and how to install it."""

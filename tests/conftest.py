@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tasp_lab.cli.process import main
+from tests.support.signals import hear_interrupts
 
 settings.register_profile("tasp-lab", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("tasp-lab")
@@ -25,7 +30,7 @@ def command(tmp_path: Path) -> Command:
 
 
 class Command:
-    """The command line as a process of its own."""
+    """The command line: called in this process, which is quick, or as a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,7 +39,19 @@ class Command:
             "PYTHONWARNINGS": "error::DeprecationWarning:tasp_lab",
         }
 
-    def __call__(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """In this process: its exit code, and what it wrote to streams like those of a process."""
+        out, err = io.BytesIO(), io.BytesIO()
+        stdout = io.TextIOWrapper(out, "utf-8", write_through=True)
+        stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", write_through=True)
+        with (
+            contextlib.chdir(self.folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr)
+        ):  # fmt: skip
+            code = _exit_code(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue().decode(), err.getvalue().decode())
+
+    def process(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        """As a process of its own, in `environment`."""
         return subprocess.run(
             self.line(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True,
             timeout=timeout_s, check=False,
@@ -44,7 +61,7 @@ class Command:
         """Start it and go on; its group can be interrupted like a terminal does."""
         return subprocess.Popen(
             self.line(*arguments), cwd=self.folder, env=self.environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_interrupts,
         )  # fmt: skip
 
     def line(self, *arguments: str) -> list[str]:
@@ -60,6 +77,14 @@ class Command:
         assert lines[0].startswith("tasp-lab: ")
         assert not any(path.suffix == ".tmp" for path in self.folder.iterdir())
         return lines[0]
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    try:
+        main(arguments)
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
 
 
 def assert_gone(processes: Iterable[int]) -> None:

@@ -1,1 +1,1 @@
-"""The account of the error: measured tables, TASP's step on NVSwitch, and the emulated fabric, beside predictions."""
+"""Accuracy reports: predictions against measured tables, TASP's step on NVSwitch, and the emulated fabric."""

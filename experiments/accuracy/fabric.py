@@ -1,9 +1,9 @@
-"""Prediction against measurement on the emulated fabric, for topologies, schedules and sizes that nothing was tuned on.
+"""Prediction against measurement on the emulated fabric, for held-out topologies, schedules and sizes.
 
-Each fabric is calibrated by messages between pairs of ranks only; then every collective that has a way there is
-predicted and run. ``python -m experiments.accuracy.fabric [TOPOLOGY ...]`` writes
-``experiments/accuracy/fabrics/TOPOLOGY.json`` as each topology is finished, and the table
-``experiments/accuracy/fabric.md`` from all files that are there. All take seven minutes on two idle cores.
+Each fabric is calibrated only by point-to-point messages; then every collective that it supports is predicted and run.
+``python -m experiments.accuracy.fabric [TOPOLOGY ...]`` writes ``experiments/accuracy/fabrics/TOPOLOGY.json`` after
+each topology, and the table ``experiments/accuracy/fabric.md`` from all existing files. All topologies take seven
+minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.record import Record, markdown_table, write_record
+from experiments.common import Record, markdown_table, write_record
 from runtime.calibration import Calibration, calibrate
-from runtime.fabric import emulate
-from runtime.jobs import Ranks, RunSchedule
-from runtime.launcher import launch
-from runtime.records import RankRecord
-from sim.simulation import simulate
-from tasp_lab.catalogue import load_machine
-from tasp_lab.cli.comparison import default_scale
-from tasp_lab.cli.report import say
-from tasp_lab.collectives import collective
+from runtime.fabric.emulated import emulate
+from runtime.protocol.jobs import Ranks, RunSchedule
+from runtime.protocol.records import RankRecord
+from runtime.ranks.launcher import launch
+from sim.simulate import simulate
+from tasp_lab.analysis.validate import default_scale
+from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import NoDecompositionError, NoRouteError, ScheduleError
-from tasp_lab.machine import Machine
-from tasp_lab.output import write_whole
-from tasp_lab.quantities import format_size
-from tasp_lab.schedule import Schedule
-from tasp_lab.topology import Topology
+from tasp_lab.files import write_whole
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import Machine
+from tasp_lab.progress import print_progress as progress
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import format_size
 
 TOPOLOGIES = ("full-mesh:6", "switch:6", "nodes:2x3", "nodes:3x2:switch", "torus:3x2", "ring:5", "hypercube:3")
 SCHEDULES = (
@@ -42,7 +42,7 @@ FOLDER = Path(__file__).parent
 
 
 def main() -> None:
-    """Measure the topologies named on the command line, all without one, and write the table."""
+    """Measure the topologies of the command line, by default all, and write the table."""
     for text in sys.argv[1:] or TOPOLOGIES:
         write_record(_file(text), measure_topology(text))
     records = [json.loads(_file(text).read_text()) for text in TOPOLOGIES if _file(text).exists()]
@@ -56,23 +56,23 @@ def _file(topology: str) -> Path:
 
 
 def measure_topology(text: str) -> Record:
-    """Calibrate the fabric of a topology, then predict and run all that it has a way for, in both sizes."""
+    """Calibrate the fabric of a topology, then predict and run all schedules that it supports, in both sizes."""
     nominal = load_machine(text).topology
     work = [(name, size) for name in SCHEDULES for size in SIZES_BYTES]
     schedules = [(size, schedule) for name, size in work if (schedule := buildable(name, nominal, size)) is not None]
     ideal = Machine(nominal)
     at_full_speed_s = (REPEATS + 1) * sum(float(simulate(schedule, ideal).time_s) for _, schedule in schedules)
     scale = default_scale(nominal, at_full_speed_s)
-    say(f"{text}: {len(schedules)} runs at scale {scale:.3g}, about {at_full_speed_s / scale:.0f} s")
+    progress(f"{text}: {len(schedules)} runs at scale {scale:.3g}, about {at_full_speed_s / scale:.0f} s")
     topology = nominal.scaled(scale)
-    with emulate(topology) as built, launch(built.placements) as ranks:
-        calibration = calibrate(topology, ranks, say)
+    with emulate(topology) as built, launch(built.locations) as ranks:
+        calibration = calibrate(topology, ranks, progress)
         runs = [_run(ranks, calibration, schedule, size) for size, schedule in schedules]
     return {"topology": text, "scale": scale, "repeats": REPEATS, "runs": runs}
 
 
 def buildable(name: str, topology: Topology, size_bytes: int) -> Schedule | None:
-    """The schedule of that name, or None where the topology has no ring, no decomposition or no route for it."""
+    """The schedule by name, or None if the topology has no ring, decomposition or route for it."""
     try:
         schedule = collective(name, topology, size_bytes)
         schedule.check_routes(topology)
@@ -89,7 +89,7 @@ def _run(ranks: Ranks, calibration: Calibration, schedule: Schedule, size_bytes:
                for of_rank in results if isinstance(of_rank, list)]  # fmt: skip
     measured = [max(of_rank[repeat].time_s for of_rank in records) for repeat in range(REPEATS)]
     error = predicted_s / statistics.median(measured) - 1
-    say(f"{schedule.name}, {format_size(size_bytes)}: predicted {predicted_s:.4g} s, error {error:+.1%}")
+    progress(f"{schedule.name}, {format_size(size_bytes)}: predicted {predicted_s:.4g} s, error {error:+.1%}")
     return {
         "schedule": schedule.name,
         "size_bytes": size_bytes,
@@ -101,7 +101,7 @@ def _run(ranks: Ranks, calibration: Calibration, schedule: Schedule, size_bytes:
 
 
 def fabric_text(records: Sequence[Record]) -> str:
-    """Median and worst error of all runs, and every run, in Markdown."""
+    """The median and worst error of all runs, and a table of all runs, in Markdown."""
     errors = [abs(run["relative_error"]) for record in records for run in record["runs"]]
     columns = ("topology, schedule", "bytes", "predicted s", "measured s", "spread s", "error", "cores busy")
     rows = [_row(record["topology"], run) for record in records for run in record["runs"]]
@@ -110,7 +110,7 @@ def fabric_text(records: Sequence[Record]) -> str:
         f"{len(errors)} runs on fabrics of {len(records)} topologies: median error {statistics.median(errors):.1%}, "
         f"worst {max(errors):.1%}.\n\n"
         f"Medians of {REPEATS} repeats after one to warm up, made by `python -m experiments.accuracy.fabric` on "
-        f"{records[0]['machine']['cores']} cores ({dates}). Bytes: a rank's shard, a piece "
+        f"{records[0]['machine']['cores']} cores ({dates}). Bytes: a rank's shard, a chunk "
         "or a message. Predicted from messages between pairs of ranks of the same fabric. Spread: slowest minus "
         f"fastest repeat.\n\n{markdown_table(columns, rows)}"
     )

@@ -1,7 +1,8 @@
-"""Every measured table beside its prediction.
+"""The accuracy report: predictions for every published measured table.
 
-``python -m experiments.accuracy.report`` writes ``experiments/accuracy/accuracy.json``, its tables ``accuracy.md`` and
-a picture of each family of machines, ``accuracy_h100.png`` and so on. The measurements are others'; none is made here.
+``python -m experiments.accuracy.report`` writes ``experiments/accuracy/accuracy.json``, its tables ``accuracy.md``,
+the picture ``accuracy.png`` of all errors, and one picture per machine family, such as ``accuracy_h100.png``. All
+measurements are third-party.
 """
 
 from __future__ import annotations
@@ -12,26 +13,25 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.record import markdown_table
-from tasp_lab.accuracy_pictures import AIM, draw_tables
-from tasp_lab.cli.accuracy import TableAccuracy, judge, own_tables
-from tasp_lab.cli.report import accuracy_document, say
-from tasp_lab.measurements import find_tables
-from tasp_lab.output import write_whole
-from tasp_lab.pictures import render
-from tasp_lab.quantities import format_size_about
+from experiments.common import markdown_table
+from tasp_lab import accuracy
+from tasp_lab.analysis.accuracy import AccuracyReport, TableAccuracy
+from tasp_lab.files import write_whole
+from tasp_lab.plots.accuracy import TARGET_ERROR, draw_tables
+from tasp_lab.plots.timelines import render
+from tasp_lab.progress import print_progress as progress
+from tasp_lab.units import format_size_about
 
 FOLDER = Path(__file__).parent
 
 
 def main() -> None:
     """Judge the repository's own tables and write what was found."""
-    tables = []
-    for table in find_tables([own_tables()]):
-        say(Path(table.name).name)
-        tables.append(judge(table))
+    tables = accuracy(progress=progress)
     write_whole(FOLDER / "accuracy.json", (json.dumps(_document(tables), indent=1) + "\n").encode())
-    write_whole(FOLDER / "accuracy.md", (account_text(tables) + "\n").encode())
+    write_whole(FOLDER / "accuracy.md", (report_text(tables) + "\n").encode())
+    overview = draw_tables([each for each in tables if each.rows], "Predicted over measured time of every table")
+    write_whole(FOLDER / "accuracy.png", render(overview, "png"))
     for family, members in families(tables).items():
         figure = draw_tables(members, f"{family.upper()}: measured times beside predictions")
         write_whole(FOLDER / f"accuracy_{family}.png", render(figure, "png"))
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def families(tables: Sequence[TableAccuracy]) -> dict[str, list[TableAccuracy]]:
-    """The tables that have a prediction, by the family of machines of their profile."""
+    """The tables that have a prediction, by the machine family of their profile."""
     found: dict[str, list[TableAccuracy]] = defaultdict(list)
     for each in tables:
         if each.rows:
@@ -47,9 +47,9 @@ def families(tables: Sequence[TableAccuracy]) -> dict[str, list[TableAccuracy]]:
     return dict(found)
 
 
-def account_text(tables: Sequence[TableAccuracy]) -> str:
+def report_text(tables: Sequence[TableAccuracy]) -> str:
     """Summary, tables in scope with their errors, and the others with their reasons, in Markdown."""
-    judged = markdown_table(
+    in_scope = markdown_table(
         ("table", "profile", "collective", "ranks", "sizes", "mean", "worst", "bias", "dominant rule"),
         [_row(each) for each in tables if each.in_scope],
     )
@@ -61,20 +61,21 @@ def account_text(tables: Sequence[TableAccuracy]) -> str:
         f"{summary(tables)}\n\n"
         "Made by `python -m experiments.accuracy.report`. Error of a size: predicted over measured time, less one. "
         "Mean and worst are of absolute errors, the bias is of signed ones. The dominant rule took most of the "
-        f"predicted time.\n\n{judged}\n\n{others}"
+        f"predicted time.\n\n{in_scope}\n\n{others}"
     )
 
 
 def summary(tables: Sequence[TableAccuracy]) -> str:
-    """The median table, how many are within the aim, and the worst."""
+    """The mean error of the median table, the number of tables within the target, and the worst table."""
     means = {Path(each.table.name).stem: float(abs(each.errors).mean()) for each in tables if each.in_scope}
     if not means:
         return "No table is in scope."
     worst = max(means, key=lambda name: means[name])
-    within, near = (sum(mean <= limit for mean in means.values()) for limit in (AIM, 2 * AIM))
+    within, near = (sum(mean <= limit for mean in means.values()) for limit in (TARGET_ERROR, 2 * TARGET_ERROR))
     return (
         f"{len(means)} of {len(tables)} tables are in scope. The mean error of the median table is "
-        f"{statistics.median(means.values()):.1%}. Within {AIM:.0%}: {within} tables; within {2 * AIM:.0%}: {near}. "
+        f"{statistics.median(means.values()):.1%}. "
+        f"Within {TARGET_ERROR:.0%}: {within} tables; within {2 * TARGET_ERROR:.0%}: {near}. "
         f"The worst is {worst}: {means[worst]:.1%}."
     )
 
@@ -91,10 +92,10 @@ def _row(each: TableAccuracy) -> tuple[str, ...]:
     return (*_name(each), f"{len(sizes)}: {ends}", *of_errors, each.dominant_rule)
 
 
-def _document(tables: Sequence[TableAccuracy]) -> dict[str, object]:
+def _document(tables: AccuracyReport) -> dict[str, object]:
     """The document of `tasp-lab accuracy --json`, files by their names only."""
-    document = accuracy_document(tables)
-    named = [each.document() | {"file": Path(each.table.name).name} for each in tables]
+    document = tables.to_dict()
+    named = [each.to_dict() | {"file": Path(each.table.name).name} for each in tables]
     return document | {"tables": named}
 
 

@@ -1,8 +1,8 @@
-"""One step of TASP against one step of Ring, over the size of the message, on a switch and on a mesh.
+"""One step of TASP against one step of Ring, by message size, on a switch and on a mesh.
 
-Ring sends its M bytes of keys and values to the next rank, as one message or as two; TASP cuts them into 7 and sends
-one part to each of the 7 other ranks, in one all-to-all. The predicted times know nothing of either measurement: on
-the switch they follow from NCCL's rule for channels per message, on the mesh from the links.
+Ring sends its M bytes of keys and values to the next rank, as one message or as two; TASP splits them into 7 parts and
+sends one to each of the 7 other ranks in one all-to-all. The predictions use neither measurement: on the switch they
+follow from NCCL's rule for channels per message, on the mesh from the links.
 
 ``python -m experiments.accuracy.step_curve`` writes ``experiments/accuracy/step_curve.json`` with its table ``.md`` and
 its picture ``.png``.
@@ -22,18 +22,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from experiments.record import markdown_table
-from sim.simulation import simulate
-from tasp_lab.cli.accuracy import own_tables
-from tasp_lab.collectives import all_to_all, send_recv
-from tasp_lab.explanation import critical_path
-from tasp_lab.machine import Machine
+from experiments.common import markdown_table
+from sim.simulate import simulate
+from tasp_lab.analysis.accuracy import own_tables
+from tasp_lab.collectives.point_to_point import all_to_all, send_recv
+from tasp_lab.files import write_whole
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import Machine
 from tasp_lab.measurements import read_table
-from tasp_lab.output import write_whole
-from tasp_lab.pictures import render
-from tasp_lab.profile import member
-from tasp_lab.quantities import format_size, format_size_about
-from tasp_lab.schedule import Schedule
+from tasp_lab.plots.timelines import render
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.timeline.critical_path import critical_path
+from tasp_lab.units import format_size, format_size_about
 
 MACHINES = ("h100-8", "mi300x-8")
 RANKS = 8
@@ -41,10 +41,10 @@ FIRST_BYTES, LAST_BYTES = 2**20, 2**30
 SIZES_PER_DOUBLING = 16
 MEASURED_SEND_RECV, MEASURED_ALL_TO_ALL = "h100_xxrjun_1x8_sendrecv.csv", "h100_xxrjun_1x8_alltoall.csv"
 REPORTED = {"h100-8": (1.05, 2.31), "mi300x-8": (1.57, 3.58)}
-"""Average and greatest speed-up of whole attention layers, full mask: arXiv:2509.26541, from a summary of it."""
+"""Average and maximum speed-up of whole attention layers, full mask: arXiv:2509.26541, from a summary of it."""
 
 LAYER_FACTORS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 2, 1)
-LAYER_BASE, LAYER_MOST_TOKENS, LAYER_HEADS, LAYER_HEAD_DIM = 3360, 10**7, (20, 4, 12), 64
+LAYER_BASE, LAYER_MAX_TOKENS, LAYER_HEADS, LAYER_HEAD_DIM = 3360, 10**7, (20, 4, 12), 64
 """Layers of TASP's own benchmark, bf16: sequences are 3360 times a factor, batches a factor, both together at most 10^7
 tokens (infinigence/HamiltonAttention 86606900, H100-1/test_hamilton_attention.py)."""
 
@@ -52,7 +52,7 @@ FOLDER = Path(__file__).parent
 
 
 class Step(NamedTuple):
-    """A step of M bytes: seconds by Ring with one message, by Ring with two, and by TASP; and what bounds both."""
+    """A step of M bytes: times of Ring with one message, of Ring with two, and of TASP; and the bottleneck of each."""
 
     size_bytes: int
     ring_s: float
@@ -73,7 +73,7 @@ class Step(NamedTuple):
 
 
 class MeasuredStep(NamedTuple):
-    """Measured times of a step of M bytes, in seconds; a message of M/2 twice stands for keys and values apart."""
+    """Measured times of a step of M bytes in seconds; separate K and V are approximated by twice a message of M/2."""
 
     size_bytes: int
     ring_s: float
@@ -82,10 +82,10 @@ class MeasuredStep(NamedTuple):
 
 
 def main() -> None:
-    """Predict the curves and write record, table and picture."""
-    curves = {name: curve(_machine(name)) for name in MACHINES}
+    """Predict the curves, and write the record, the table and the picture."""
+    curves = {name: curve(load_machine(name)) for name in MACHINES}
     measured = measured_steps()
-    layers = {name: layer_speed_ups(_machine(name)) for name in MACHINES}
+    layers = {name: layer_speed_ups(load_machine(name)) for name in MACHINES}
     document = {
         "ranks": RANKS,
         "reported_speed_up_of_layers": {
@@ -102,33 +102,27 @@ def main() -> None:
     print(text)
 
 
-def _machine(name: str) -> Machine:
-    found = member(name)
-    assert found is not None, f"there is a profile {name}"
-    return found
-
-
 def curve(machine: Machine, sizes_per_doubling: int = SIZES_PER_DOUBLING) -> list[Step]:
-    """The step at sizes from 1 MiB to 1 GiB, so many per doubling."""
+    """The step at sizes from 1 MiB to 1 GiB, with `sizes_per_doubling` sizes per factor of 2."""
     doublings = round(math.log2(LAST_BYTES / FIRST_BYTES))
     exponents = np.linspace(0, doublings, doublings * sizes_per_doubling + 1)
     return [predict_step(machine, round(FIRST_BYTES * 2**exponent)) for exponent in exponents]
 
 
 def predict_step(machine: Machine, size_bytes: int) -> Step:
-    """A step of so many bytes on a machine."""
+    """The step of `size_bytes` on a machine."""
     topology = machine.topology
     ring = _parts(machine, send_recv(topology, size_bytes))
     half = _parts(machine, send_recv(topology, size_bytes // 2))
     tasp = _parts(machine, all_to_all(topology, size_bytes // (topology.world_size - 1)))
-    # Keys and values to one peer are one group, launched once, and take turns on the channels of that peer.
+    # Keys and values to one peer form one group, are launched once, and share the channels of that peer in turn.
     of_two_s = 2 * sum(half.values()) - half["launch"] - half["latency"]
     bounds = (max(parts, key=lambda what: parts[what]) for parts in (ring, tasp))
     return Step(size_bytes, sum(ring.values()), of_two_s, sum(tasp.values()), *bounds)
 
 
 def _parts(machine: Machine, schedule: Schedule) -> dict[str, float]:
-    """Seconds of a schedule of one step by what they went to."""
+    """The time of a one-step schedule in seconds by cause."""
     parts = {"launch": 0.0, "latency": 0.0}
     for what, seconds in critical_path(simulate(schedule, machine, explain=True)):
         parts[what] = parts.get(what, 0.0) + float(seconds)
@@ -138,8 +132,8 @@ def _parts(machine: Machine, schedule: Schedule) -> dict[str, float]:
 def measured_steps() -> list[MeasuredStep]:
     """Measured steps of 8 H100, at the sizes of the measured sendrecv up to 1 GiB.
 
-    The size of the measured alltoall counts a part that a rank keeps, so M bytes to 7 peers are a size of 8/7 M; its
-    time is interpolated, logarithm over logarithm.
+    The size of the measured alltoall includes the part that a rank keeps, so M bytes to 7 peers are a size of 8/7 M;
+    its time is interpolated in log-log scale.
     """
     send_recv_s = dict(read_table(own_tables() / MEASURED_SEND_RECV).rows)
     rows = read_table(own_tables() / MEASURED_ALL_TO_ALL).rows
@@ -157,16 +151,16 @@ def measured_steps() -> list[MeasuredStep]:
 
 
 def layer_speed_ups(machine: Machine) -> list[float]:
-    """Ring with two messages over TASP for whole layers of TASP's benchmark, full mask, if nothing else took time.
+    """Ring with two messages over TASP for whole layers of TASP's benchmark, full mask, without other overheads.
 
-    Of n equal steps with compute k and communication c, T = k + (n - 1) max(k, c), since neither waits for the other.
+    For n equal steps with compute k and communication c, which overlap, T = k + (n - 1) max(k, c).
     """
-    rate = machine.compute.flops_per_s
+    rate = machine.compute.rate("bf16", "forward").flops_per_s
     assert rate is not None, "the profiles here have a compute rate"
     speed_ups = []
     for heads, factor, batch in product(LAYER_HEADS, LAYER_FACTORS, LAYER_FACTORS):
         sequence, width = LAYER_BASE * factor, heads * LAYER_HEAD_DIM
-        if sequence * batch <= LAYER_MOST_TOKENS:
+        if sequence * batch <= LAYER_MAX_TOKENS:
             shard = sequence // RANKS
             step = predict_step(machine, 2 * batch * shard * width * 2)
             compute_s = 4 * batch * shard**2 * width / float(rate)
@@ -176,7 +170,7 @@ def layer_speed_ups(machine: Machine) -> list[float]:
 
 
 def step_text(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep], layers: dict[str, list[float]]) -> str:
-    """The segments of each curve, each bounded by one rule, the measured steps, and whole layers, in Markdown."""
+    """Tables of the curve segments by bottleneck, the measured steps, and whole layers, in Markdown."""
     columns = ("machine, message M", "Ring bound by", "TASP bound by", "Ring / TASP", "with K and V apart")
     segments = [row for name, steps in curves.items() for row in _segments(name, steps)]
     by_size = {step.size_bytes: step for step in curves["h100-8"]}
@@ -232,7 +226,7 @@ def _segments(name: str, steps: Sequence[Step]) -> list[tuple[str, ...]]:
 
 
 def _rule(bound: str) -> str:
-    """A bound without the ranks that it names."""
+    """The kind of a bottleneck, without its ranks."""
     if "->" not in bound:
         return bound
     return "port" if "switch" in bound else "link"
@@ -244,7 +238,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def draw_curves(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep]) -> Figure:
-    """The speed-up of a step over the size of its message, a panel per machine."""
+    """The speed-up of a step by message size, a panel per machine."""
     figure = Figure(figsize=(11, 4.4), layout="constrained", facecolor="white")
     figure.suptitle("One step: Ring's time over TASP's", x=0.01, ha="left", fontsize=12, fontweight="bold")
     for panel, (name, steps) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):

@@ -1,4 +1,4 @@
-"""A small GPT on text, trained sequence-parallel: ``torchrun --nproc-per-node 4 -m experiments.train_gpt``.
+"""Sequence-parallel training of a small GPT on text: ``torchrun --nproc-per-node 4 -m experiments.train_gpt``.
 
-How it is done, and what changes in a model, is in docs/training.md.
+docs/training.md describes the implementation and the required changes to a model.
 """

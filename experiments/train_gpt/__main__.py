@@ -1,4 +1,4 @@
-"""The program: one of the ranks that torchrun started, or the only one."""
+"""The command line of the training example, as one rank started by torchrun or as a single process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from json import dumps
 from typing import Annotated
 
 import torch
@@ -15,14 +16,14 @@ import torch.distributed as dist
 from cyclopts import App, CycloptsError, Parameter
 
 from experiments.train_gpt.gradients import LostRankError
-from experiments.train_gpt.options import Recipe, Way
+from experiments.train_gpt.options import Recipe, RunOptions
 from experiments.train_gpt.train import Step, train
-from runtime.torchrun import join
-from tasp_lab.cli.report import on_one_line, print_json
+from runtime.ranks.torchrun import join
 from tasp_lab.errors import TaspLabError
+from tasp_lab.progress import on_one_line
 
 WARM_UP = 2
-"""Steps at the beginning that no time is taken from."""
+"""Number of first steps that are excluded from timing."""
 
 app = App(
     name="train_gpt",
@@ -31,42 +32,42 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
-_USUAL_RECIPE = Recipe()
-_USUAL_WAY = Way()
+_DEFAULT_RECIPE = Recipe()
+_DEFAULT_RUN = RunOptions()
 
 
 @app.default
 def run(
     *,
-    recipe: Recipe = _USUAL_RECIPE,
-    way: Way = _USUAL_WAY,
+    recipe: Recipe = _DEFAULT_RECIPE,
+    run: RunOptions = _DEFAULT_RUN,
     json: Annotated[
         bool, Parameter(negative=(), help="Print one JSON object at the end and nothing else on stdout.")
     ] = False,
 ) -> None:
-    """Train. Of all ranks, the first one prints.
+    """Train. Only rank 0 prints.
 
     Example: torchrun --nproc-per-node 4 -m experiments.train_gpt --schedule tasp --steps 50
     """
 
-    def say(step: Step) -> None:
+    def progress(step: Step) -> None:
         line = f"step {step.number}  loss {step.loss:.6f}  {recipe.tokens / step.step_s:.0f} tokens/s"
         print(line, file=sys.stderr if json else sys.stdout, flush=True)
 
     with process_group():
         first = dist.get_rank() == 0
-        steps = train(recipe, way, say if first else lambda _: None)
+        steps = train(recipe, run, progress if first else lambda _: None)
         if json and first:
-            print_json(document(recipe, way, steps))
+            print(dumps(document(recipe, run, steps), allow_nan=False))
 
 
-def document(recipe: Recipe, way: Way, steps: Sequence[Step]) -> dict[str, object]:
-    """What ``--json`` prints: times are rank 0's and leave the first steps out; shares are of the time of steps."""
-    groups, ranks = way.shape(recipe, dist.get_world_size())
+def document(recipe: Recipe, run: RunOptions, steps: Sequence[Step]) -> dict[str, object]:
+    """The document of ``--json``: times of rank 0 without the first steps; shares are relative to the step time."""
+    groups, ranks = run.shape(recipe, dist.get_world_size())
     timed = steps[WARM_UP:] or steps
     total_s = sum(step.step_s for step in timed)
     return {
-        "schedule": way.schedule,
+        "schedule": run.schedule,
         "sequence_parallel": ranks,
         "data_parallel": groups,
         "first_step": steps[0].number,
@@ -79,7 +80,7 @@ def document(recipe: Recipe, way: Way, steps: Sequence[Step]) -> dict[str, objec
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
-    """The process group that torchrun describes, or one of this process alone."""
+    """The process group of torchrun, or a group of this process only."""
     if "RANK" in os.environ:
         with join():
             yield
@@ -93,27 +94,27 @@ def process_group() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit 0 when all is well, 2 with one line when it is not, 130 after Ctrl-C."""
+    """Run the program; exit code 0 on success, 2 with one line on an error, 130 after Ctrl-C."""
     first = os.environ.get("RANK", "0") == "0"
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    except LostRankError as error:  # every rank has its own view of what happened
-        _tell(str(error))
-        os._exit(2)  # at once: threads that still wait for other ranks would spoil an orderly exit
-    except (TaspLabError, CycloptsError) as error:  # all ranks refuse the same
+    except LostRankError as error:  # each rank reports its own error
+        _print_error(str(error))
+        os._exit(2)  # immediately: threads that wait for other ranks would block an orderly exit
+    except (TaspLabError, CycloptsError) as error:  # the same error on all ranks
         if first:
-            _tell(str(error))
+            _print_error(str(error))
         sys.exit(2)
-    except BrokenPipeError:  # nobody reads any more
+    except BrokenPipeError:  # the reader has closed the pipe
         os._exit(1)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun sends the terminal's signal once more
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun forwards the terminal's signal a second time
         if first:
-            _tell("interrupted")
+            _print_error("interrupted")
         os._exit(130)
 
 
-def _tell(message: str) -> None:
+def _print_error(message: str) -> None:
     print(f"train_gpt: {on_one_line(message)}", file=sys.stderr, flush=True)
 
 

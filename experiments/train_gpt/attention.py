@@ -1,4 +1,4 @@
-"""`runtime.attention` for a model, with a stopwatch: what share of a step is spent in it, forward and backward?"""
+"""`runtime.attention` for a model, with timing of its forward and backward passes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch.autograd.graph import register_multi_grad_hook
 
 import runtime
-from runtime.transport import Group
+from runtime.executor.transports import Group
 
 
 class TimedAttention:
-    """Causal attention over a group of ranks; `seconds` is the time that this rank's host spent in it so far."""
+    """Causal attention over a group of ranks; `seconds` is the accumulated host time on this rank."""
 
     def __init__(self, schedule: str, group: Group) -> None:
         self._schedule, self._group = schedule, group
@@ -23,7 +23,7 @@ class TimedAttention:
         out = runtime.attention(q, k, v, schedule=self._schedule, group=self._group, causal=True)
         self._stop()
         if out.requires_grad:
-            # Backward begins when the gradient of `out` is there and has ended when one of q, k, v has its own.
+            # The backward pass starts with the gradient of `out` and ends with the first gradient of q, k or v.
             register_multi_grad_hook((out,), lambda _: self._start(), mode="any")
             register_multi_grad_hook((q, k, v), lambda _: self._stop(), mode="any")
         return out

@@ -1,4 +1,4 @@
-"""Batches of a text. A token is a byte."""
+"""Random batches of a text, one token per byte."""
 
 from __future__ import annotations
 

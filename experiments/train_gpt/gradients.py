@@ -10,13 +10,14 @@ from tasp_lab.errors import RunError, first_line
 
 
 class LostRankError(RunError):
-    """A run that ended in the middle, as one of its ranks saw it."""
+    """A rank was lost during training, as reported by one rank."""
 
 
 class Gradients:
-    """The gradients of a model and its loss, all in one tensor, so that one all_reduce sums them over all ranks.
+    """The gradients of a model and its loss in one tensor, summed over all ranks by a single all_reduce.
 
-    DistributedDataParallel would divide by the number of ranks, and send while attention sends in the backward pass.
+    DistributedDataParallel would divide by the number of ranks, and its communication would overlap that of attention
+    in the backward pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,7 +31,7 @@ class Gradients:
         self._all.zero_()
 
     def sum_over_ranks(self, loss: torch.Tensor) -> float:
-        """Add up the gradients and the loss of all ranks; the loss. Raises `LostRankError`."""
+        """Sum the gradients and the loss over all ranks; returns the loss. Raises `LostRankError`."""
         self._all[-1] = loss.detach()
         try:
             dist.all_reduce(self._all)

@@ -1,7 +1,7 @@
-"""A decoder-only transformer on some of the positions of a sequence.
+"""A decoder-only transformer on a subset of the positions of a sequence.
 
-Only attention sees more than one position, and only rotary embeddings ask which position it is. So a model runs on a
-shard when it is given the shard's positions, and an attention that reaches the other shards.
+Only attention combines positions, and only rotary embeddings depend on their index. The model therefore runs on a shard
+if it receives the shard's positions and a sequence-parallel attention function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class GPT(nn.Module):
-    """Pre-norm blocks between an embedding and the same matrix as head; initialised from torch's default generator."""
+    """Pre-norm blocks with tied embedding and output matrix; initialised from torch's default generator."""
 
     def __init__(self, recipe: Recipe, attend: Attention, checkpoint_activations: bool = False) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a layer at each position alone; each adds to x, [batch, positions, width]."""
+    """Attention and an MLP, both residual, on x [batch, positions, width]."""
 
     def __init__(self, recipe: Recipe, attend: Attention) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Block(nn.Module):
 
 
 def rotation(positions: torch.Tensor, head_dim: int) -> Rotation:
-    """The angles of rotary embeddings at these positions of the whole sequence."""
+    """The cosines and sines of rotary embeddings at global positions."""
     half = head_dim // 2
     rates = 10000.0 ** (-torch.arange(half, device=positions.device) / half)
     angles = positions[:, None, None] * rates
@@ -76,7 +76,7 @@ def rotation(positions: torch.Tensor, head_dim: int) -> Rotation:
 
 
 def rotate(x: torch.Tensor, at: Rotation) -> torch.Tensor:
-    """Rotary embedding of [batch, positions, heads, head_dim]; keeps the dtype, which autocast made lower."""
+    """Rotary embedding of [batch, positions, heads, head_dim], in the dtype of x, which autocast may have lowered."""
     cos, sin = at
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)

@@ -1,29 +1,37 @@
-"""What a training run is told, in two parts: what decides its losses, and what must not change them."""
+"""Options of a training run: `Recipe` determines the losses, `RunOptions` must not change them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
-from tasp_lab.cli.layer_options import whole_number
-from tasp_lab.errors import WorkloadError
-from tasp_lab.workload import Workload
+from tasp_lab.errors import QuantityError, WorkloadError
+from tasp_lab.units import parse_integer
+from tasp_lab.workload.layer import Workload
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 
+def _integer(_: object, tokens: Sequence[Token]) -> int:
+    try:
+        return parse_integer(tokens[0].value)
+    except QuantityError as error:
+        raise ValueError(str(error)) from error
+
+
 def _whole(text: str) -> Parameter:
-    return Parameter(converter=whole_number, help=text)
+    return Parameter(converter=_integer, help=text)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the losses, up to rounding. Raises `WorkloadError` for what cannot be trained.
+    """The options that determine the losses, up to rounding. Raises `WorkloadError` for invalid values.
 
     >>> Recipe(heads=8, head_dim=16).width
     128
@@ -35,8 +43,8 @@ class Recipe:
     head_dim: Annotated[int, _whole("Elements per head, an even number.")] = 32
     seq: Annotated[int, _whole("Positions of a sequence.")] = 512
     batch: Annotated[int, _whole("Sequences per step, over all ranks.")] = 4
-    learning_rate: Annotated[float, Parameter(help="Of AdamW.")] = 1e-3
-    seed: Annotated[int, _whole("Of the parameters and of the sequences.")] = 0
+    learning_rate: Annotated[float, Parameter(help="Learning rate of AdamW.")] = 1e-3
+    seed: Annotated[int, _whole("Seed of parameters and sequences.")] = 0
     dtype: Annotated[Literal["fp32", "bf16"], Parameter(help="bf16: autocast.")] = "fp32"
 
     def __post_init__(self) -> None:
@@ -52,7 +60,7 @@ class Recipe:
 
     @property
     def width(self) -> int:
-        """Elements of the residual stream at a position."""
+        """Width of the residual stream."""
         return self.heads * self.head_dim
 
     @property
@@ -61,32 +69,32 @@ class Recipe:
         return self.batch * self.seq
 
     def attention(self, batch: int) -> Workload:
-        """One attention layer on so many of the sequences."""
+        """One attention layer on `batch` sequences."""
         return Workload(self.seq, batch, self.heads, self.kv_heads, self.head_dim, self.dtype, "causal")
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Way:
-    """How a run goes about it. A checkpoint may be resumed another way."""
+class RunOptions:
+    """The options of one run. A checkpoint may be resumed with other run options."""
 
-    steps: Annotated[int, _whole("Steps, those before a checkpoint included.")] = 50
+    steps: Annotated[int, _whole("Total steps, including those before a checkpoint.")] = 50
     schedule: Annotated[
         str, Parameter(help="ring-attention, zigzag-ring-attention, striped-ring-attention or tasp.")
     ] = "tasp"
     sequence_parallel: Annotated[
-        int | None, _whole("How many ranks share a sequence; all, if not given. The others are data-parallel.")
+        int | None, _whole("Ranks per sequence; all, if not given. Groups of ranks are data-parallel.")
     ] = None
     checkpoint_activations: Annotated[
-        bool, Parameter(negative=(), help="Keep only the input of each block, and compute the block again.")
+        bool, Parameter(negative=(), help="Recompute each block in the backward pass instead of storing activations.")
     ] = False
     text: Annotated[
         Path,
-        Parameter(help="A file whose bytes are learned; this repository's license, if not given.", show_default=False),
+        Parameter(help="The text file to train on; this repository's license, if not given.", show_default=False),
     ] = LICENSE
     save: Annotated[Path | None, Parameter(help="Write a checkpoint into this folder.")] = None
-    save_every: Annotated[int, _whole("With --save, write it every so many steps, and after the last.")] = 10
-    resume: Annotated[Path | None, Parameter(help="Go on from the checkpoint in this folder.")] = None
+    save_every: Annotated[int, _whole("With --save: steps between checkpoints; the last step is always saved.")] = 10
+    resume: Annotated[Path | None, Parameter(help="Resume from the checkpoint in this folder.")] = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "save_every"):
@@ -94,9 +102,9 @@ class Way:
                 raise WorkloadError(f"{name.replace('_', ' ')}: {vars(self)[name]}, expected 1 or more")
 
     def shape(self, recipe: Recipe, world_size: int) -> tuple[int, int]:
-        """How many groups of ranks there are, and how many ranks are in each. Raises `WorkloadError`.
+        """The number of groups of ranks, and of ranks in each. Raises `WorkloadError`.
 
-        >>> Way(sequence_parallel=4).shape(Recipe(batch=6), world_size=8)
+        >>> RunOptions(sequence_parallel=4).shape(Recipe(batch=6), world_size=8)
         (2, 4)
         """
         ranks = world_size if self.sequence_parallel is None else self.sequence_parallel

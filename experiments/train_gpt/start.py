@@ -1,4 +1,4 @@
-"""What all ranks find out, and tell each other, before anything takes time: they start together or not at all."""
+"""Validation of options on all ranks before training starts: an error or mismatch raises on all of them."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ import torch
 import torch.distributed as dist
 
 from experiments.train_gpt.checkpoint import FILE, State, load
-from experiments.train_gpt.options import Recipe, Way
-from runtime.agreement import Proposal, demand_equal, exchange
-from runtime.transport import device
-from tasp_lab.attention import attention_placement
+from experiments.train_gpt.options import Recipe, RunOptions
+from runtime.executor.transports import default_device
+from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
+from tasp_lab.attention.registry import attention_layout
 from tasp_lab.errors import OutputError, RunError, TaspLabError, WorkloadError
-from tasp_lab.output import check_writable
+from tasp_lab.files import check_writable
 
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank starts with: the text, all that decides the losses, and the checkpoint to go on from, if any."""
+    """The initial state of a rank: the text, the options that determine the losses, and the checkpoint, if any."""
 
     text: bytes
     decisive: Mapping[str, object]
     state: State | None
 
 
-def agree(recipe: Recipe, way: Way) -> Start:
-    """How all ranks start. Raises `TaspLabError` on all of them where one cannot start, or where they differ."""
+def agree(recipe: Recipe, run: RunOptions) -> Start:
+    """The start of all ranks. Raises `TaspLabError` on all of them if one cannot start or their options differ."""
     try:
-        start = _check(recipe, way)
+        start = _check(recipe, run)
     except TaspLabError as error:
-        together(error)
+        check_agreement(error)
         raise
-    together({**start.decisive, **_posted(way), "checkpoint": start.state and start.state["step"]})
+    check_agreement({**start.decisive, **_message_options(run), "checkpoint": start.state and start.state["step"]})
     return start
 
 
-def together(own: Proposal | TaspLabError) -> None:
-    """Go on if all ranks say the same, else raise `TaspLabError` on all of them."""
-    everyone = exchange(own, torch.device(device()), None, TIMEOUT_S)
-    demand_equal(everyone, list(everyone[0]))
+def check_agreement(own: Proposal | TaspLabError) -> None:
+    """Raise `TaspLabError` on all ranks if one of them has an error or their proposals differ."""
+    proposals = exchange(own, torch.device(default_device()), None, TIMEOUT_S)
+    require_equal(proposals, list(proposals[0]))
 
 
-def _posted(way: Way) -> dict[str, object]:
-    """What decides which messages a rank sends and expects."""
+def _message_options(run: RunOptions) -> dict[str, object]:
+    """The options that determine which messages a rank sends and expects."""
     names = ("steps", "schedule", "sequence_parallel", "checkpoint_activations", "save_every")
-    return {name: vars(way)[name] for name in names} | {"save": way.save is not None}
+    return {name: vars(run)[name] for name in names} | {"save": run.save is not None}
 
 
-def _check(recipe: Recipe, way: Way) -> Start:
-    groups, ranks = way.shape(recipe, dist.get_world_size())
-    attention_placement(way.schedule, recipe.attention(recipe.batch // groups), ranks)
-    text = _read(way.text)
+def _check(recipe: Recipe, run: RunOptions) -> Start:
+    groups, ranks = run.shape(recipe, dist.get_world_size())
+    attention_layout(run.schedule, recipe.attention(recipe.batch // groups), ranks)
+    text = _read(run.text)
     if recipe.seq >= len(text):
-        raise WorkloadError(f"seq: {recipe.seq}, expected less than the {len(text)} bytes of {way.text}")
-    if way.save is not None and dist.get_rank() == 0:
-        _prepare_folder(way.save)
+        raise WorkloadError(f"seq: {recipe.seq}, expected less than the {len(text)} bytes of {run.text}")
+    if run.save is not None and dist.get_rank() == 0:
+        _prepare_folder(run.save)
     decisive = vars(recipe) | {"text": hashlib.sha256(text).hexdigest()[:16]}
-    state = None if way.resume is None else load(way.resume, decisive)
-    if state is not None and state["step"] >= way.steps:
-        raise RunError(f"steps: {way.steps}, expected more than the {state['step']} of the checkpoint")
+    state = None if run.resume is None else load(run.resume, decisive)
+    if state is not None and state["step"] >= run.steps:
+        raise RunError(f"steps: {run.steps}, expected more than the {state['step']} of the checkpoint")
     return Start(text, decisive, state)
 
 

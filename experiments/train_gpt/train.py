@@ -1,4 +1,4 @@
-"""Training: every rank computes its positions of its group's sequences, and gradients are summed over all ranks."""
+"""The training loop: each rank processes its shard of its group's sequences; gradients are summed over all ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from experiments.train_gpt.checkpoint import State, save
 from experiments.train_gpt.data import Batches
 from experiments.train_gpt.gradients import Gradients, LostRankError
 from experiments.train_gpt.model import GPT
-from experiments.train_gpt.options import Recipe, Way
-from experiments.train_gpt.start import agree, together
-from runtime.agreement import Proposal
-from runtime.sharding import positions, shard
-from runtime.transport import device
-from tasp_lab.attention import attention_placement
+from experiments.train_gpt.options import Recipe, RunOptions
+from experiments.train_gpt.start import agree, check_agreement
+from runtime.executor.transports import default_device
+from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.sharding import positions, shard
+from tasp_lab.attention.registry import attention_layout
 from tasp_lab.errors import RunError, TaspLabError
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its loss, the mean over all tokens in nats, and this rank's times."""
+    """One step: its loss, the mean over all tokens in nats, and the times of this rank."""
 
     number: int
     loss: float
@@ -39,20 +39,20 @@ class Step:
 
 
 class Trainer:
-    """One rank's part of a run; made and stepped by all ranks. Raises `TaspLabError` where they cannot start."""
+    """One rank of a run. Construction and `step` are collectives; raises `TaspLabError` if a rank cannot start."""
 
-    def __init__(self, recipe: Recipe, way: Way) -> None:
-        self._recipe, self._way = recipe, way
-        self._device = torch.device(device())
-        self._start = agree(recipe, way)
+    def __init__(self, recipe: Recipe, run: RunOptions) -> None:
+        self._recipe, self._run = recipe, run
+        self._device = torch.device(default_device())
+        self._start = agree(recipe, run)
         self._batches = Batches(self._start.text, recipe.seed)
-        shape = way.shape(recipe, dist.get_world_size())
+        shape = run.shape(recipe, dist.get_world_size())
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("data", "sequence"))
-        placement = attention_placement(way.schedule, recipe.attention(1), self._mesh.size(1))
-        self._placement, self._rank = placement, self._mesh.get_local_rank("sequence")
-        self._attend = TimedAttention(way.schedule, self._mesh.get_group("sequence"))
+        layout = attention_layout(run.schedule, recipe.attention(1), self._mesh.size(1))
+        self._layout, self._rank = layout, self._mesh.get_local_rank("sequence")
+        self._attend = TimedAttention(run.schedule, self._mesh.get_group("sequence"))
         torch.manual_seed(recipe.seed)
-        self.model = GPT(recipe, self._attend, way.checkpoint_activations).to(self._device)
+        self.model = GPT(recipe, self._attend, run.checkpoint_activations).to(self._device)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), recipe.learning_rate, betas=(0.9, 0.95))
         self._gradients = Gradients(self.model)
         self.done = 0
@@ -60,11 +60,11 @@ class Trainer:
             self._restore(self._start.state)
 
     def step(self) -> Step:
-        """Make one step. Raises `LostRankError` that names the rank where that is known."""
+        """Make one step. Raises `LostRankError` that names the lost rank if known."""
         began_s, attention_s = time.perf_counter(), self._attend.seconds
         tokens, targets = self._draw()
         self._gradients.clear()
-        with self._where_ranks_are_lost():
+        with self._locating_lost_ranks():
             loss = self._loss(tokens, targets)
             loss.backward()  # type: ignore[no-untyped-call]
         computed_s = time.perf_counter()
@@ -78,14 +78,14 @@ class Trainer:
         return Step(self.done, total, step_s, self._attend.seconds - attention_s, gradient_sum_s)
 
     def save(self) -> None:
-        """Have rank 0 write the checkpoint; when this returns it is there. Raises `TaspLabError` on all ranks."""
+        """Write the checkpoint on rank 0 and wait until it is complete. Raises `TaspLabError` on all ranks."""
         own: Proposal | TaspLabError = {}
         try:
-            if self._way.save is not None and dist.get_rank() == 0:
-                save(self._way.save, self._state())
+            if self._run.save is not None and dist.get_rank() == 0:
+                save(self._run.save, self._state())
         except TaspLabError as error:
             own = error
-        together(own)
+        check_agreement(own)
 
     def _state(self) -> State:
         return {
@@ -99,17 +99,17 @@ class Trainer:
     def _draw(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets of this rank, [batch of its group, positions of its shard] each.
 
-        All ranks draw the whole batch. A target is the token after, which may lie in another shard: so first shift,
-        then shard.
+        All ranks draw the whole batch. The target of a token is the next token, which may be in another shard, so
+        tokens are shifted before sharding.
         """
         batch = self._batches.draw(self._recipe.batch, self._recipe.seq)
         mine = batch.chunk(self._mesh.size(0))[self._mesh.get_local_rank("data")].to(self._device)
-        return shard(mine[:, :-1], self._placement, self._rank), shard(mine[:, 1:], self._placement, self._rank)
+        return shard(mine[:, :-1], self._layout, self._rank), shard(mine[:, 1:], self._layout, self._rank)
 
     def _loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What this rank's positions add to the mean over all tokens of the step."""
+        """The contribution of this rank's positions to the mean over all tokens of the step."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._recipe.dtype == "bf16"):
-            logits = self.model(tokens, positions(self._placement, self._rank, self._device))
+            logits = self.model(tokens, positions(self._layout, self._rank, self._device))
         total = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return total / self._recipe.tokens
 
@@ -120,8 +120,8 @@ class Trainer:
         self.done = state["step"]
 
     @contextlib.contextmanager
-    def _where_ranks_are_lost(self) -> Iterator[None]:
-        """`RunError` of attention, which counts ranks and steps for itself, with where in the run that was."""
+    def _locating_lost_ranks(self) -> Iterator[None]:
+        """Convert `RunError` of attention to `LostRankError` with the training step and the ranks of the group."""
         try:
             yield
         except RunError as error:
@@ -130,13 +130,13 @@ class Trainer:
             raise LostRankError(f"training step {self.done + 1}, attention{among}: {error}") from None
 
 
-def train(recipe: Recipe, way: Way, say: Callable[[Step], None] = lambda _: None) -> list[Step]:
-    """Train as one rank of the process group that is there; the steps, and each to `say` when it is done."""
-    trainer = Trainer(recipe, way)
+def train(recipe: Recipe, run: RunOptions, progress: Callable[[Step], None] = lambda _: None) -> list[Step]:
+    """Train as one rank of the current process group; returns the steps, and passes each to `progress` when done."""
+    trainer = Trainer(recipe, run)
     steps = []
-    while trainer.done < way.steps:
+    while trainer.done < run.steps:
         steps.append(trainer.step())
-        say(steps[-1])
-        if way.save is not None and (trainer.done % way.save_every == 0 or trainer.done == way.steps):
+        progress(steps[-1])
+        if run.save is not None and (trainer.done % run.save_every == 0 or trainer.done == run.steps):
             trainer.save()
     return steps

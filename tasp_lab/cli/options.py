@@ -1,12 +1,185 @@
-"""Options that several commands have."""
+"""Options that several commands share, in the groups in which `--help` shows them.
+
+Nothing heavy is imported here: `--help` and completion need it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter, Token
 
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object and nothing else on stdout.")]
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.collectives.kinds import KINDS, shard_help
+from tasp_lab.collectives.registry import COLLECTIVES
+from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.errors import QuantityError
+from tasp_lab.units import parse_integer
 
-FabricKind = Literal["emulated", "local", "torchrun"]
-"""Where ranks run: between network namespaces, as plain processes, or as torchrun started them."""
+if TYPE_CHECKING:
+    from tasp_lab.machines.machine import Machine
+
+WORK = Group("Work", sort_key=1)
+LAYER = Group("Attention layer", help="With --seq or --documents.", sort_key=2)
+PASSES = Group("Backward pass and buffers", help="Of an attention layer.", sort_key=3)
+MACHINE = Group("Machine", sort_key=4)
+RINGS = Group("Rings", help="Of schedules over a decomposition, such as multi-ring and tasp.", sort_key=5)
+RUN = Group("Run", sort_key=6)
+OUTPUT = Group("Output", sort_key=7)
+
+
+def quantity(help: str, group: Group, default: str | None = None) -> Parameter:
+    """A number with a unit. A leading minus sign is part of it, so that the error names the number.
+
+    `default` is shown for options whose own default is None, so that a useless one can be refused.
+    """
+    show = None if default is None else (lambda _: default)
+    return Parameter(help=help, group=group, allow_leading_hyphen=True, show_default=show)
+
+
+def whole_number(_: object, tokens: Sequence[Token]) -> int:
+    """Convert the text of an option; an error of conversion is a `ValueError` for cyclopts."""
+    try:
+        return parse_integer(tokens[0].value)
+    except QuantityError as error:
+        raise ValueError(str(error)) from error
+
+
+def whole(help: str, group: Group) -> Parameter:
+    """A whole number."""
+    return Parameter(converter=whole_number, help=help, group=group, allow_leading_hyphen=True)
+
+
+def plot(what: str) -> Parameter:
+    """A picture."""
+    return Parameter(help=f"Draw {what} into this file (.png, .svg or .pdf).", group=OUTPUT)
+
+
+def schedules_help() -> str:
+    """The names of all schedules, by what they do.
+
+    >>> schedules_help().split(". ")[0]
+    'AllGather: ring, multi-ring, direct, trees, library-ring'
+    """
+    of_kind = {kind: [name for name, spec in COLLECTIVES.items() if spec.kind == kind] for kind in KINDS}
+    lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), ("Attention", ATTENTION))]
+    return "".join(lines) + "Repeatable."
+
+
+TopologyText = Annotated[
+    str,
+    Parameter(
+        group=WORK,
+        help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, "
+        "bidirectional-ring:8, torus:4x4, hypercube:3, circulant:8:1,-1, multipartite:3x2, nodes:2x8, "
+        "nodes:2x8:switch, nodes:2x8:rails.",
+    ),
+]
+Schedules = Annotated[
+    list[str],
+    Parameter(
+        name="--schedule",
+        negative=(),
+        group=WORK,
+        help=schedules_help(),
+    ),
+]
+ShardBytes = Annotated[
+    str | None,
+    quantity(
+        f"Run a collective: bytes that each rank owns, like 64MiB; this or --seq. {shard_help()}.",
+        WORK,
+    ),
+]
+Scale = Annotated[
+    float | None,
+    Parameter(
+        group=RUN, help="Bandwidth of the emulated fabric over the machine's; chosen automatically if not given."
+    ),
+]
+Json = Annotated[
+    bool,
+    Parameter(
+        name="--json",
+        negative=(),
+        show_default=False,
+        group=OUTPUT,
+        help="Print one JSON object and nothing else on stdout.",
+    ),
+]
+Trace = Annotated[
+    Path | None, Parameter(group=OUTPUT, help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")
+]
+Plot = Annotated[Path | None, plot("the timelines")]
+
+
+@Parameter(name="*", group=MACHINE)
+@dataclass(frozen=True)
+class LinkEdits:
+    """Links that fail or are slower than others, on any topology."""
+
+    without_link: Annotated[
+        tuple[str, ...],
+        Parameter(negative=(), show_default=False, help="Remove a link: 0-3 is both directions, 0>3 one; repeatable."),
+    ] = ()
+    link: Annotated[
+        tuple[str, ...],
+        Parameter(negative=(), show_default=False, help="Change the bandwidth of a link, like 0-3=10GB/s; repeatable."),
+    ] = ()
+
+
+@Parameter(name="*", group=RINGS)
+@dataclass(frozen=True)
+class RingChoice:
+    """Which rings are sought, and how much work the search may do."""
+
+    fold: Annotated[int | None, whole("Rings that may share a pair of ranks, 1 or 2; else the fewest.", RINGS)] = None
+    lanes: Annotated[int | None, whole("Maximum number of rings; the best ones are used.", RINGS)] = None
+    rail_aligned: Annotated[
+        bool | None,
+        Parameter(help="Hops between nodes join ranks of equal local number; where possible, if not given."),
+    ] = None
+    search_budget: Annotated[
+        int,
+        whole("Operations of the search where no construction is known, about a million a second; not timed.", RINGS),
+    ] = DEFAULT_SEARCH_BUDGET
+
+
+@Parameter(name="*", group=MACHINE)
+@dataclass(frozen=True)
+class ExpressionNumbers:
+    """The numbers of topology expressions; catalogue machines and files have their own."""
+
+    link_bandwidth: Annotated[
+        str | None, quantity("Of every link in an expression, or of its switch ports.", MACHINE, "50GB/s")
+    ] = None
+    link_latency: Annotated[str | None, quantity("From rank to rank over links.", MACHINE, "1us")] = None
+    nic_bandwidth: Annotated[str | None, quantity("Of every NIC in an expression.", MACHINE, "50GB/s")] = None
+    nic_latency: Annotated[str | None, quantity("From rank to rank over NICs.", MACHINE, "5us")] = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        return {name: text for name, text in vars(self).items() if text is not None}
+
+    def load(self, text: str, library: str) -> Machine:
+        """The machine of a name, with a library and with these numbers, which only expressions accept."""
+        from tasp_lab.machines.catalogue import is_expression, load_machine
+        from tasp_lab.topology.expressions import expression_defaults
+
+        machine = load_machine(text, expression_defaults(self.given), library=library)
+        if self.given and not is_expression(text):
+            raise QuantityError(f"{text} has its own numbers; {self.refusal()}")
+        return machine
+
+    def refusal(self) -> str:
+        """The reason why the given numbers cannot be used."""
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in self.given)
+        return f"{options} {'apply' if len(self.given) > 1 else 'applies'} to expressions only"
+
+
+DEFAULT_RINGS = RingChoice()
+NO_CHANGES = LinkEdits()
+DEFAULT_NUMBERS = ExpressionNumbers()

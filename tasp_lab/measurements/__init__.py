@@ -1,13 +1,13 @@
-"""What people have measured, as tables: CSV files, and the logs of the tools that measured it.
+"""Measurements as tables, read from CSV files and from the logs of benchmark tools.
 
-- A *table* holds the times of one collective at several sizes (`tasp_lab.measurements.table`): a CSV file with a few
+- A *table* holds the times of one collective at several sizes (`tasp_lab.measurements.table`). It is a CSV file with
   headers, or a run in a log of nccl-tests or rccl-tests (`tasp_lab.measurements.nccl_tests`).
-- A *table of pairs* holds the bandwidth between each two GPUs of a host (`tasp_lab.measurements.pairs`), from a log of
-  TransferBench (`tasp_lab.measurements.transfer_bench`) or of p2pBandwidthLatencyTest of the CUDA samples
+- A *table of pairs* holds the bandwidth between each pair of GPUs of a host (`tasp_lab.measurements.pairs`). It comes
+  from a log of TransferBench (`tasp_lab.measurements.transfer_bench`) or of p2pBandwidthLatencyTest of the CUDA samples
   (`tasp_lab.measurements.p2p_bandwidth`).
 
-Sizes are in bytes, times in seconds, bandwidths in bytes/s, one way. What cannot be read is a `TableError` of one line
-that names file, line, what was found and what was expected.
+Sizes are in bytes, times in seconds, bandwidths in bytes/s, one way. Invalid input raises a one-line `TableError` that
+names file, line, what was found and what was expected.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tasp_lab.errors import TableError
+from tasp_lab.measurements.file_position import check_is_text
 from tasp_lab.measurements.nccl_tests import parse_nccl_tests, read_nccl_tests
 from tasp_lab.measurements.p2p_bandwidth import parse_p2p_bandwidth, read_p2p_bandwidth
 from tasp_lab.measurements.pairs import PairTable
-from tasp_lab.measurements.places import read_text
-from tasp_lab.measurements.table import COLLECTIVES, Collective, MeasuredTable, Row, parse_table, read_table
+from tasp_lab.measurements.table import COLLECTIVES, MeasuredTable, Row, parse_table, read_table
 from tasp_lab.measurements.transfer_bench import parse_transfer_bench, read_transfer_bench
 
 __all__ = [
     "MeasuredTable",
     "PairTable",
     "Row",
-    "Collective",
     "COLLECTIVES",
     "find_tables",
-    "find_pairs",
     "read_table",
     "parse_table",
     "read_nccl_tests",
@@ -47,17 +45,18 @@ _LOG_ENDINGS = (".log", ".out", ".txt")
 def find_tables(
     paths: Iterable[Path], *, in_place: bool = False, profile: str | None = None
 ) -> tuple[MeasuredTable, ...]:
-    """The tables in files and, however deep, in folders, in the order given and inside a folder by name.
+    """The tables in files and, recursively, in folders, in the given order and inside a folder by name.
 
-    In a folder these are the files that end in .csv, and those in .log, .out or .txt that have a run of nccl-tests in
-    them. `in_place` chooses the columns of logs, `profile` names the machine for those that name none. A file is read
-    once, however often it is given.
+    In a folder these are the .csv files, and the .log, .out and .txt files that contain a run of nccl-tests. `in_place`
+    selects the columns of logs; `profile` names the machine of tables without one. Each file is read once.
 
-    Raises `TableError` for what is broken in a file, for a file that is named but has no table, and for a path that
-    does not exist.
+    Raises `TableError` for malformed content, for a file in `paths` that is empty, not text or without a table, and
+    for a path that does not exist.
     """
     tables: list[MeasuredTable] = []
     for path, is_named in _files(paths).items():
+        if is_named:
+            check_is_text(path)
         if path.suffix.lower() == ".csv":
             tables.append(read_table(path))
             continue
@@ -68,20 +67,8 @@ def find_tables(
     return tuple(tables)
 
 
-def find_pairs(path: Path) -> list[PairTable]:
-    """The tables of pairs in a log of TransferBench or p2pBandwidthLatencyTest.
-
-    Raises `TableError` for what is broken in it, and if there is none.
-    """
-    text, name = read_text(path), str(path)
-    tables = parse_p2p_bandwidth(text, name) + parse_transfer_bench(text, name)
-    if not tables:
-        raise TableError(f"{path}: no table of pairs in it, expected a log of TransferBench or p2pBandwidthLatencyTest")
-    return tables
-
-
 def _files(paths: Iterable[Path]) -> dict[Path, bool]:
-    """The files to read, and whether each was named itself."""
+    """The files to read, and whether each was given explicitly."""
     files: dict[Path, bool] = {}
     for path in paths:
         if not path.is_dir():

@@ -1,11 +1,11 @@
-"""Tables from what nccl-tests and rccl-tests print.
+"""Tables from the output of nccl-tests and rccl-tests.
 
-Every version prints the same three things: lines about the ranks, a line that names the columns, and a row per size.
-All begin in the same way, so they are found wherever a launcher, a time stamp or a queue has put something before
-them; what stands before tells apart runs that print at the same time. Between them there may be anything.
+All versions print lines about the ranks, a line with the names of the columns, and a row per size. These are recognised
+after any prefix, such as that of a launcher, a time stamp or a queue; the prefix distinguishes runs with interleaved
+output. Other lines are ignored.
 
-A row that other output has cut, as the last one of a log that was stopped, is left out with a warning. A row that says
-that results were wrong, or a time that was rounded to 0, is refused: such a run says nothing about the machine.
+A truncated row, such as the last one of an interrupted log, is skipped with a warning. A row with wrong results or a
+time rounded to 0 is an error: such a run is no measurement of the machine.
 
 Formats: NVIDIA/nccl-tests, src/util.cu and src/common.cu, from 2.0 (column ``error``) to 2.18 (columns per iteration);
 ROCm/rccl-tests, src/common.cu.
@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasp_lab.measurements.places import Place, read_text, shown
-from tasp_lab.measurements.table import COLLECTIVES, Collective, MeasuredTable, Row
+from tasp_lab.collectives.kinds import NcclTestsName
+from tasp_lab.measurements.file_position import FilePosition, quoted, read_text
+from tasp_lab.measurements.table import COLLECTIVES, MeasuredTable, Row
 
 _TIME_STAMP = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\[\]|\(\)")
 _PROGRAM = re.compile(
@@ -36,12 +37,12 @@ _ROW = re.compile(r"(.*?)(?<![\w.,+-])(-?\d[\w.,]*(?:\s[KMGT]i?B)?)\s+(\S+)")
 _END = re.compile(r"(.*?)#\s*Avg bus bandwidth\b.*")
 _OUT_OF_BOUNDS = re.compile(r"(.*?)#\s*Out of bounds values\s*:\s*([1-9]\d*)\b.*")
 
-_USUAL_COLUMNS = ["size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2]
+_DEFAULT_COLUMNS = ["size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2]
 _BYTES = {"half": 2, "bfloat16": 2, "float": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8, "int64": 8, "uint64": 8}
-"""Bytes of an element; the types that are not listed have one."""
+"""Bytes per element; all other types have one byte."""
 
-_SHARED_OUT: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "alltoall")
-"""Where the column ``count`` is of one of the equal parts that the ranks have, so that size / count tells the ranks."""
+_COUNTED_PER_RANK: tuple[NcclTestsName, ...] = ("all_gather", "reduce_scatter", "alltoall")
+"""Collectives whose column ``count`` is per rank, so that size / count is the number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,17 @@ class _Rank:
 
 @dataclass(frozen=True)
 class _Line:
-    """A row as it is printed: the words after the type are in the order of the columns, if none is missing."""
+    """A printed row; the words after the type follow the order of the columns, unless some are missing."""
 
-    place: Place
+    place: FilePosition
     size: str
     count: str
     element: str
     words: tuple[str, ...]
 
 
-def _line_of(line: str, place: Place) -> tuple[str, _Line] | None:
-    """A row and what stands before it: a size and a count right before the name of a type, which nothing else has."""
+def _line_of(line: str, place: FilePosition) -> tuple[str, _Line] | None:
+    """A row and its prefix, recognised by a size and a count right before the name of a type."""
     element = _TYPE.search(line)
     start = element and _ROW.fullmatch(line[: element.start()].rstrip())
     if element is None or start is None:
@@ -73,7 +74,7 @@ def _line_of(line: str, place: Place) -> tuple[str, _Line] | None:
 
 @dataclass
 class _Run:
-    """What one run has printed so far, and what stood before each of its lines."""
+    """The output of one run so far, and the prefix of its lines."""
 
     prefix: str
     first_line: int
@@ -82,7 +83,7 @@ class _Run:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
     lines: list[_Line] = field(default_factory=list)
-    out_of_bounds: Place | None = None
+    out_of_bounds: FilePosition | None = None
     is_complete: bool = False
 
 
@@ -96,10 +97,10 @@ def parse_nccl_tests(
 ) -> list[MeasuredTable]:
     """The tables in the text of a log named `name`, one per run; none if there is no run in it.
 
-    The times are those of the out-of-place columns, or of the `in_place` ones. The collective is the one that the log
-    says has started, or else that of the command line before the run, of the name of the file, or the only one that
-    the columns leave. `profile` is the machine, which no log knows. Headers of a table: ``gpu``, ``nodes``,
-    ``ranks_per_node`` if all nodes have as many, ``groups`` if the ranks were split, ``parameters``, ``columns``.
+    The times are those of the out-of-place columns, or of the `in_place` ones. The collective is taken from the
+    preamble of the run, else from the command line before it, the file name, or the columns if they allow only one.
+    `profile` is the machine, which logs do not name. Headers of a table: ``gpu``, ``nodes``, ``ranks_per_node`` if
+    equal on all nodes, ``groups`` if the ranks were split, ``parameters``, ``columns``.
 
     >>> [table] = parse_nccl_tests('''
     ... # Collective test starting: all_gather_perf
@@ -112,7 +113,7 @@ def parse_nccl_tests(
     ('all_gather', 2, 'NVIDIA H100 80GB HBM3', (Row(size_bytes=1024, time_s=8e-06),))
 
     Raises `TableError` for wrong results, for sizes and times that are not positive numbers, and for a size with a unit
-    that the number of elements contradicts. Rows of 0 bytes, which older versions print, are left out.
+    that contradicts the number of elements. Rows of 0 bytes, which older versions print, are skipped.
     """
     runs = [run for run in _runs(text, name) if run.lines or run.columns]
     hint = _collective_of_name(name)
@@ -124,7 +125,7 @@ def parse_nccl_tests(
 
 
 def _runs(text: str, name: str) -> list[_Run]:
-    """The runs in the order in which they begin."""
+    """The runs in the order of their first lines."""
     runs: list[_Run] = []
     open_runs: dict[str, _Run] = {}
     program, program_line = "", 0
@@ -141,7 +142,7 @@ def _runs(text: str, name: str) -> list[_Run]:
     for number, line in enumerate(text.splitlines(), 1):
         named = _PROGRAM.search(line) if "_perf" in line else None
         if "#" not in line:
-            if found := _line_of(line, Place(name, number)):
+            if found := _line_of(line, FilePosition(name, number)):
                 run_of(found[0]).lines.append(found[1])
             elif named:
                 program, program_line = named[1], number
@@ -158,7 +159,7 @@ def _runs(text: str, name: str) -> list[_Run]:
         elif match := _COLUMNS.fullmatch(line):
             run_of(match[1], begins=True).columns = match[2].replace("# wrong", "#wrong").split()
         elif match := _OUT_OF_BOUNDS.fullmatch(line):
-            run_of(match[1]).out_of_bounds = Place(name, number)
+            run_of(match[1]).out_of_bounds = FilePosition(name, number)
         elif match := _END.fullmatch(line):
             run_of(match[1]).is_complete = True
         elif named and "concluded" not in line:
@@ -168,7 +169,7 @@ def _runs(text: str, name: str) -> list[_Run]:
 
 
 def _share_ranks(runs: Sequence[_Run]) -> None:
-    """Give the only table of a log the ranks that other processes have printed, each with a prefix of its own."""
+    """Add the ranks that other processes printed with other prefixes to the only table of a log."""
     tables = [run for run in runs if run.columns or run.lines]
     if len(tables) == 1:
         for run in runs:
@@ -176,19 +177,19 @@ def _share_ranks(runs: Sequence[_Run]) -> None:
                 tables[0].ranks = run.ranks | tables[0].ranks
 
 
-def _collective_of_name(name: str) -> Collective | None:
-    """The collective that the name of a file says, if it says one."""
+def _collective_of_name(name: str) -> NcclTestsName | None:
+    """The collective in the name of a file, if there is exactly one."""
     stem = re.sub(r"[^a-z]", "", Path(name).stem.lower())
     found = [collective for collective in COLLECTIVES if collective.replace("_", "") in stem]
     return found[0] if len(found) == 1 else None
 
 
 class _Reader:
-    """Makes the table of one run."""
+    """Builds the table of one run."""
 
     def __init__(self, run: _Run, in_place: bool) -> None:
         self.run = run
-        columns = run.columns or _USUAL_COLUMNS
+        columns = run.columns or _DEFAULT_COLUMNS
         names = [column for column in columns[3:] if column != "timestamp"]
         starts = [index for index, column in enumerate(names) if column in ("time", "cputime")]
         self.keys = names[: starts[0]] if starts else names
@@ -201,14 +202,14 @@ class _Reader:
         self.ratios: set[int | None] = set()
         self.operations: set[tuple[str, ...]] = set()
 
-    def table(self, name: str, hint: Collective | None, profile: str | None) -> MeasuredTable:
-        """The table, with what is missing to use it."""
+    def table(self, name: str, hint: NcclTestsName | None, profile: str | None) -> MeasuredTable:
+        """The table, with the reasons why it cannot be used, if any."""
         rows, warnings = self._rows()
         reasons = []
         collective = self._collective(hint)
         if collective is None:
             program = f"the collective {self.run.program!r} is none of {', '.join(COLLECTIVES)}"
-            reasons.append(program if self.run.program else "the log does not say which collective it measures")
+            reasons.append(program if self.run.program else "the log does not name its collective")
         ranks, missing = self._ranks(collective)
         reasons += [missing] if missing else []
         reasons += ["its times are those of the CPU (option -C)"] if self.is_cpu_time else []
@@ -226,17 +227,17 @@ class _Reader:
             if line.size == "0":
                 empty += 1
             elif words is None:
-                warnings.append(f"{line.place}: the row of size {line.size} is cut, it is left out")
+                warnings.append(f"{line.place}: truncated row of size {line.size} skipped")
             elif self.start is not None:
                 rows.append(self._row(line, words[self.start :]))
         if empty:
-            warnings.append(f"{self.run.lines[0].place.file}: rows of 0 bytes are left out, {empty} in all")
+            warnings.append(f"{self.run.lines[0].place.file}: {empty} rows of 0 bytes skipped")
         if rows and not self.run.is_complete:
-            warnings.append(f"{self.run.lines[-1].place}: after it the log has no end of the run, it may be cut")
+            warnings.append(f"{self.run.lines[-1].place}: no end of the run after this line, the log may be truncated")
         return tuple(rows), warnings
 
     def _measured_words(self, line: _Line) -> tuple[str, ...] | None:
-        """The words below the measured columns, or None if some are missing. Operation and root may be blank."""
+        """The words of the measured columns, or None if some are missing. Operation and root may be blank."""
         words, has_root = line.words, "root" in self.keys
         if words and words[0].isalpha() and words[0].islower():
             leading = 1 + has_root
@@ -257,19 +258,19 @@ class _Reader:
         return Row(size_bytes, line.place.time_s(words[0]))
 
     def _check_size(self, line: _Line, size_bytes: int) -> None:
-        """A size is a whole multiple of the elements; where it has been edited by hand, 1000 and 1024 are mixed up."""
+        """A size is a multiple of the bytes of its elements, unless a manual edit confuses 1000 and 1024."""
         elements = 0 if line.count == "0" else line.place.count(line.count, "count")
         element_bytes = elements * _BYTES.get(line.element, 1)
         divides = element_bytes > 0 and size_bytes % element_bytes == 0
         if element_bytes and not divides and not line.size.isdecimal():
             raise line.place.error(
-                f"size {shown(line.size)} is {size_bytes} bytes, but {elements} elements are {element_bytes}",
+                f"size {quoted(line.size)} is {size_bytes} bytes, but {elements} elements are {element_bytes}",
                 "a multiple (KiB counts in 1024, KB in 1000)",
             )
         self.ratios.add(size_bytes // element_bytes if divides else None)
 
     def _check_results(self, line: _Line, size_bytes: int, words: Sequence[str]) -> None:
-        """Raise for wrong results. The column ``error`` of older versions is a deviation, there the footer counts."""
+        """Raise for wrong results. Older versions print a deviation as ``error``; their footer counts the errors."""
         assert self.start is not None
         column = self.measures[self.start + 3] if len(self.measures) > self.start + 3 else ""
         if column == "#wrong" and not "N/A".startswith(words[3]) and line.place.number(words[3], "#wrong") != 0:
@@ -277,13 +278,13 @@ class _Reader:
         if column == "error" and self.run.out_of_bounds is not None:
             raise self.run.out_of_bounds.error("values out of bounds", "none")
 
-    def _collective(self, hint: Collective | None) -> Collective | None:
+    def _collective(self, hint: NcclTestsName | None) -> NcclTestsName | None:
         if self.run.program is not None:
             return next((collective for collective in COLLECTIVES if collective == self.run.program), None)
         return hint or self._collective_of_columns()
 
-    def _collective_of_columns(self) -> Collective | None:
-        """The only collective with such an operation, root and part per rank; all_gather and alltoall look the same."""
+    def _collective_of_columns(self) -> NcclTestsName | None:
+        """The only collective with this operation, root and size per rank; all_gather and alltoall are ambiguous."""
         if len(self.operations) != 1 or len(self.ratios) != 1:
             return None
         (operation,), (ratio,) = self.operations, self.ratios
@@ -294,8 +295,8 @@ class _Reader:
             return "all_reduce" if ratio == 1 else "reduce_scatter"
         return "sendrecv" if ratio == 1 and operation[1:] else None
 
-    def _ranks(self, collective: Collective | None) -> tuple[int | None, str]:
-        """How many ranks took part in one call, or why that is not known."""
+    def _ranks(self, collective: NcclTestsName | None) -> tuple[int | None, str]:
+        """The number of ranks of one call, or why it is unknown."""
         listed = self.run.ranks
         if sorted(listed) != list(range(len(listed))):
             return None, f"some ranks are missing from the list of {len(listed)}"
@@ -303,12 +304,12 @@ class _Reader:
         if len(sizes) > 1:
             return None, "the ranks are in groups of different sizes"
         (ratio,) = self.ratios if len(self.ratios) == 1 else (None,)
-        parts = ratio if collective in _SHARED_OUT else None
-        ranks = sizes.pop() if sizes else parts
+        by_size = ratio if collective in _COUNTED_PER_RANK else None
+        ranks = sizes.pop() if sizes else by_size
         if ranks is None:
             return None, "the log does not list the ranks"
-        if parts is not None and parts != ranks:
-            return None, f"the log lists {ranks} ranks, but a size is {parts} times its count"
+        if by_size is not None and by_size != ranks:
+            return None, f"the log lists {ranks} ranks, but a size is {by_size} times its count"
         return ranks, "one rank alone (nccl-tests without MPI prints a table for each)" if ranks == 1 else ""
 
     def _headers(self) -> Iterator[tuple[str, str]]:

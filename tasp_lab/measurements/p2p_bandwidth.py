@@ -1,10 +1,10 @@
 """Tables of pairs from p2pBandwidthLatencyTest of the CUDA samples.
 
-Which way a matrix is to be read depends on the version. The newer one says ``(P2P Writes)`` or ``(P2P Reads)``: with
-writes and without peer access the row is the GPU that sends, with reads the one that receives. The older one says
-neither, and copies from the GPU of the column to that of the row. Tables here always have the sender in the row.
-"Bidirectional" is the sum of both directions. The latency is that which the GPU measures; the time that the CPU needs
-to issue the copy is left out. The bytes of a copy are not printed.
+The orientation of a matrix depends on the version. The newer one prints ``(P2P Writes)`` or ``(P2P Reads)``: with
+writes and without peer access the row is the sender, with reads the receiver. The older one prints neither and copies
+from the GPU of the column to that of the row. Tables here always have the sender in the row. "Bidirectional" is the sum
+of both directions. The latency is the one measured by the GPU, without the time of the CPU to issue the copy. The size
+of a copy is not printed.
 
 Source: NVIDIA/cuda-samples, Samples/5_Domain_Specific/p2pBandwidthLatencyTest, p2pBandwidthLatencyTest.cu.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasp_lab.arrays import FloatArray
+from tasp_lab.measurements.file_position import FilePosition, quoted, read_text
 from tasp_lab.measurements.pairs import PairTable, matrix
-from tasp_lab.measurements.places import Place, read_text, shown
 
 _TITLE = re.compile(
     r"\s*(?:(Uni|Bi)directional )?P2P=(Disabled|Enabled) (Bandwidth|Latency)(?: \(P2P (Writes|Reads)\))? Matrix "
@@ -29,7 +29,7 @@ _UNITS = {("Bandwidth", "GB/s"): 1e9, ("Latency", "us"): 1e-6}
 
 
 class _Setting(NamedTuple):
-    """What tells apart the measurements of one run."""
+    """The settings that distinguish the measurements of one run."""
 
     peer_to_peer: bool
     method: str | None
@@ -56,7 +56,8 @@ def parse_p2p_bandwidth(text: str, name: str) -> list[PairTable]:
     >>> table.kind, table.bandwidth_bytes_per_s[0].tolist(), table.latency_s[1].tolist()
     ('unidirectional', [2500000000000.0, 380000000000.0], [3e-06, 2e-06])
 
-    Raises `TableError` for another unit, and for a matrix with rows or cells missing or that are no positive numbers.
+    Raises `TableError` for an unknown unit, and for a matrix with missing rows or cells, or cells that are not positive
+    numbers.
     """
     lines = text.splitlines()
     is_newer = "(P2P Writes)" in text or "(P2P Reads)" in text
@@ -72,26 +73,26 @@ def parse_p2p_bandwidth(text: str, name: str) -> list[PairTable]:
     return [
         PairTable(
             name,
-            "unidirectional" if way == "Uni" else "bidirectional-sum",
+            "unidirectional" if direction == "Uni" else "bidirectional-sum",
             values,
-            latencies.get(setting) if way == "Uni" else None,
+            latencies.get(setting) if direction == "Uni" else None,
             peer_to_peer=setting.peer_to_peer,
         )
-        for setting, way, values in bandwidths
+        for setting, direction, values in bandwidths
     ]
 
 
 def _matrices(lines: Sequence[str], name: str) -> Iterator[tuple[re.Match[str], FloatArray]]:
-    """Each title with its matrix as printed; what follows the rows is not looked at."""
+    """Each title with its matrix as printed; lines after the rows are ignored."""
     for index, line in enumerate(lines):
         if title := _TITLE.fullmatch(line):
-            place = Place(name, index + 1)
+            place = FilePosition(name, index + 1)
             unit = _UNITS.get((title[3], title[5]))
             if unit is None:
-                raise place.error(f"unit {shown(title[5])}", "GB/s for bandwidths and us for latencies")
+                raise place.error(f"unit {quoted(title[5])}", "GB/s for bandwidths and us for latencies")
             columns = _COLUMNS.fullmatch(lines[index + 1]) if index + 1 < len(lines) else None
             if columns is None:
-                raise place.error("no line with the numbers of the GPUs below", "one")
+                raise place.error("no line with GPU numbers below", "one")
             yield title, _matrix(lines, index + 1, columns[1].split(), name, unit)
 
 
@@ -100,5 +101,5 @@ def _matrix(lines: Sequence[str], header: int, columns: Sequence[str], name: str
     rows = {}
     for number, line in enumerate(lines[header + 1 : header + 1 + len(columns)], header + 2):
         gpu, *cells = line.split() or [""]
-        rows[gpu] = (Place(name, number), cells)
-    return matrix(Place(name, header + 1), columns, rows, unit)
+        rows[gpu] = (FilePosition(name, number), cells)
+    return matrix(FilePosition(name, header + 1), columns, rows, unit)

@@ -1,4 +1,4 @@
-"""A table of pairs: how fast each GPU of one host sends to each other, as tools print it in a square matrix."""
+"""A table of pairs: the bandwidth between each pair of GPUs of one host, as benchmark tools print it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Literal
 import numpy as np
 
 from tasp_lab.arrays import FloatArray
-from tasp_lab.measurements.places import Place
+from tasp_lab.measurements.file_position import FilePosition
 
 Kind = Literal["unidirectional", "bidirectional", "bidirectional-sum", "all-to-all", "transfers"]
-"""What is under way at the same time: one transfer; one each way, of which the table holds one; both of these, added
-up; all pairs; or the transfers of the table, whatever they are."""
+"""The concurrent transfers: one; one in each direction, of which the table holds one; the same, as a sum; all pairs; or
+the transfers of the table."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairTable:
     """Bandwidths from each GPU (row) to each other (column), n x n, nan where the tool printed none.
 
-    On the diagonal are copies within a GPU. `latency_s` is of the same form, None if the tool did not measure it for
-    this kind; `bytes_per_transfer` is None if the tool does not print it or if the transfers differ. `peer_to_peer`
-    says whether the GPUs reached each other's memory, None if the tool does not say.
+    The diagonal holds copies within a GPU. `latency_s` has the same shape, None if not measured for this kind.
+    `bytes_per_transfer` is None if it is not printed or differs between transfers. `peer_to_peer` is whether peer
+    access was enabled, None if unknown.
     """
 
     name: str
@@ -34,31 +34,31 @@ class PairTable:
     peer_to_peer: bool | None = None
 
 
-Cells = Mapping[str, tuple[Place, Sequence[str]]]
-"""For each row its place and its cells, as text."""
+Cells = Mapping[str, tuple[FilePosition, Sequence[str]]]
+"""The position and the cells of each row, as text."""
 
 
-def matrix(header: Place, columns: Sequence[str], rows: Cells, unit: float) -> FloatArray:
-    """The matrix of a table whose columns are named in the line `header`, in SI units.
+def matrix(header: FilePosition, columns: Sequence[str], rows: Cells, unit: float) -> FloatArray:
+    """The matrix of a table in SI units; `header` is the position of the line with the column names.
 
-    >>> place = Place("log", 1)
+    >>> place = FilePosition("log", 1)
     >>> matrix(place, ["0", "1"], {"0": (place, ["N/A", "48.5"]), "1": (place, ["47.5", "N/A"])}, 1e9).tolist()
     [[nan, 48500000000.0], [47500000000.0, nan]]
 
-    Raises `TableError` if a column has no row, or a row has too few cells or one that is no positive number. All have
-    as many decimals, so one with fewer is the end of a log that was cut.
+    Raises `TableError` if a column has no row, or if a row has too few cells or a cell that is not a positive number.
+    All cells have the same number of decimals, so one with fewer is the end of a truncated log.
     """
     decimals = max((len(cell.partition(".")[2]) for _, cells in rows.values() for cell in cells), default=0)
     values = np.full((len(columns), len(columns)), math.nan)
     for row, name in enumerate(columns):
         if name not in rows:
-            raise header.error(f"{name} has a column but no row below", "a row for each column")
+            raise header.error(f"column {name} without a row", "one row per column")
         place, cells = rows[name]
         if len(cells) < len(columns):
             raise place.error(f"{len(cells)} cells", f"{len(columns)}, one per column")
         for column, cell in enumerate(cells[: len(columns)]):
             if cell != "N/A":
                 if len(cell.partition(".")[2]) < decimals and cells[column + 1 :] == []:
-                    raise place.error(f"value {cell!a} is cut", f"{decimals} decimals as in the others")
+                    raise place.error(f"truncated value {cell!a}", f"{decimals} decimals as in the others")
                 values[row, column] = place.positive(cell, "value") * unit
     return values

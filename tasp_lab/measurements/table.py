@@ -1,6 +1,6 @@
-"""A measured table: how long one collective took at several sizes, on a machine and a number of ranks.
+"""A measured table: the times of one collective at several sizes, on one machine and number of ranks.
 
-A table can be kept as a CSV file with headers above it::
+A table is stored as a CSV file with headers::
 
     # profile: h100-8
     # collective: all_gather
@@ -9,10 +9,9 @@ A table can be kept as a CSV file with headers above it::
     size_B,time_us
     33554432,123.38
 
-``profile`` names the machine of the catalogue; other headers and other columns are kept aside. ``size_B`` is the size
-column of nccl-tests: the bytes that every rank has in the end for all_gather, those that it has at the start for
-reduce_scatter, all that it sends for alltoall (its own part included), and one message for sendrecv and all_reduce
-(NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+``profile`` names a machine of the catalogue; other headers and columns are kept as text. ``size_B`` is the size column
+of nccl-tests, in bytes: the output of a rank for all_gather, its input for reduce_scatter, its send buffer for alltoall
+(its own part included), and one message for sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
+from tasp_lab.collectives.kinds import NcclTestsName
 from tasp_lab.errors import TableError
-from tasp_lab.measurements.places import Place, read_text, shown
+from tasp_lab.measurements.file_position import FilePosition, quoted, read_text
 
-Collective = Literal["all_gather", "alltoall", "sendrecv", "reduce_scatter", "all_reduce"]
-COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+COLLECTIVES: tuple[NcclTestsName, ...] = get_args(NcclTestsName)
 
 _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:(?:\s+(.*?))?\s*")
-_NEEDED = ("profile", "collective", "ranks")
+_REQUIRED = ("profile", "collective", "ranks")
 _COLUMNS = ("size_B", "time_us")
-_FIRST = "from_size_b"
+_FROM_SIZE = "from_size_b"
 
 
 class Row(NamedTuple):
-    """One measurement: the size as nccl-tests counts it, and the time of one call."""
+    """One measurement: the size as defined by nccl-tests, and the time of one call."""
 
     size_bytes: int
     time_s: float
@@ -47,16 +46,16 @@ class Row(NamedTuple):
 class MeasuredTable:
     """One collective on one machine at several sizes.
 
-    Rows of fewer than `from_size_bytes` bytes are there to be seen and do not count.
+    Rows below `from_size_bytes` are shown but not evaluated.
 
-    `name` is the file, and the run if a file has several. `headers` are all that the file says, those included that
-    have fields. `reason` says what is missing to compare the table with a prediction; it is empty if nothing is.
-    `warnings` say what was left out. `others` are the columns besides size and time, as text, one cell per row.
+    `name` is the file, and the run if a file has several. `headers` are all headers of the file, including those with
+    a field. `reason` is why the table cannot be compared with a prediction, empty if it can. `warnings` list skipped
+    content. `others` are the columns besides size and time, as text, one cell per row.
     """
 
     name: str
     profile: str | None
-    collective: Collective | None
+    collective: NcclTestsName | None
     ranks: int | None
     source: str | None
     headers: Mapping[str, str]
@@ -86,23 +85,23 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     >>> parse_table("# ranks: 8", "table.csv").reason
     "no header 'profile', no header 'collective', no column 'size_B', no column 'time_us'"
 
-    Raises `TableError` for a collective that is none of `COLLECTIVES`, for ranks, sizes or times that are not positive
-    numbers, for a row with too few or too many cells, and for a header or column that is there twice. Rows that are
-    broken are only a reason where a header is missing: such a file may hold something else.
+    Raises `TableError` for a collective not in `COLLECTIVES`, for ranks, sizes or times that are not positive numbers,
+    for a row with too few or too many cells, and for a duplicate header or column. If a required header is missing, the
+    file may not be a table, and malformed rows only extend the reason.
     """
     headers: dict[str, str] = {}
-    places: dict[str, Place] = {}
-    lines: list[tuple[Place, list[str]]] = []
+    places: dict[str, FilePosition] = {}
+    lines: list[tuple[FilePosition, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        place = Place(name, number)
+        place = FilePosition(name, number)
         if line.lstrip().startswith("#"):
             _add_header(headers, places, place, line.strip())
         elif line.strip():
             lines.append((place, _cells(line, place)))
     collective, ranks = _collective(headers, places), _ranks(headers, places)
-    first = headers.get(_FIRST)
-    from_size_bytes = places[_FIRST].size_bytes(first) if first else 1
-    missing = [f"no header {key!r}" for key in _NEEDED if not headers.get(key)]
+    first = headers.get(_FROM_SIZE)
+    from_size_bytes = places[_FROM_SIZE].size_bytes(first) if first else 1
+    missing = [f"no header {key!r}" for key in _REQUIRED if not headers.get(key)]
     try:
         columns, rows, others = _read_rows(lines)
     except TableError as error:
@@ -125,48 +124,48 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     )
 
 
-def _add_header(headers: dict[str, str], places: dict[str, Place], place: Place, line: str) -> None:
-    """Keep a line ``# key: value``; other comments say nothing to a program, and a note may have several lines."""
+def _add_header(headers: dict[str, str], places: dict[str, FilePosition], place: FilePosition, line: str) -> None:
+    """Store a line ``# key: value``; other comments are ignored, and repeated notes are joined."""
     match = _HEADER.fullmatch(line)
     if match is None:
         return
     key, value = match[1].lower(), match[2] or ""
-    if key in headers and key in (*_NEEDED, "source", _FIRST):
-        raise place.error(f"header {key!r} is there twice", f"one, in line {places[key].line}")
+    if key in headers and key in (*_REQUIRED, "source", _FROM_SIZE):
+        raise place.error(f"duplicate header {key!r}", f"only that in line {places[key].line}")
     headers[key] = f"{headers[key]}\n{value}" if key in headers else value
     places[key] = place
 
 
-def _cells(line: str, place: Place) -> list[str]:
+def _cells(line: str, place: FilePosition) -> list[str]:
     try:
         return [cell.strip() for cell in next(csv.reader([line]))]
     except csv.Error as error:
-        raise place.error(str(error), "cells with commas between them") from error
+        raise place.error(str(error), "comma-separated cells") from error
 
 
-def _collective(headers: Mapping[str, str], places: Mapping[str, Place]) -> Collective | None:
+def _collective(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> NcclTestsName | None:
     text = headers.get("collective")
     if not text:
         return None
     for collective in COLLECTIVES:
         if collective == text:
             return collective
-    raise places["collective"].error(f"collective {shown(text)}", f"one of {', '.join(COLLECTIVES)}")
+    raise places["collective"].error(f"collective {quoted(text)}", f"one of {', '.join(COLLECTIVES)}")
 
 
-def _ranks(headers: Mapping[str, str], places: Mapping[str, Place]) -> int | None:
+def _ranks(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> int | None:
     return places["ranks"].count(headers["ranks"], "ranks") if headers.get("ranks") else None
 
 
 def _read_rows(
-    lines: Sequence[tuple[Place, list[str]]],
+    lines: Sequence[tuple[FilePosition, list[str]]],
 ) -> tuple[list[str], tuple[Row, ...], dict[str, tuple[str, ...]]]:
-    """The names of the columns, the rows if both columns that make them are there, and the other columns."""
+    """The column names, the rows if size and time are among the columns, and the other columns."""
     if not lines:
         return [], (), {}
     (place, columns), *body = lines
     if len(set(columns)) < len(columns):
-        raise place.error("a column is there twice", "each once")
+        raise place.error("duplicate column", "each once")
     if not set(_COLUMNS) <= set(columns):
         return columns, (), {}
     for place, cells in body:

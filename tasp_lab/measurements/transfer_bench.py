@@ -1,8 +1,8 @@
 """Tables of pairs from TransferBench: the presets p2p and a2a, and tests with single transfers.
 
-A bandwidth in it is in GB/s of 10**9 bytes. Of the bidirectional matrix the rows ``->`` are read, one of the two
-directions that run at the same time. Only transfers from one GPU to one other are read, not those of CPUs, NICs, and
-to several destinations; tables of several hosts are refused.
+Bandwidths are in GB/s of 10**9 bytes. Of the bidirectional matrix the rows ``->`` are read, one of the two concurrent
+directions. Only transfers from one GPU to one other GPU are read, not those of CPUs or NICs or to several destinations;
+tables of several hosts raise `TableError`.
 
 Source: ROCm/TransferBench, src/client/Presets/AllToAll.hpp and PeerToPeer.hpp, src/client/Utilities.hpp.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tasp_lab.measurements.file_position import FilePosition, read_text
 from tasp_lab.measurements.pairs import Kind, PairTable, matrix
-from tasp_lab.measurements.places import Place, read_text
 
 _BORDERS = str.maketrans(dict.fromkeys("|,│┌┐└┘├┤┬┴┼", " "))
 _TITLE = re.compile(r"(Uni|Bi)directional copy peak bandwidth GB/s\b")
@@ -35,13 +35,13 @@ _GPU_MEMORY = re.compile(r"[GF](\d+)")
 
 @dataclass
 class _Matrix:
-    """A table of one of the presets, while it is read."""
+    """A table of a preset, under construction."""
 
-    header: Place
+    header: FilePosition
     kind: Kind
     devices: list[str]
     bytes_per_transfer: int | None
-    rows: dict[str, tuple[Place, list[str]]] = field(default_factory=dict)
+    rows: dict[str, tuple[FilePosition, list[str]]] = field(default_factory=dict)
 
     def table(self, name: str) -> PairTable:
         gpus = [device for device in self.devices if device.startswith("GPU")]
@@ -57,7 +57,7 @@ class _Matrix:
 
 @dataclass
 class _Transfers:
-    """The transfers of one test, which run at the same time: source, destination, bytes/s and bytes."""
+    """The concurrent transfers of one test: source, destination, bytes/s and bytes."""
 
     number: str
     entries: list[tuple[int, int, float, int]] = field(default_factory=list)
@@ -80,7 +80,7 @@ def read_transfer_bench(path: Path) -> list[PairTable]:
 def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
     r"""The tables in the text of a log named `name`, in its order; none if there are none.
 
-    Transfers of a test that have the same source and destination are added up.
+    Transfers of a test with the same source and destination are summed.
 
     >>> [table] = parse_transfer_bench(r'''
     ... Summary: [67108864 bytes per Transfer] [GFX:8] [1 Read(s) 1 Write(s)]
@@ -91,15 +91,15 @@ def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
     >>> table.kind, table.bandwidth_bytes_per_s[1].tolist(), table.bytes_per_transfer
     ('all-to-all', [46500000000.0, nan], 67108864)
 
-    Raises `TableError` for a matrix with rows or cells missing or that are no positive numbers, and for transfers
-    between hosts.
+    Raises `TableError` for a matrix with missing rows or cells, or cells that are not positive numbers, and for
+    transfers between hosts.
     """
     found: list[_Matrix | _Transfers] = []
     kind: Kind = "all-to-all"
     size_bytes: int | None = None
     matrix: _Matrix | None = None
     for number, raw in enumerate(text.splitlines(), 1):
-        place, line = Place(name, number), raw.translate(_BORDERS)
+        place, line = FilePosition(name, number), raw.translate(_BORDERS)
         if match := _BYTES.search(line):
             size_bytes = int(next(filter(None, match.groups())))
         if match := _TITLE.search(line):
@@ -118,8 +118,8 @@ def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
     return [part.table(name) for part in found if isinstance(part, _Matrix) or part.entries]
 
 
-def _add_transfer(found: Sequence[_Matrix | _Transfers], place: Place, cells: Sequence[str]) -> None:
-    """Keep a transfer from one GPU to another."""
+def _add_transfer(found: Sequence[_Matrix | _Transfers], place: FilePosition, cells: Sequence[str]) -> None:
+    """Store a transfer from one GPU to another."""
     bandwidth, time, size_bytes, source, _, destination = cells
     if source.startswith("R"):
         raise place.error("a transfer between hosts", "the GPUs of one host")

@@ -1,1 +1,0 @@
-"""How fast tasp-lab itself is, as ratios within one run."""

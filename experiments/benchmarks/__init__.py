@@ -1,0 +1,1 @@
+"""Benchmarks of tasp-lab itself; results are ratios within one run."""

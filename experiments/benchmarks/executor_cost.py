@@ -1,0 +1,196 @@
+"""Overhead of the executor: schedules with tiny blocks against hand-written loops of the same calls, in one run.
+
+``python -m experiments.benchmarks.executor_cost`` starts gloo processes on this machine and writes
+``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, so posting and waiting take nearly all of
+the time. Runs of both kinds alternate; times are medians over runs of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from experiments.common import machine_record, markdown_table
+from runtime.executor.executor import Executor
+from runtime.executor.transports import make_transport
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.files import write_whole
+from tasp_lab.schedule.buffer_layout import CallRow, Row
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+
+CASES = (
+    ("ring", "p2p", 4),
+    ("ring", "batched", 4),
+    ("multi-ring", "p2p", 5),
+    ("multi-ring", "batched", 5),
+    ("multi-ring", "all-to-all", 5),
+    ("ring-attention", "p2p", 4),
+    ("ring-attention", "batched", 4),
+    ("tasp", "p2p", 5),
+    ("tasp", "batched", 5),
+)
+LAYER = Workload(sequence=5 * 4 * 3, head_dim=1, dtype="bf16", heads=1)
+SHARD_BYTES = 64
+RUNS = 400
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    """Measure all cases and write the table."""
+    torch.set_num_threads(1)
+    columns = ("schedule, transport, ranks", "steps", "executor us/step", "loop us/step", "executor / loop")
+    rows = [_row(*case) for case in CASES]
+    made = machine_record()
+    head = (
+        f"Schedules with shards of {SHARD_BYTES} bytes, or {LAYER.sequence} positions and kernel calls of no time, "
+        f"against hand-written loops of the same torch.distributed calls, "
+        f"medians of {RUNS} runs of each, made by `python -m experiments.benchmarks.executor_cost` on "
+        f"{made['cores']} cores "
+        f"({made['date']}, torch {torch.__version__.split('+')[0]})."
+    )
+    table = f"{head}\n\n{markdown_table(columns, rows)}\n"
+    write_whole(RESULTS / "executor_cost.md", table.encode())
+    print(table)
+
+
+def _row(name: str, transport: str, world_size: int) -> tuple[str, ...]:
+    steps = len(_schedule(name, world_size).steps)
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        task = (world_size, f"file://{folder}/store", name, transport, answers)
+        ranks = [fork.Process(target=_rank, args=(rank, *task)) for rank in range(world_size)]
+        for process in ranks:
+            process.start()
+        times = [answers.get() for _ in ranks]
+        for process in ranks:
+            process.join()
+    executor, loop = (
+        statistics.median(max(of_rank[kind][run] for of_rank in times) for run in range(RUNS)) / steps
+        for kind in (0, 1)
+    )
+    ratio = f"{executor / loop:.2f}"
+    return f"{name}, {transport}, {world_size}", str(steps), f"{executor * 1e6:.0f}", f"{loop * 1e6:.0f}", ratio
+
+
+def _schedule(name: str, world_size: int) -> Schedule:
+    return build_schedules(name, full_mesh(world_size), LAYER if name in ATTENTION else SHARD_BYTES)[0]
+
+
+def _nothing(_: CallRow) -> None:
+    """An empty kernel call."""
+
+
+def _rank(
+    rank: int, world_size: int, store: str, name: str, transport: str,
+    answers: multiprocessing.SimpleQueue[tuple[list[float], list[float]]],
+) -> None:  # fmt: skip
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store, timedelta(seconds=60), world_size, rank)
+    schedule = _schedule(name, world_size)
+    executor = Executor(schedule, rank, make_transport(transport, 60.0), _nothing)
+    loop = LOOPS[transport](executor, len(schedule.steps))
+
+    def execute() -> None:
+        executor.prepare()
+        executor.run()
+
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(RUNS):
+        for kind, run in enumerate((execute, loop)):
+            dist.barrier()
+            began_s = time.perf_counter()
+            run()
+            times[kind].append(time.perf_counter() - began_s)
+    answers.put(times)
+    dist.destroy_process_group()
+
+
+def _by_step(executor: Executor, steps: int) -> list[tuple[list[Row], list[Row]]]:
+    part = executor.part
+    found = [
+        ([row for row in part.receives if row.step == step], [row for row in part.sends if row.step == step])
+        for step in range(steps)
+    ]
+    return [(receives, sends) for receives, sends in found if receives or sends]
+
+
+def _point_to_point(executor: Executor, steps: int) -> Callable[[], None]:
+    """Per step: post all receives, then all sends, wait for all."""
+    plan = [
+        ([(executor.block(row.block, row.offset), row.peer, row.lane) for row in receives],
+         [(executor.block(row.block, row.offset), row.peer, row.lane) for row in sends])
+        for receives, sends in _by_step(executor, steps)
+    ]  # fmt: skip
+
+    def loop() -> None:
+        for receives, sends in plan:
+            works = [dist.irecv(data, peer, tag=tag) for data, peer, tag in receives]
+            works += [dist.isend(data, peer, tag=tag) for data, peer, tag in sends]
+            for work in works:
+                assert work is not None
+                work.wait()
+
+    return loop
+
+
+def _batches(executor: Executor, steps: int) -> Callable[[], None]:
+    """Per step: one batch_isend_irecv, wait for it."""
+    plan = [
+        [dist.P2POp(dist.irecv, executor.block(row.block, row.offset), row.peer, tag=row.lane) for row in receives]
+        + [dist.P2POp(dist.isend, executor.block(row.block, row.offset), row.peer, tag=row.lane) for row in sends]
+        for receives, sends in _by_step(executor, steps)
+    ]
+
+    def loop() -> None:
+        for operations in plan:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+    return loop
+
+
+def _all_to_all(executor: Executor, steps: int) -> Callable[[], None]:
+    """Per step: pack, one all_to_all_single, wait for it, unpack."""
+    world_size = dist.get_world_size()
+    plan = []
+    for receives, sends in _by_step(executor, steps):
+        incoming, outgoing = (sorted(rows, key=lambda row: (row.peer, row.lane)) for rows in (receives, sends))
+        splits = [[0] * world_size, [0] * world_size]
+        for split, rows in zip(splits, (incoming, outgoing), strict=True):
+            for row in rows:
+                split[row.peer] += executor.block(row.block, row.offset).numel()
+        plan.append(([executor.block(row.block, row.offset) for row in incoming],
+                     [executor.block(row.block, row.offset) for row in outgoing], splits))  # fmt: skip
+
+    def loop() -> None:
+        for incoming, outgoing, (received, sent) in plan:
+            packed, arrived = torch.cat(outgoing), torch.empty(sum(received), dtype=torch.uint8)
+            work = dist.all_to_all_single(arrived, packed, received, sent, async_op=True)
+            assert work is not None
+            work.wait()
+            start = 0
+            for place in incoming:
+                place.copy_(arrived[start : start + place.numel()])
+                start += place.numel()
+
+    return loop
+
+
+LOOPS = {"p2p": _point_to_point, "batched": _batches, "all-to-all": _all_to_all}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One simulation of an AllGather by one of our engines, as a process started by `experiments.benchmarks.peers`.
+
+``python -m experiments.benchmarks.peer_run array full-mesh:64 ring`` prints JSON: the seconds for finding rings, for
+building and proving the schedule, for the proof alone and for the simulation; the predicted time; and the peak memory
+of the process. Every block has `BLOCK_BYTES`. A warm-up with four ranks loads all modules before the timing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from sim.event.engine import simulate
+from tasp_lab.collectives.all_gather import RingSteps
+from tasp_lab.collectives.registry import collective
+from tasp_lab.decomposition.decompose import Decomposition, decompose
+from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh, nodes
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import Number
+
+BLOCK_BYTES = 2**20
+
+T = TypeVar("T")
+
+Simulate = Callable[[Schedule, Machine], Number]
+"""Simulates a schedule on a machine; returns the predicted time in seconds."""
+
+
+def main() -> None:
+    """Measure and print."""
+    system, topology, name = sys.argv[1:]
+    simulate_it = SYSTEMS[system]
+    warm_up = full_mesh(4)
+    simulate_it(collective("ring", warm_up, BLOCK_BYTES), Machine(warm_up))
+    print(json.dumps(_measure(simulate_it, Machine(topology_of(topology)), name)))
+
+
+def _measure(simulate_it: Simulate, machine: Machine, name: str) -> dict[str, float]:
+    decomposition, rings_s = timed(partial(rings_of, machine.topology, name))
+    schedule, prepared_s = timed(partial(_schedule, machine.topology, name, decomposition))
+    time_s, simulated_s = timed(partial(simulate_it, schedule, machine))
+    peak_bytes = _peak_bytes()
+    return {
+        "rings_s": rings_s if decomposition else 0.0,
+        "prepared_s": prepared_s,
+        "proof_s": timed(lambda: replace(schedule))[1],  # construction repeats the proof
+        "simulated_s": simulated_s,
+        "time_s": float(time_s),
+        "transfers": schedule.transfers,
+        "peak_bytes": peak_bytes,
+    }
+
+
+def topology_of(text: str) -> Topology:
+    """The topology of an expression like ``full-mesh:64`` or ``nodes:128x8``, of any size."""
+    kind, sides = text.split(":")
+    if kind == "nodes":
+        node_count, ranks_per_node = map(int, sides.split("x"))
+        return nodes(node_count, ranks_per_node)
+    return full_mesh(int(sides))
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """The result of a function, and its duration in seconds."""
+    began = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - began
+
+
+def rings_of(topology: Topology, name: str) -> Decomposition | None:
+    """The rings of a multi-ring AllGather; None for the ring AllGather, which finds its own ring."""
+    return decompose(topology) if name == "multi-ring" else None
+
+
+def _schedule(topology: Topology, name: str, decomposition: Decomposition | None) -> Schedule:
+    rings = 1 if decomposition is None else len(decomposition.rings)
+    return collective(name, topology, rings * BLOCK_BYTES, decomposition)
+
+
+def _simulate_simpy(schedule: Schedule, machine: Machine) -> Number:
+    return simulate(schedule, machine).time_s
+
+
+def _simulate_array(schedule: Schedule, machine: Machine) -> Number:
+    from sim.array.engine import run
+
+    return run(schedule, machine).time_s
+
+
+def _recurrence(schedule: Schedule, machine: Machine) -> Number:
+    """A lower bound on the cost of stepping through a schedule: all hops at once, for link-disjoint rings.
+
+    A hop sends as soon as the block has arrived and the previous one has been sent.
+    """
+    assert isinstance(schedule.steps, RingSteps), "the recurrence requires rings"
+    route = machine.topology.route(*schedule.steps.rings[0, :2].tolist())
+    stream_s = float(BLOCK_BYTES / machine.topology.links[route.links[0]].bandwidth_bytes_per_s)
+    left_s = there_s = np.zeros(schedule.steps.rings.shape)
+    for _ in range(len(schedule.steps)):
+        left_s = np.maximum(left_s, there_s) + stream_s
+        there_s = np.roll(left_s + float(route.latency_s), 1, axis=1)
+    return float(there_s.max())
+
+
+def _peak_bytes() -> int:
+    """The peak memory of this process; the value of `resource` may be its parent's."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(found[1]) if found else 0
+
+
+SYSTEMS: Mapping[str, Simulate] = {"simpy": _simulate_simpy, "array": _simulate_array, "numpy": _recurrence}
+"""Our engines by their names on the command line."""
+
+if __name__ == "__main__":
+    main()

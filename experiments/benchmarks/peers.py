@@ -1,0 +1,254 @@
+"""Simulation speed of our engines compared with SimGrid, on one machine in one run.
+
+``python -m experiments.benchmarks.peers`` simulates rings on full meshes with the array engine, the SimPy engine,
+SimGrid from C++ and from Python, and a plain NumPy recurrence. The recurrence is a lower bound on the cost of stepping
+through a schedule: it assumes that no two transfers share a link. Every run is a separate process; all must predict the
+same time. Results: ``experiments/benchmarks/results/peers.json``, ``.md`` and ``.png``.
+
+``--long`` adds SimGrid's Python on 512 ranks, ``--most-ranks 64`` omits larger worlds, ``--results`` sets the folder of
+the results. SimGrid (python3-simgrid, libsimgrid-dev and g++) is omitted if not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.benchmarks.peer_run import BLOCK_BYTES, rings_of, topology_of
+from experiments.common import Record, machine_record, markdown_table, write_record
+from tasp_lab.files import write_whole
+
+SYSTEMS = {
+    "array": "tasp-lab, array engine",
+    "simpy": "tasp-lab, SimPy engine",
+    "simgrid-c++": "SimGrid, C++",
+    "simgrid-python": "SimGrid, Python",
+    "numpy": "NumPy recurrence",
+}
+PARTS = ("rings_s", "prepared_s", "proof_s", "simulated_s")
+SIMGRID = Path(__file__).parent / "simgrid"
+RESULTS = Path(__file__).parent / "results"
+REPEATS = 3
+SHORT_S = 10.0
+"""Cases that take longer are run once."""
+
+CURVE = {"array": 4096, "simpy": 1024, "simgrid-c++": 4096, "simgrid-python": 64, "numpy": 4096}
+"""Maximum number of ranks of each system: limited by half a minute per run and by the system itself."""
+
+FIT_FROM_RANKS = 64
+"""Below, constant costs dominate."""
+
+
+class Case(NamedTuple):
+    """An AllGather and the systems that simulate it."""
+
+    topology: str
+    schedule: str
+    systems: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(int(side) for side in self.topology.split(":")[1].split("x"))
+
+
+def main() -> None:
+    """Measure all cases and write the table and the picture."""
+    options = argparse.ArgumentParser(description="Simulate AllGathers with our engines and with SimGrid.")
+    options.add_argument("--long", action="store_true", help="also run SimGrid's Python on 512 ranks (a minute)")
+    options.add_argument("--most-ranks", dest="max_ranks", type=int, default=2**14, help="omit larger worlds")
+    options.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        peers = Peers(Path(folder))
+        rows = peers.rows([case for case in table_cases(chosen.long) if case.ranks <= chosen.max_ranks])
+        curve = peers.rows([case for case in curve_cases() if case.ranks <= chosen.max_ranks])
+    write_record(chosen.results / "peers.json", {"rows": rows, "curve": curve, "exponents": fits(curve)})
+    write_whole(chosen.results / "peers.md", (text := report(rows, curve)).encode())
+    draw(curve, chosen.results / "peers.png")
+    print(text)
+
+
+def table_cases(long: bool) -> list[Case]:
+    """The rows of the table."""
+    all_systems, compiled = tuple(SYSTEMS), tuple(system for system in SYSTEMS if system != "simgrid-python")
+    return [
+        Case("full-mesh:8", "ring", all_systems),
+        Case("full-mesh:64", "ring", all_systems),
+        Case("full-mesh:512", "ring", all_systems if long else compiled),
+        Case("full-mesh:64", "multi-ring", compiled),
+        Case("full-mesh:512", "multi-ring", ("array", "numpy")),
+        Case("nodes:128x8", "ring", ("array",)),
+        Case("nodes:128x8", "multi-ring", ("array",)),
+        Case("nodes:2048x8", "ring", ("array",)),
+        Case("nodes:2048x8", "multi-ring", ("array",)),
+    ]
+
+
+def curve_cases() -> list[Case]:
+    """Rings on 8, 16, 32, ... ranks."""
+    sizes = [2**power for power in range(3, 13)]
+    return [
+        Case(f"full-mesh:{size}", "ring", tuple(system for system, most in CURVE.items() if size <= most))
+        for size in sizes
+    ]
+
+
+class Peers:
+    """Runs cases and caches their rows. `folder` is for the compiled program."""
+
+    def __init__(self, folder: Path) -> None:
+        self._simgrid = _simgrid_commands(folder)
+        self._found: dict[tuple[str, str, str], Record] = {}
+
+    def rows(self, cases: Sequence[Case]) -> list[Record]:
+        """A row for each case and each installed system. Fails unless all predict the same time."""
+        found = []
+        for case in cases:
+            here = [name for name in case.systems if name in self._simgrid or not name.startswith("simgrid")]
+            rows = [self._row(case, system) for system in here]
+            times_s = {row["system"]: row["time_s"] for row in rows}
+            assert max(times_s.values()) <= (1 + 1e-6) * min(times_s.values()), (case, times_s)
+            found += [row | {"transfers": rows[0]["transfers"]} for row in rows]
+        return found
+
+    def _row(self, case: Case, system: str) -> Record:
+        key = case.topology, case.schedule, system
+        if key not in self._found:
+            runs = [self._run(case, system)]
+            while len(runs) < REPEATS and sum(runs[0].get(part, 0) for part in PARTS) < SHORT_S:
+                runs.append(self._run(case, system))
+            medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+            head = {"topology": case.topology, "schedule": case.schedule, "system": system, "ranks": case.ranks}
+            self._found[key] = head | {"runs": len(runs)} | medians
+            print(*key, f"{medians['simulated_s']:.3g} s", file=sys.stderr)
+        return self._found[key]
+
+    def _run(self, case: Case, system: str) -> Record:
+        if system in self._simgrid:
+            return _output_of(self._simgrid[system], _as_text(case))
+        return _output_of(
+            [sys.executable, "-m", "experiments.benchmarks.peer_run", system, case.topology, case.schedule]
+        )
+
+
+def _output_of(command: Sequence[str], standard_input: str = "") -> Record:
+    done = subprocess.run(command, input=standard_input, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    found: Record = json.loads(done.stdout)
+    return found
+
+
+def _as_text(case: Case) -> str:
+    """The input of SimGrid's programs: the links of a full mesh and the rings."""
+    topology = topology_of(case.topology)
+    decomposition = rings_of(topology, case.schedule)
+    rings = [list(range(topology.world_size))] if decomposition is None else decomposition.rings.tolist()
+    link = topology.links[0]
+    head = topology.world_size, len(rings), BLOCK_BYTES, link.bandwidth_bytes_per_s, link.latency_s
+    return "".join(" ".join(map(str, line)) + "\n" for line in (head, *rings))
+
+
+def _simgrid_commands(folder: Path) -> dict[str, list[str]]:
+    """The commands of SimGrid's programs that can be compiled or imported on this machine."""
+    commands = {}
+    program, source = str(folder / "rings"), str(SIMGRID / "rings.cpp")
+    if shutil.which("g++") and _works(["g++", "-O2", "-o", program, source, "-lsimgrid"]):
+        commands["simgrid-c++"] = [program, "--log=root.thresh:error"]
+    python = shutil.which("python3", path=os.defpath)
+    if python and _works([python, "-c", "import simgrid"]):
+        commands["simgrid-python"] = [python, str(SIMGRID / "rings.py")]
+    return commands
+
+
+def _works(command: Sequence[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def report(rows: Sequence[Record], curve: Sequence[Record]) -> str:
+    """The table, its explanation, and the scaling exponents."""
+    made = machine_record()
+    head = (
+        f"AllGathers of blocks of {BLOCK_BYTES // 2**20} MiB, made by `python -m experiments.benchmarks.peers` "
+        f"on {made['cores']} "
+        f"cores ({made['processor']}, {made['date']}). Medians of {REPEATS} processes; of one where it takes more than "
+        f"{SHORT_S:g} s. All that simulate the same predict the same time, to a millionth. *Prepared*: the schedule "
+        "built and proved, for SimGrid its platform and actors made; *proof*: that part alone, done once more. Memory: "
+        "the most that the process had, Python and its libraries included."
+    )
+    columns = (
+        "topology, schedule", "simulated by", "transfers", "rings s", "prepared s", "proof s", "simulated s", "peak MB",
+    )  # fmt: skip
+    cells = [
+        [f"{row['topology']}, {row['schedule']}", SYSTEMS[row["system"]], f"{row['transfers']:,}",
+         *(f"{row[part]:.3g}" if row.get(part) else "" for part in PARTS), f"{row['peak_bytes'] / 1e6:,.0f}"]
+        for row in rows
+    ]  # fmt: skip
+    grown = "; ".join(f"{SYSTEMS[system]} n^{power:.2f}" for system, power in fits(curve).items())
+    tail = f"Simulating a ring on n ranks, from n = {FIT_FROM_RANKS} on, grows like: {grown}." if grown else ""
+    return (
+        "\n\n".join(filter(None, [head, markdown_table(columns, cells), tail, "![Seconds over ranks](peers.png)"]))
+        + "\n"
+    )
+
+
+def fits(curve: Sequence[Record]) -> dict[str, float]:
+    """The exponents of systems with at least three points from `FIT_FROM_RANKS` on."""
+    found = {}
+    for system, points in _by_system(curve).items():
+        large = [point for point in points if point[0] >= FIT_FROM_RANKS]
+        if len(large) >= 3:
+            found[system] = exponent(large)
+    return found
+
+
+def exponent(points: Sequence[tuple[int, float]]) -> float:
+    """The exponent p of a fit of ranks^p to points (ranks, seconds), by least squares of the logarithms.
+
+    >>> round(exponent([(8, 1.0), (16, 4.0), (32, 16.0)]), 6)
+    2.0
+    """
+    ranks, seconds = np.log(np.array(points)).T
+    return float(np.polyfit(ranks, seconds, 1)[0])
+
+
+def _by_system(curve: Sequence[Record]) -> dict[str, list[tuple[int, float]]]:
+    """(ranks, seconds) of each system."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in curve:
+        found.setdefault(row["system"], []).append((row["ranks"], row["simulated_s"]))
+    return found
+
+
+def draw(curve: Sequence[Record], path: Path) -> None:
+    """Seconds of simulation over ranks, as PNG."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    powers = fits(curve)
+    for (system, points), marker in zip(_by_system(curve).items(), "osD^v", strict=False):
+        power = f", n^{powers[system]:.2f}" if system in powers else ""
+        axes.loglog(*zip(*points, strict=True), marker=marker, label=SYSTEMS[system] + power)
+    sizes = sorted({row["ranks"] for row in curve})
+    axes.set_xticks(sizes, labels=[str(size) for size in sizes], minor=False)
+    axes.minorticks_off()
+    axes.set(xlabel="ranks", ylabel="seconds to simulate", title="Ring AllGather on a full mesh")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, format="png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()

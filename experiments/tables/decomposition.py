@@ -1,0 +1,155 @@
+"""Ring decompositions of all catalogue machines and other topologies, with predicted and some measured AllGather times.
+
+``python -m experiments.tables.decomposition`` writes ``experiments/results/decompositions.json`` and the tables
+``experiments/results/decompositions.md``. ``--measure`` repeats the three measurements on the emulated fabric and
+writes them to ``experiments/results/decompositions_measured.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.common import Record, comparison_table, markdown_table, write_record
+from tasp_lab import decompose, predict, validate
+from tasp_lab.collectives.registry import schedules_of
+from tasp_lab.decomposition.decompose import Decomposition
+from tasp_lab.errors import ScheduleError
+from tasp_lab.files import write_whole
+from tasp_lab.machines.catalogue import catalogue_names, load_machine
+from tasp_lab.machines.machine import Machine
+from tasp_lab.progress import print_progress as progress
+from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.units import format_time
+
+PREDICTED_SHARD_BYTES = 64 * 2**20
+MEASURED_SHARD_BYTES = 4 * 2**20
+REPEATS = 5
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A topology with edited links, without a library, and the maximum number of lanes of the rings."""
+
+    topology: str
+    without: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    lanes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The case as command-line arguments."""
+        options = [f"--without-link {link}" for link in self.without] + [f"--link {link}" for link in self.links]
+        return " ".join([self.topology, *options, *([f"--lanes {self.lanes}"] if self.lanes else [])])
+
+    def machine(self) -> Machine:
+        """The machine with its edited links."""
+        machine = load_machine(self.topology, library="ideal")
+        return replace(machine, topology=with_links(without_links(machine.topology, self.without), self.links))
+
+
+OTHERS = (
+    Case("full-mesh:4"),
+    Case("full-mesh:6"),
+    Case("full-mesh:64"),
+    Case("bidirectional-ring:8"),
+    Case("torus:3x3"),
+    Case("torus:2x3"),
+    Case("torus:8x8"),
+    Case("torus:4x4x4"),
+    Case("hypercube:3"),
+    Case("hypercube:5"),
+    Case("circulant:12:1,5"),
+    Case("multipartite:3x2"),
+    Case("nodes:2x4"),
+    Case("nodes:3x3"),
+    Case("nodes:2x4:rails"),
+    Case("nodes:4x8:rails"),
+    Case("full-mesh:5", without=("0-3",)),
+    Case("full-mesh:8", links=("0-3=10GB/s",)),
+    Case("full-mesh:8", lanes=4),
+    Case("torus:8x8", without=("0-1",)),
+    Case("torus:3x3", without=("0-1",)),
+    Case("nodes:2x8", without=("0-1",)),
+    Case("h100-2x8", links=("0-network=25GB/s",)),
+)
+MEASURED = (Case("torus:3x3"), Case("full-mesh:5", without=("0-3",)), Case("nodes:2x4:rails"))
+
+
+def main() -> None:
+    """Find all rings, predict, measure with ``--measure``, and write the tables."""
+    if "--measure" in sys.argv[1:]:
+        write_record(RESULTS / "decompositions_measured.json", {"comparisons": [_measure(case) for case in MEASURED]})
+    rows = [_find(case) for case in [*(Case(name) for name in catalogue_names()), *OTHERS]]
+    write_record(RESULTS / "decompositions.json", {"shard_bytes": PREDICTED_SHARD_BYTES, "decompositions": rows})
+    measured = json.loads((RESULTS / "decompositions_measured.json").read_text())
+    text = f"{_found_table(rows)}\n\n{_measured_table(measured)}\n"
+    write_whole(RESULTS / "decompositions.md", text.encode())
+    print(text)
+
+
+def _find(case: Case) -> Record:
+    progress(f"rings of {case.name}")
+    machine = case.machine()
+    started_s = time.perf_counter()
+    found = decompose(machine.topology, lanes=case.lanes, progress=progress)
+    seconds = time.perf_counter() - started_s
+    document = found.to_dict()
+    return document | {"case": case.name, "seconds": seconds, "predicted_s": _predict(machine, found)}
+
+
+def _predict(machine: Machine, found: Decomposition) -> dict[str, float | None]:
+    """The time of each schedule; None if it needs a link that does not exist."""
+    times: dict[str, float | None] = {}
+    for name in schedules_of("AllGather"):
+        try:
+            predicted = predict(machine, [name], PREDICTED_SHARD_BYTES, decomposition=found, progress=progress)
+            times[name] = float(predicted[0].time_s)
+        except ScheduleError:
+            times[name] = None
+    return times
+
+
+def _measure(case: Case) -> Record:
+    schedules = ("ring", "multi-ring")
+    return validate(case.machine(), schedules, MEASURED_SHARD_BYTES, repeats=REPEATS, progress=progress).to_dict()
+
+
+def _found_table(rows: list[Record]) -> str:
+    columns = ("topology", "rings", "fold", "share of bound", "most for rings", "found in", *schedules_of("AllGather"))
+    head = (
+        f"Rings found, and AllGather of {PREDICTED_SHARD_BYTES // 2**20} MiB per rank predicted, made by "
+        "`python -m experiments.tables.decomposition`. Share of bound: of what the bottleneck cut lets any AllGather "
+        "reach. Most for rings: whether it is proved that no rings (of so many lanes, where these are given) carry "
+        "more. A dash: some pair of ranks has no link."
+    )
+    cells = [
+        [
+            row["case"],
+            str(len(row["rings"])),
+            str(row["fold"]),
+            f"{row['share_of_bound']:.1%}",
+            "proved" if row["proved_optimal"] else "not proved",
+            f"{row['seconds']:.2g} s",
+            *("-" if time_s is None else format_time(time_s) for time_s in row["predicted_s"].values()),
+        ]
+        for row in rows
+    ]
+    return f"{head}\n\n{markdown_table(columns, cells)}"
+
+
+def _measured_table(record: Record) -> str:
+    head = (
+        f"AllGather of {MEASURED_SHARD_BYTES // 2**20} MiB per rank on the emulated fabric, medians of {REPEATS} "
+        f"repeats on {record['machine']['cores']} cores ({record['machine']['date']}), made by "
+        "`python -m experiments.tables.decomposition --measure`."
+    )
+    return f"{head}\n\n{comparison_table(record['comparisons'])}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The cost of sequence parallelism in the training example: tokens per second, and the share of communication.
+
+``python -m experiments.tables.training`` writes ``experiments/results/training.md``, with two tables, and ``.json``.
+
+*On one host* every schedule trains on 4 and 8 processes that share the host's cores. No run can be faster than one
+process with all cores; the table shows the overhead.
+
+*On an emulated mesh* the same program runs with a dedicated link per pair of ranks. Measured attention times are
+compared with simulations on the point-to-point calibrated mesh, with kernels at the rate measured without communication
+on all ranks at once. Communication is the attention time that exceeds its kernel calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.common import markdown_table, write_record
+from experiments.train_gpt.options import Recipe
+from runtime.calibration import calibrate
+from runtime.fabric.emulated import emulate
+from runtime.linux.host import usable_cores
+from runtime.protocol.jobs import MeasureCompute, Ranks
+from runtime.protocol.rank_setup import RankLocation
+from runtime.ranks.launcher import launch
+from sim.event.engine import simulate
+from tasp_lab.analysis.validate import default_scale
+from tasp_lab.attention.backward import attention_passes
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.files import write_whole
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+
+RECIPE = Recipe(seq=2048, batch=2)
+WORLD_SIZES = (4, 8)
+STEPS, STEPS_EMULATED = 12, 5
+RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[2]
+
+
+class Predicted(NamedTuple):
+    """Seconds of attention per step: in total, and of its kernel calls alone."""
+
+    attention_s: float
+    kernels_s: float
+
+
+def main() -> None:
+    """Train, measure, predict and write the tables."""
+    alone = _train_on_host(1, "tasp")
+    on_host = [{"processes": 1, **alone}]
+    on_mesh: list[dict[str, Any]] = []
+    for world_size in WORLD_SIZES:
+        on_host += [{"processes": world_size, **_train_on_host(world_size, name)} for name in ATTENTION]
+        on_mesh += _on_mesh(world_size)
+    write_record(RESULTS / "training.json", {"recipe": vars(RECIPE), "on_host": on_host, "on_mesh": on_mesh})
+    publish()
+
+
+def publish() -> None:
+    """Write the tables from the record."""
+    record = json.loads((RESULTS / "training.json").read_text())
+    alone = record["on_host"][0]["tokens_per_s"]
+    host = [_host_row(run, alone) for run in record["on_host"]]
+    mesh = [_mesh_row(run) for run in record["on_mesh"]]
+    head = (
+        f"The training example ({RECIPE.layers} layers, {RECIPE.heads} heads of {RECIPE.head_dim}, {RECIPE.seq} "
+        f"positions, batch {RECIPE.batch}, float32), made by `python -m experiments.tables.training`."
+    )
+    parts = [
+        head,
+        f"Processes of one host with {record['machine']['cores']} cores; attention as a share of a step:",
+        markdown_table(("processes, schedule", "tokens/s", "of one process", "attention"), host),
+        "Ranks on an emulated mesh: attention of a step, and the communication in it as a share of the step.",
+        markdown_table(
+            ("ranks, schedule", "step s", "attention s", "predicted s", "error", "communication", "predicted"), mesh
+        ),
+    ]
+    text = "\n\n".join(parts) + "\n"
+    write_whole(RESULTS / "training.md", text.encode())
+    print(text)
+
+
+def _host_row(run: dict[str, Any], alone: float) -> list[str]:
+    what = f"{run['processes']}, {run['schedule']}" if run["processes"] > 1 else "1"
+    rate = run["tokens_per_s"]
+    return [what, f"{rate:.0f}", f"{rate / alone:.2f}", f"{run['attention_share']:.0%}"]
+
+
+def _mesh_row(run: dict[str, Any]) -> list[str]:
+    step_s = RECIPE.tokens / run["tokens_per_s"]
+    measured_s, predicted_s = run["attention_share"] * step_s, run["attention_s"]
+    return [
+        f"{run['processes']}, {run['schedule']}",
+        *(f"{seconds:.2f}" for seconds in (step_s, measured_s, predicted_s)),
+        f"{predicted_s / measured_s - 1:+.0%}",
+        *(f"{(seconds - run['kernels_s']) / step_s:.0%}" for seconds in (measured_s, predicted_s)),
+    ]
+
+
+def _train_on_host(world_size: int, schedule: str) -> dict[str, Any]:
+    """The JSON document of a training run on this host; a single process uses all cores."""
+    program = ["-m", "experiments.train_gpt"]
+    if world_size > 1:
+        program = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}", *program]
+    options = [f"--seq={RECIPE.seq}", f"--batch={RECIPE.batch}", f"--schedule={schedule}", f"--steps={STEPS}", "--json"]
+    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // world_size))}
+    done = subprocess.run(
+        [sys.executable, *program, *options], cwd=ROOT, env=os.environ | threads, stdout=subprocess.PIPE, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _on_mesh(world_size: int) -> list[dict[str, Any]]:
+    """Every schedule on an emulated mesh, measured and predicted."""
+    mesh = full_mesh(world_size)
+    mesh = mesh.scaled(default_scale(mesh, nominal_s=1.0))
+    layer = RECIPE.attention(RECIPE.batch)
+    passes = {name: attention_passes(name, mesh, layer) for name in ATTENTION}
+    with emulate(mesh) as fabric:
+        with launch(fabric.locations) as ranks:
+            machine = calibrate(mesh, ranks).machine
+            predicted = {name: _predict(each, ranks, machine) for name, each in passes.items()}
+        return [
+            {"processes": world_size, **_train_on_fabric(fabric.locations, name), **predicted[name]._asdict()}
+            for name in ATTENTION
+        ]
+
+
+def _predict(passes: Sequence[Schedule], ranks: Ranks, machine: Machine) -> Predicted:
+    attention_s = kernels_s = 0.0
+    for schedule in passes:
+        seconds = [float(str(each)) for each in ranks.perform(MeasureCompute(schedule, repeats=3), 120.0)]
+        rate = ComputeRate(float(schedule.flops().sum()) / sum(seconds))
+        attention_s += float(simulate(schedule, Machine(machine.topology, machine.comm_library, rate)).time_s)
+        kernels_s += sum(seconds) / len(seconds)
+    return Predicted(RECIPE.layers * attention_s, RECIPE.layers * kernels_s)
+
+
+def _train_on_fabric(locations: Sequence[RankLocation], schedule: str) -> dict[str, Any]:
+    """The JSON document of a training run whose ranks are in the namespaces of a fabric."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "experiments.tables.training", str(rank), str(len(locations)), schedule, folder,
+                 place.interface, str(place.network_namespace), str(place.user_namespace)],
+                cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+                pass_fds=[each for each in (place.network_namespace, place.user_namespace) if each >= 0],
+            )
+            for rank, place in enumerate(locations)
+        ]  # fmt: skip
+        printed = [process.communicate()[0] for process in processes]
+    assert not any(process.returncode for process in processes), "every rank ends well"
+    found: dict[str, Any] = json.loads(printed[0])
+    return found
+
+
+def _be_rank(rank: int, world_size: int, schedule: str, folder: str, place: RankLocation) -> None:
+    """Run a rank of the example in its namespaces, which a process must join while single-threaded."""
+    from runtime.linux.namespaces import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
+
+    if place.user_namespace >= 0:
+        join_namespace(place.user_namespace, CLONE_NEWUSER)
+    join_namespace(place.network_namespace, CLONE_NEWNET)
+    os.environ["GLOO_SOCKET_IFNAME"] = place.interface
+
+    import torch.distributed as dist
+
+    from experiments.train_gpt.__main__ import document
+    from experiments.train_gpt.options import RunOptions
+    from experiments.train_gpt.train import train
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    run = RunOptions(steps=STEPS_EMULATED, schedule=schedule)
+    steps = train(RECIPE, run)
+    if rank == 0:
+        print(json.dumps(document(RECIPE, run, steps)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _be_rank(
+            int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4],
+            RankLocation(sys.argv[5], int(sys.argv[6]), int(sys.argv[7])),
+        )  # fmt: skip
+    else:
+        main()

@@ -1,0 +1,117 @@
+"""Two streams of work per rank, communication and computation, and their dependencies.
+
+On a host no synchronisation is needed: a transfer or kernel is issued only when it may run. On a GPU both are queued
+ahead of time. Communication has its own stream, and events between the two streams prevent a kernel from reading a
+block before it has arrived and a transfer from overwriting a block that a kernel still reads. The host never blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+Mark = Callable[[], float]
+"""A point in one of the streams; called after `Streams.finish`, it returns its time in seconds since `begin`."""
+
+
+class Streams(Protocol):
+    """The stream operations that the per-step executor needs."""
+
+    def begin(self) -> None:
+        """Set the origin of all times; communication waits for the computation queued so far."""
+        ...
+
+    def communicating(self) -> AbstractContextManager[object]:
+        """A context in which work is queued on the communication stream."""
+        ...
+
+    def mark(self) -> Mark:
+        """Record a point in the current stream."""
+        ...
+
+    def wait(self, mark: Mark) -> None:
+        """Make later work of the current stream wait for a mark."""
+        ...
+
+    def finish(self) -> None:
+        """Make computation wait for communication. If marks are timed, the host waits for both."""
+        ...
+
+
+class HostStreams:
+    """Streams of a host, where all work is synchronous."""
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def begin(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def communicating(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def mark(self) -> Mark:
+        seconds = time.perf_counter() - self._began_s
+        return lambda: seconds
+
+    def wait(self, mark: Mark) -> None:
+        """No-op: the mark has been reached."""
+
+    def finish(self) -> None:
+        """No-op: all work has ended."""
+
+
+class _CudaMark:
+    """An event in a stream, and the event at the origin of times."""
+
+    def __init__(self, began: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
+        self._began = began
+        self.event = _event()
+        self.event.record(stream)
+
+    def __call__(self) -> float:
+        self.event.synchronize()
+        return float(self._began.elapsed_time(self.event)) / 1e3
+
+
+class CudaStreams:
+    """A separate communication stream beside the device's current stream, which is used for computation."""
+
+    def __init__(self, device: torch.device | None = None, timed: bool = False) -> None:
+        self._timed, self._device = timed, device
+        self._computing = torch.cuda.current_stream(device)
+        self._communicating = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._began = _event()
+
+    def begin(self) -> None:
+        self._began.record(self._computing)
+        self._communicating.wait_stream(self._computing)
+
+    def communicating(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._communicating)
+
+    def mark(self) -> Mark:
+        return _CudaMark(self._began, torch.cuda.current_stream(self._device))
+
+    def wait(self, mark: Mark) -> None:
+        assert isinstance(mark, _CudaMark), "a mark of these streams"
+        torch.cuda.current_stream(self._device).wait_event(mark.event)
+
+    def finish(self) -> None:
+        self._computing.wait_stream(self._communicating)
+        if self._timed:
+            self._computing.synchronize()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def streams_for(device: torch.device, timed: bool = False) -> Streams:
+    """The streams of a device. `timed` makes marks readable after `finish`."""
+    return CudaStreams(device, timed) if device.type == "cuda" else HostStreams()

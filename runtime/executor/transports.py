@@ -1,0 +1,215 @@
+"""Transports: how the messages of a schedule are sent, independently of the schedule.
+
+A `Transport` posts messages and returns a wait for each. The executor is driven by two of its properties:
+`receives_ahead` is the number of steps by which receives may be posted early, and with `whole_steps` every rank must
+post the receives and then the sends of a step together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+
+from tasp_lab.errors import RunError
+
+
+class Message(NamedTuple):
+    """A block in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks."""
+
+    peer: int
+    tag: int
+    data: torch.Tensor
+
+
+Group = dist.ProcessGroup | None
+"""A process group; None is the group of all ranks. Peers are ranks within it."""
+
+Wait = Callable[[], None]
+"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `RuntimeError`."""
+
+
+class Transport(Protocol):
+    """The transport interface of the executor. Both calls raise `RuntimeError` when a peer is lost."""
+
+    @property
+    def receives_ahead(self) -> int: ...
+    @property
+    def whole_steps(self) -> bool: ...
+    def receive(self, messages: Sequence[Message]) -> list[Wait]: ...
+    def send(self, messages: Sequence[Message]) -> list[Wait]: ...
+
+
+class PointToPoint:
+    """One isend or irecv per message, receives posted several steps ahead. For gloo.
+
+    Gloo acknowledges a posted receive over the connection that carries data in the other direction. If receives are
+    posted early, the acknowledgement precedes the send and does not queue behind data, which would halve the
+    throughput of a full-duplex link.
+    """
+
+    receives_ahead = 4
+    whole_steps = False
+
+    def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
+        self._timeout, self._group = _timeout(timeout_s, device), group
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        return [self._wait(dist.irecv(m.data, group=self._group, group_src=m.peer, tag=m.tag)) for m in messages]
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        return [self._wait(dist.isend(m.data, group=self._group, group_dst=m.peer, tag=m.tag)) for m in messages]
+
+    def _wait(self, work: dist.Work | None) -> Wait:
+        assert work is not None, "this process is not part of the group"
+        return lambda: wait_for(work, self._timeout)
+
+
+class Batched:
+    """One batch_isend_irecv per step, as NCCL and RCCL require."""
+
+    receives_ahead = 0
+    whole_steps = True
+
+    def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
+        self._timeout, self._group = _timeout(timeout_s, device), group
+        self._receives: list[dist.P2POp] = []
+        self._step = _Once()
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        self._step = _Once()
+        self._receives = [
+            dist.P2POp(dist.irecv, m.data, group=self._group, group_peer=m.peer, tag=m.tag) for m in messages
+        ]
+        return [self._step.wait] * len(messages)
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        operations = self._receives + [self._operation(dist.isend, message) for message in messages]
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def finish() -> None:
+            for work in works:
+                wait_for(work, self._timeout)
+
+        self._step.finish = finish
+        return [self._step.wait] * len(messages)
+
+    def _operation(self, call: Callable[..., object], message: Message) -> dist.P2POp:
+        return dist.P2POp(call, message.data, group=self._group, group_peer=message.peer, tag=message.tag)
+
+
+class AllToAll:
+    """One all_to_all_single per step, as in TASP's reference implementation. Every rank takes part in every step."""
+
+    receives_ahead = 0
+    whole_steps = True
+
+    def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
+        self._timeout, self._group = _timeout(timeout_s, device), group
+        self._world_size = dist.get_world_size(group)
+        self._nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        self._incoming: list[Message] = []
+        self._step = _Once()
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        self._step = _Once()
+        self._incoming = _in_order(messages)
+        return [self._step.wait] * len(messages)
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        incoming, outgoing = self._incoming, _in_order(messages)
+        packed = torch.cat([self._nothing, *(m.data for m in outgoing)])
+        arrived = torch.empty(sum(m.data.numel() for m in incoming), dtype=torch.uint8, device=packed.device)
+        splits = self._splits(incoming), self._splits(outgoing)
+        work = dist.all_to_all_single(arrived, packed, *splits, group=self._group, async_op=True)
+        assert work is not None, "this process is not part of the group"
+
+        def finish() -> None:
+            wait_for(work, self._timeout)
+            _unpack(arrived, incoming)
+
+        self._step.finish = finish
+        return [self._step.wait] * len(messages)
+
+    def _splits(self, messages: Sequence[Message]) -> list[int]:
+        """Bytes to or from each rank."""
+        sizes = [0] * self._world_size
+        for message in messages:
+            sizes[message.peer] += message.data.numel()
+        return sizes
+
+
+class _Once:
+    """A wait shared by all messages of a step: only the first call waits."""
+
+    def __init__(self) -> None:
+        self.finish: Callable[[], object] | None = None
+
+    def wait(self) -> None:
+        if self.finish is not None:
+            finish, self.finish = self.finish, None
+            finish()
+
+
+def _in_order(messages: Sequence[Message]) -> list[Message]:
+    """Messages in the order in which both ends pack them: by peer, then by tag."""
+    return sorted(messages, key=lambda m: (m.peer, m.tag))
+
+
+def _unpack(arrived: torch.Tensor, messages: Sequence[Message]) -> None:
+    start = 0
+    for message in messages:
+        size = message.data.numel()
+        message.data.copy_(arrived[start : start + size])
+        start += size
+
+
+def default_device() -> str:
+    """The device of this rank's blocks: its GPU for NCCL and RCCL, else ``cpu``."""
+    return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
+
+
+def _timeout(timeout_s: float, device: torch.device) -> timedelta | None:
+    """The timeout of a wait; None on a GPU, where a timeout would block the host and the group's timeout applies."""
+    return timedelta(seconds=timeout_s) if device.type == "cpu" else None
+
+
+def wait_for(work: dist.Work, timeout: timedelta | None) -> None:
+    """On a host, block until the work is done; on a GPU (no timeout), make the current stream wait for it.
+
+    Raises `RuntimeError` on failure or timeout.
+    """
+    if timeout is None:
+        work.wait()
+    else:
+        work.wait(timeout)
+
+
+TRANSPORTS: dict[str, Callable[[float, Group, torch.device], Transport]] = {
+    "p2p": PointToPoint,
+    "batched": Batched,
+    "all-to-all": AllToAll,
+}
+"""Transports by name; each is constructed with a timeout in seconds, a process group and the device of the blocks."""
+
+
+def make_transport(name: str, timeout_s: float, group: Group = None, device: torch.device | None = None) -> Transport:
+    """A transport by name; ``auto`` is ``p2p`` on a host (gloo) and ``batched`` on a GPU (NCCL).
+
+    The choice depends on the device of the blocks (None: `default_device`): a group may have several backends.
+
+    Raises `RunError` for an unknown name, for a group whose backend does not support the device, and for ``p2p`` on a
+    GPU, where a receive posted early would block the sends queued behind it.
+    """
+    if name != "auto" and name not in TRANSPORTS:
+        raise RunError(f"unknown transport {name!r}, expected auto, {', '.join(TRANSPORTS)}")
+    device = device or torch.device(default_device())
+    backend, on_gpu = dist.get_backend(group), device.type == "cuda"
+    if backend == ("gloo" if on_gpu else "nccl"):
+        raise RunError(f"a group of backend {backend} cannot send tensors on {device}")
+    if on_gpu and name == "p2p":
+        raise RunError("the transport p2p is for gloo; NCCL needs batched or all-to-all")
+    return TRANSPORTS[("batched" if on_gpu else "p2p") if name == "auto" else name](timeout_s, group, device)

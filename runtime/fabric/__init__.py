@@ -1,0 +1,1 @@
+"""The emulated fabric: a topology of network namespaces, veth pairs and token buckets."""

@@ -1,0 +1,203 @@
+"""The emulated fabric: any topology as network namespaces, veth pairs and token buckets on one Linux machine.
+
+Every rank and every switch is a network namespace; every pair of opposite links is a veth pair whose two ends are
+shaped to the links' scaled bandwidths. Processes in the ranks' namespaces exchange real packets over links whose
+bandwidth ratios are those of the topology. Latencies are not emulated.
+
+The namespaces are unnamed. They exist only while this process holds their descriptors or ranks run inside, so they
+disappear when the run ends, however it ends, and concurrent runs cannot interfere.
+
+The following settings make the links behave as lossless; each has a measured effect:
+
+- **reno**: BBR interacts badly with the token bucket; with it a pair of ranks behaves half-duplex.
+- **No slow start**: routes begin with a large window, which is not reset when idle.
+- **Deep queues**: a port with many senders must not drop packets.
+- **Large packets** (up to 9000 bytes): few enough for two cores to forward, small enough that a packet takes at most
+  about 4 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import networkx as nx
+
+from runtime.protocol.rank_setup import RankLocation, our_module
+from tasp_lab.errors import FabricError
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.graph import Topology, Vertex
+
+BUCKET_PACKETS = 2
+"""Bucket size in packets: with one, late timers reduce the rate; each one lets a packet pass unshaped at the start."""
+
+MIN_BYTES_PER_S, MAX_BYTES_PER_S = 1e3, 1e9
+"""Below, a packet takes seconds; above, hosts cannot forward all packets (and tbf is limited to 2**32)."""
+
+_PACKET_S = 0.004
+_MIN_PACKET_BYTES, _MAX_PACKET_BYTES = 1500, 9000
+_ETHERNET_HEADER_BYTES = 14
+_QUEUE_BYTES = 256 * 2**20
+_WINDOW_PACKETS = 1000
+_SYSCTL = {
+    "ipv4/tcp_congestion_control": "reno",
+    "ipv4/tcp_slow_start_after_idle": "0",
+    "ipv4/tcp_no_metrics_save": "1",
+    "ipv4/ip_forward": "1",
+}
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The namespaces of all ranks, and the topology with its bandwidths scaled to the fabric."""
+
+    topology: Topology
+    locations: tuple[RankLocation, ...]
+
+
+@contextlib.contextmanager
+def emulate(topology: Topology) -> Iterator[Fabric]:
+    """Build the fabric of an (already scaled) topology. Raises `FabricError` with the missing requirement."""
+    if (reason := _missing_in_kernel()) is not None:
+        raise FabricError(f"the emulated fabric does not work here: {reason}")
+    for link in topology.links:
+        if not MIN_BYTES_PER_S <= link.bandwidth_bytes_per_s <= MAX_BYTES_PER_S:
+            raise FabricError(
+                f"{topology.name}: link {link.name} has {float(link.bandwidth_bytes_per_s):.3g} bytes/s at this scale; "
+                f"a token bucket shapes {MIN_BYTES_PER_S:.0g} to {MAX_BYTES_PER_S:.0g}"
+            )
+    if topology.shared:
+        raise FabricError(f"{topology.name}: shared capacity {topology.shared[0].name!r} cannot be built from links")
+    plan = _plan(topology, user_namespace=os.geteuid() != 0)
+    try:
+        descriptors = _build(plan)
+    except FabricError as error:
+        raise FabricError(f"the emulated fabric does not work here: {error}") from None
+    try:
+        user = descriptors[0] if plan["user_namespace"] else -1
+        ranks = descriptors[1 : 1 + topology.world_size]
+        yield Fabric(topology, tuple(RankLocation("rank", namespace, user) for namespace in ranks))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def missing_here() -> str | None:
+    """The reason in one line why this machine cannot build a fabric, or None if it can.
+
+    This is tested by building a fabric of two ranks.
+    """
+    if (reason := _missing_in_kernel()) is not None:
+        return reason
+    try:
+        for descriptor in _build(_plan(full_mesh(2, 1e6, 0.0), user_namespace=os.geteuid() != 0)):
+            os.close(descriptor)
+    except FabricError as error:
+        return str(error)
+    return None
+
+
+def _missing_in_kernel() -> str | None:
+    if platform.system() != "Linux":
+        return f"it needs Linux, this is {platform.system()}"
+    if not os.path.exists("/proc/self/ns/net"):
+        return "the kernel has no network namespaces"
+    return None
+
+
+def _build(plan: dict[str, Any]) -> list[int]:
+    """Build a plan in the builder process; the descriptors of the user namespace and of each vertex."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = our_module("runtime.fabric.builder", str(theirs.fileno()))
+            builder = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+        messages: Connection = Connection(os.dup(ours.fileno()))
+        try:
+            messages.send(plan)
+            answer: int | str = messages.recv()
+        except (OSError, EOFError):
+            lines = builder.communicate()[1].decode(errors="replace").strip().splitlines()
+            raise FabricError(f"the builder ended early: {lines[-1] if lines else 'no output'}") from None
+        descriptors: list[int] = []
+        while isinstance(answer, int) and len(descriptors) < answer:
+            descriptors += socket.recv_fds(ours, 1, 256)[1]
+        builder.communicate()
+        if isinstance(answer, str):
+            raise FabricError(f"{answer} ({_advice(plan)})")
+    return descriptors
+
+
+def _advice(plan: dict[str, Any]) -> str:
+    if plan["user_namespace"]:
+        settings = "user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns"
+        return f"it needs root, or unprivileged user namespaces: see sysctl {settings}"
+    return "it needs CAP_SYS_ADMIN and CAP_NET_ADMIN, veth and sch_tbf"
+
+
+def _plan(topology: Topology, user_namespace: bool) -> dict[str, Any]:
+    """The fabric as plain data for `runtime.fabric.builder`."""
+    vertices = topology.vertices
+    index = {vertex: position for position, vertex in enumerate(vertices)}
+    addresses = [f"10.64.{position // 250}.{position % 250 + 1}" for position in range(len(vertices))]
+    routes = [
+        {"at": index[at], "to": addresses[to], "via": addresses[index[next_hop]], "next": index[next_hop],
+         "source": addresses[index[at]], "window": _WINDOW_PACKETS}
+        for (at, to), next_hop in _next_hops(topology).items()
+    ]  # fmt: skip
+    return {
+        "user_namespace": user_namespace,
+        "sysctl": _SYSCTL,
+        "vertices": [{"interface": "rank", "address": address} for address in addresses],
+        "cables": _cables(topology, index),
+        "routes": routes,
+    }
+
+
+def _cables(topology: Topology, index: dict[Vertex, int]) -> list[dict[str, Any]]:
+    """A cable per pair of linked vertices; a direction without a link is unshaped, for acknowledgements."""
+    cables: dict[tuple[int, int], dict[str, Any]] = {}
+    for link in topology.links:
+        ends = index[link.source], index[link.destination]
+        a, b = min(ends), max(ends)
+        cable = cables.setdefault((a, b), {"a": a, "b": b, "a_to_b": None, "b_to_a": None, "mtu": 0})
+        cable["mtu"] = max(cable["mtu"], packet_size_bytes(float(link.bandwidth_bytes_per_s)))
+        rate = max(int(link.bandwidth_bytes_per_s), 1)
+        cable["a_to_b" if ends == (a, b) else "b_to_a"] = {"rate": rate, "limit": _QUEUE_BYTES}
+    for cable in cables.values():
+        for shape in filter(None, (cable["a_to_b"], cable["b_to_a"])):
+            shape["burst"] = BUCKET_PACKETS * (cable["mtu"] + _ETHERNET_HEADER_BYTES)
+    return list(cables.values())
+
+
+def packet_size_bytes(bandwidth_bytes_per_s: float) -> int:
+    """The maximum IP packet size of a link in bytes: about 4 ms of its bandwidth, between 1500 and 9000."""
+    return min(max(int(bandwidth_bytes_per_s * _PACKET_S), _MIN_PACKET_BYTES), _MAX_PACKET_BYTES)
+
+
+def _next_hops(topology: Topology) -> dict[tuple[Vertex, int], Vertex]:
+    """The next hop of each vertex for each destination rank.
+
+    Data follows the topology's routes. Pairs of ranks without a route are connected over the shortest path, through
+    other ranks if necessary, since a process group opens a connection between all pairs.
+    """
+    hops: dict[tuple[Vertex, int], Vertex] = {}
+    for source, destination in topology.rank_pairs():
+        for link in (topology.links[index] for index in topology.route(source, destination).links):
+            next_hop = hops.setdefault((link.source, destination), link.destination)
+            if next_hop != link.destination:
+                raise FabricError(f"{topology.name}: two routes to rank {destination} diverge at {link.source}")
+    graph = nx.Graph((link.source, link.destination) for link in topology.links)
+    graph.add_nodes_from(topology.vertices)
+    for destination in range(topology.world_size):
+        for vertex, path in nx.single_source_shortest_path(graph, destination).items():
+            if len(path) > 1:
+                hops.setdefault((vertex, destination), path[-2])
+    return hops

@@ -1,0 +1,1 @@
+"""Linux: load of the host, and namespaces."""

@@ -1,0 +1,30 @@
+"""Cores and load of the host."""
+
+from __future__ import annotations
+
+import os
+
+
+def usable_cores() -> int:
+    """The number of cores available to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class BusyShare:
+    """The busy share of all cores, by any process, since construction; 0 without ``/proc/stat``."""
+
+    def __init__(self) -> None:
+        self._began = _ticks()
+
+    def so_far(self) -> float:
+        busy, total = (now - then for now, then in zip(_ticks(), self._began, strict=True))
+        return busy / total if total else 0.0
+
+
+def _ticks() -> tuple[int, int]:
+    """Busy ticks and total ticks of all cores since boot."""
+    if not os.path.exists("/proc/stat"):
+        return 0, 0
+    with open("/proc/stat") as stream:
+        ticks = [int(value) for value in stream.readline().split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

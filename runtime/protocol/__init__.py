@@ -1,0 +1,1 @@
+"""The protocol between launcher and ranks: set-up, jobs, records and heartbeats. Never imports torch."""

@@ -1,0 +1,1 @@
+"""Attention on the tensors of a process group: `torch.autograd`, modules, sharding, Hugging Face."""

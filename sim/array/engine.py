@@ -1,0 +1,113 @@
+"""The array engine: the times of the SimPy engine (`sim.event.engine`) for large worlds, in floats.
+
+It simulates equivalence classes of operations instead of single operations. Classes are computed and verified for each
+schedule and machine (`sim.array.symmetry`); without any symmetry every operation is its own class.
+
+1. `sim.array.from_steps` and `sim.array.from_rings` turn a schedule into operations, as arrays.
+2. `sim.array.symmetry` partitions them into classes, `sim.array.quotient` builds one program from these.
+3. `sim.array.event_loop` runs the program; `sim.array.flows` and `sim.array.max_min` are the network.
+   `sim.array.recurrence` replaces the event loop for rings that share no constraint.
+4. `sim.array.timeline` turns the result into events of single transfers and calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from sim.array.event_loop import Record, Run
+from sim.array.from_rings import is_ring_schedule, ring_operations
+from sim.array.from_steps import step_operations
+from sim.array.operations import FREED, Operations
+from sim.array.quotient import Program, program_of
+from sim.array.recurrence import end_s, is_contention_free, record_of
+from sim.array.symmetry import classes_of
+from sim.array.timeline import timeline_of
+from sim.event.engine import MAX_TRANSFERS
+from sim.gc_pause import without_garbage_collection
+from tasp_lab.errors import ScheduleError
+from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.timeline.events import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayRun:
+    """The simulated execution of a schedule on a machine, by class; computed on first access."""
+
+    schedule: Schedule
+    machine: Machine
+    explain: bool
+    program: Program
+
+    @cached_property
+    def time_s(self) -> float:
+        """The end of the last transfer or call, in seconds; 0 for an empty schedule."""
+        return end_s(self.program) if is_contention_free(self.program) else max(self.record.end_s, default=0.0)
+
+    @cached_property
+    def record(self) -> Record:
+        """The times of each operation of the program."""
+        if is_contention_free(self.program):
+            return record_of(self.program)
+        with without_garbage_collection():
+            return Run(self.program).run()
+
+    @property
+    def classes(self) -> int:
+        """The number of simulated classes of transfers and calls; all steps of a hop are one class."""
+        return sum(kind != FREED for kind in self.program.kinds)
+
+    @property
+    def operations(self) -> int:
+        """The number of transfers and calls."""
+        operations = self.program.operations
+        return int((operations.kind != FREED).sum()) * operations.repeats
+
+    def timeline(self, limit: int = MAX_TRANSFERS) -> Timeline:
+        """All events, in the order of the SimPy engine. Raises `ScheduleError` for more than `limit` of them."""
+        if self.operations > limit:
+            raise ScheduleError(
+                f"schedule {self.schedule.name!r} has {self.operations:,} transfers and kernel calls; "
+                f"a timeline has at most {limit:,}"
+            )
+        with without_garbage_collection():
+            return timeline_of(self.schedule, self.machine, self.program, self.record, self.explain)
+
+
+def run(schedule: Schedule, machine: Machine, explain: bool = False) -> ArrayRun:
+    """Predict the execution of a schedule on a machine; `explain`: events record what their time was spent on.
+
+    Raises `ScheduleError` if the machine lacks ranks or links of the schedule, and for more than `MAX_TRANSFERS`
+    transfers and kernel calls of a schedule that is not ring-based or has little symmetry.
+
+    >>> from tasp_lab.collectives.registry import collective
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> mesh = full_mesh(8, 50e9, 1e-6)
+    >>> found = run(collective("multi-ring", mesh, 7 * 2**20), Machine(mesh))
+    >>> found.classes, found.operations, round(found.time_s * 1e6, 3)
+    (1, 392, 153.801)
+    """
+    schedule.check_routes(machine.topology)
+    with without_garbage_collection():
+        operations = _operations(schedule, machine)
+        program = program_of(operations, classes_of(operations))
+    if not is_contention_free(program):
+        _check_fits(schedule, len(program.kinds) * operations.repeats)
+    return ArrayRun(schedule, machine, explain, program)
+
+
+def _operations(schedule: Schedule, machine: Machine) -> Operations:
+    if is_ring_schedule(schedule):
+        return ring_operations(schedule, machine)
+    _check_fits(schedule, schedule.transfers)
+    return step_operations(schedule, machine)
+
+
+def _check_fits(schedule: Schedule, operations: int) -> None:
+    """Raise `ScheduleError` for more than `MAX_TRANSFERS` operations."""
+    if operations > MAX_TRANSFERS:
+        raise ScheduleError(
+            f"schedule {schedule.name!r} has {operations:,} distinct transfers and kernel calls, "
+            f"expected at most {MAX_TRANSFERS:,}"
+        )

@@ -1,0 +1,157 @@
+"""Equivalence classes of operations: an equitable partition, whose members act at the same times.
+
+**Theorem.** Let operations and constraints (and hosts) be partitioned into classes such that
+
+- operations of a class have the same label, so the same costs; constraints of a class have the same capacity;
+- each operation of a class has, for each kind of edge and each class, equally many edges from operations of that class;
+- each operation of a class passes equally many constraints of each class, and each constraint of a class is passed by
+  equally many operations of each class.
+
+Then operations of a class start, send and arrive at the same times.
+
+*Proof.* By induction over the instants of events. Let all operations of a class have the same past up to an instant.
+Which of them start now depends on the past of their predecessors, which is the same, class by class. So each constraint
+of a class now carries equally many flows of each class. Max-min fair rates are unique (Bertsekas & Gallager, Data
+Networks, 2nd ed., section 6.5.2), and progressive filling finds them: as long as the flows of each class have the same
+rate, constraints of a class saturate simultaneously, which freezes all flows of the classes that pass one of them. So
+flows of a class have the same rate until the next event, and the same number of bytes left then. A host launches by
+time of request, then by lane, and the lane is part of the label if launches are serial. Two operations of one lane are
+never in the same class: each of a class would wait for another of it to leave, without end. So hosts of a class launch
+operations of the same classes in the same order. QED.
+
+Such a partition is called *equitable*. `coarse_classes` searches for a coarse one by colour refinement: classes are
+split by their members' neighbours until they are stable. Neighbourhoods are compared by sums of random 64-bit numbers;
+`is_equitable` then verifies the premises exactly. The partition with one class per operation is always equitable; it
+is the fallback if there is little or no symmetry.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.array.operations import Edges, Operations
+from sim.unique_rows import numbered
+from tasp_lab.arrays import IntArray
+
+Hashes = npt.NDArray[np.uint64]
+
+
+_MAX_VISITS = 2**26
+"""Maximum operations visited over all rounds of refinement: seconds. With equal links a few rounds suffice; a
+different link takes one round per hop of a ring to propagate."""
+
+
+class Classes(NamedTuple):
+    """The class of each operation and of each *resource*: the constraints, then the hosts. Int arrays."""
+
+    of_operation: IntArray
+    of_resource: IntArray
+
+
+def firsts_of(classes: IntArray) -> IntArray:
+    """The first member of each class."""
+    firsts = np.zeros(int(classes.max(initial=-1)) + 1, dtype=np.int64)
+    firsts[classes[::-1]] = np.arange(len(classes))[::-1]
+    return firsts
+
+
+class ResourceUse(NamedTuple):
+    """Which operation uses which resource, int arrays (passes,), and the label of each resource."""
+
+    operation: IntArray
+    resource: IntArray
+    label: IntArray
+
+
+def classes_of(operations: Operations) -> Classes:
+    """An equitable partition; coarse if one was found, else one class per operation."""
+    resource_use = resource_use_of(operations)
+    found = coarse_classes(operations, resource_use)
+    if found is not None and is_equitable(operations, resource_use, found):
+        return found
+    return Classes(np.arange(len(operations.label)), np.arange(len(resource_use.label)))
+
+
+def resource_use_of(operations: Operations) -> ResourceUse:
+    """The constraints that operations pass and the hosts that launch them."""
+    launched = np.flatnonzero(operations.host >= 0)
+    capacity = 1 + numbered(operations.capacity_bytes_per_s)[1]
+    of_hosts = np.zeros(int(operations.host.max(initial=-1)) + 1, dtype=np.int64)
+    operation = np.concatenate([operations.passing, launched])
+    resource = np.concatenate([operations.passed, len(capacity) + operations.host[launched]])
+    return ResourceUse(operation, resource, np.concatenate([capacity, of_hosts]))
+
+
+def coarse_classes(operations: Operations, resource_use: ResourceUse) -> Classes | None:
+    """The coarsest stable partition of colour refinement; None if it takes too long or there is little symmetry."""
+    random = np.random.default_rng(0)
+    found = Classes(numbered(operations.label)[1], numbered(resource_use.label)[1])
+    for _ in range(max(8, _MAX_VISITS // max(len(operations.label), 1))):
+        before, found = found, _split(operations.edges, resource_use, found, random)
+        if _count(found) == _count(before):
+            return found
+        if 2 * int(found.of_operation.max(initial=0)) > len(operations.label):
+            return None
+    return None
+
+
+def _count(classes: Classes) -> int:
+    return sum(int(each.max(initial=-1)) + 1 for each in classes)
+
+
+def _split(edges: Edges, resource_use: ResourceUse, classes: Classes, random: np.random.Generator) -> Classes:
+    """Split classes whose members have different neighbours."""
+    operations, resources = classes
+
+    def drawn(classes: IntArray) -> Hashes:
+        return random.integers(0, 2**64, size=int(classes.max(initial=0)) + 1, dtype=np.uint64)[classes]
+
+    of_resources = drawn(resources)
+    np.add.at(of_resources, resource_use.resource, drawn(operations)[resource_use.operation])
+    split_resources = numbered(of_resources)[1]
+    of_operations = drawn(operations)
+    np.add.at(of_operations, resource_use.operation, drawn(split_resources)[resource_use.resource])
+    kind = _edge_kind(edges)
+    for each in np.unique(kind).tolist():
+        chosen = np.flatnonzero(kind == each)
+        np.add.at(of_operations, edges.after[chosen], drawn(operations)[edges.before[chosen]])
+    return Classes(numbered(of_operations)[1], split_resources)
+
+
+def _edge_kind(edges: Edges) -> IntArray:
+    return (edges.delay * 2 + edges.event) * 3 + edges.cause
+
+
+def is_equitable(operations: Operations, resource_use: ResourceUse, classes: Classes) -> bool:
+    """Whether the partition satisfies the premises of the theorem. Exact."""
+    of_operation, of_resource = classes
+    edges = operations.edges
+    kinds = int(of_operation.max(initial=0)) + 1
+    return (
+        _is_constant(operations.label, of_operation)
+        and _is_constant(resource_use.label, of_resource)
+        and _is_regular(edges.after, _edge_kind(edges) * kinds + of_operation[edges.before], of_operation)
+        and _is_regular(resource_use.operation, of_resource[resource_use.resource], of_operation)
+        and _is_regular(resource_use.resource, of_operation[resource_use.operation], of_resource)
+    )
+
+
+def _is_constant(label: IntArray, classes: IntArray) -> bool:
+    """Whether all members of each class have the same label."""
+    return bool((label == label[firsts_of(classes)][classes]).all())
+
+
+def _is_regular(member: IntArray, neighbour: IntArray, classes: IntArray) -> bool:
+    """Whether all members of each class have equally many neighbours of each kind; pairs (member, neighbour)."""
+    width = int(neighbour.max(initial=0)) + 1
+    pairs, counts = np.unique(member * width + neighbour, return_counts=True)
+    rows = np.stack([classes[pairs // width], pairs % width, counts])
+    order = np.lexsort(rows)
+    rows = rows[:, order]
+    first = np.flatnonzero(np.concatenate([[True], (np.diff(rows) != 0).any(axis=0)])[: rows.shape[1]])
+    members = np.diff(np.append(first, rows.shape[1]))
+    sizes = np.bincount(classes)
+    return bool((members == sizes[rows[0, first]]).all())

@@ -1,0 +1,1 @@
+"""The reference engine: discrete events in SimPy."""

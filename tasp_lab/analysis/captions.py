@@ -1,0 +1,49 @@
+"""Titles of pictures: the work, the machine and the communication library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasp_lab.analysis.registry import Work
+from tasp_lab.collectives.kinds import describe
+from tasp_lab.collectives.registry import kind_of
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+
+def caption(work: Work, schedules: Sequence[str], topology: Topology, library: str = "") -> str:
+    """The title of a picture: the work, the machine and the communication library.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> caption(2**20, ["ring", "multi-ring"], full_mesh(8), "ideal")
+    'AllGather of 1 MiB per rank on full-mesh:8, library: ideal'
+    >>> caption(Workload(8192, heads=32, kv_heads=8, mask="causal"), ["tasp"], full_mesh(8), "nccl")
+    'Attention over 8,192 positions, 32 heads (8 KV heads) of 128, causal, bf16 on full-mesh:8, library: nccl'
+    """
+    if isinstance(work, Workload):
+        done = describe_layer(work)
+    else:
+        done = describe(kind_of(schedules), topology.world_size, work)
+    return f"{done} on {topology.name}" + (f", library: {library}" if library else "")
+
+
+def describe_layer(layer: Workload) -> str:
+    """An attention layer in words.
+
+    >>> describe_layer(Workload(8, batch=2, documents=(3, 5), dtype="fp32", heads=1))
+    'Attention over 8 positions in 2 documents, batch 2, 1 head (1 KV head) of 128, full mask, fp32'
+    """
+    parts = [
+        f"Attention over {layer.sequence:,} positions"
+        + (f" in {len(layer.documents)} documents" if layer.documents else ""),
+        f"batch {layer.batch}" if layer.batch > 1 else "",
+        f"{_count(layer.heads, 'head')} ({_count(layer.kv_head_count, 'KV head')}) of {layer.head_dim}",
+        layer.mask if layer.mask == "causal" else "full mask",
+        f"window {layer.window}" if layer.window else "",
+        layer.dtype,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"

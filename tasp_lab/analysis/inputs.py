@@ -1,0 +1,140 @@
+"""Arguments of the public functions: machines, schedules and sizes, as objects or as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, TypedDict, Unpack
+
+from tasp_lab.analysis.registry import Work
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.choices import Dataflow, Pass
+from tasp_lab.errors import ProfileError, QuantityError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import parse_flops_per_s, parse_size_bytes
+from tasp_lab.workload.layer import Workload
+
+MachineLike = Machine | Topology | str
+"""A machine, a topology (links without a communication library), or the name, file or expression of a machine."""
+
+WorkLike = Workload | int | str
+"""An attention layer, or the bytes per rank of a collective: a number, or text such as ``"64MiB"``."""
+
+ScheduleNames = str | Sequence[str]
+"""The name of a schedule, or several."""
+
+ComputeLike = float | str
+"""A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
+
+
+class AttentionKeywords(TypedDict, total=False):
+    """The fields of `tasp_lab.analysis.registry.AttentionOptions` as keywords."""
+
+    passes: Pass
+    trim: bool
+    buffers: int
+    dataflow: Dataflow
+    gradient_dtype: str
+
+
+def as_machine(
+    machine: MachineLike,
+    library: str = "auto",
+    missing_links: Sequence[str] = (),
+    links: Sequence[str] = (),
+) -> Machine:
+    """The machine, with some links removed or changed (see `tasp_lab.topology.edits`).
+
+    >>> as_machine("h100-8").comm_library.name, as_machine("h100-8", "ideal").comm_library.name
+    ('nccl', 'ideal')
+
+    Raises `ProfileError` for a library that contradicts the one of a `Machine`, and what `load_machine` raises.
+    """
+    if isinstance(machine, str):
+        found = load_machine(machine, library=library)
+    else:
+        found = Machine(machine) if isinstance(machine, Topology) else machine
+        if library not in ("auto", found.comm_library.name):
+            raise ProfileError(
+                f"library {library!r}: {found.topology.name} was given as an object with the library "
+                f"{found.comm_library.name!r}; expected auto, or a machine of load_machine(name, library={library!r})"
+            )
+    return replace(found, topology=edited(found.topology, missing_links, links))
+
+
+def wires(machine: MachineLike) -> Machine:
+    """The machine to run on a fabric, which has a library of its own: one given by name has none.
+
+    >>> wires("h100-8").comm_library.name
+    'ideal'
+    """
+    return as_machine(machine, "ideal") if isinstance(machine, str) else as_machine(machine)
+
+
+def as_topology(topology: MachineLike, missing_links: Sequence[str] = (), links: Sequence[str] = ()) -> Topology:
+    """The topology, with some links removed or changed."""
+    if isinstance(topology, str):
+        topology = load_machine(topology, library="ideal")
+    if isinstance(topology, Machine):
+        topology = topology.topology
+    return edited(topology, missing_links, links)
+
+
+def edited(topology: Topology, missing_links: Sequence[str], links: Sequence[str]) -> Topology:
+    """The topology without some links, and with other bandwidths on some."""
+    return with_links(without_links(topology, missing_links), links)
+
+
+def as_work(work: WorkLike) -> Work:
+    """The layer, or the bytes of a collective. Raises `QuantityError` for a text that is no size.
+
+    >>> as_work("1MiB")
+    1048576
+    """
+    return parse_size_bytes(work) if isinstance(work, str) else work
+
+
+def as_names(schedules: ScheduleNames) -> tuple[str, ...]:
+    """The names of schedules; one name may stand alone.
+
+    >>> as_names("ring"), as_names(["ring", "multi-ring"])
+    (('ring',), ('ring', 'multi-ring'))
+    """
+    return (schedules,) if isinstance(schedules, str) else tuple(schedules)
+
+
+def as_options(options: AttentionOptions = DEFAULT_OPTIONS, **changes: Unpack[AttentionKeywords]) -> AttentionOptions:
+    """The options with some fields changed. Raises `ScheduleError` for values that contradict each other."""
+    return replace(options, **changes) if changes else options
+
+
+_LIKE = "like timed:300TFLOP/s"
+
+
+def parse_compute(compute: ComputeLike | None) -> float | Literal["real"] | None:
+    """A rate in FLOP/s, ``real``, or None for the default. Raises `QuantityError`.
+
+    >>> parse_compute("timed:2TFLOP/s"), parse_compute(1e12), parse_compute("real"), parse_compute(None)
+    (2000000000000.0, 1000000000000.0, 'real', None)
+    """
+    if compute is None or compute == "real":
+        return None if compute is None else "real"
+    if not isinstance(compute, str):
+        return float(compute)
+    kind, _, rate = compute.partition(":")
+    if kind != "timed":
+        raise QuantityError(f"compute {compute!r}: expected timed:RATE, {_LIKE}, or real")
+    return parse_flops_per_s(rate)
+
+
+def with_rate(machine: Machine, compute: ComputeLike | None) -> Machine:
+    """The machine with a given compute rate, if any. Raises `QuantityError` for real kernels."""
+    rate = parse_compute(compute)
+    if rate is None:
+        return machine
+    if rate == "real":
+        raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
+    return replace(machine, compute=ComputeRate(rate))

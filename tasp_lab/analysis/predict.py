@@ -1,0 +1,220 @@
+"""Predictions: the simulated times of named schedules on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Unpack
+
+from sim.simulate import Engine, engine_of, simulate
+from tasp_lab.analysis.inputs import (
+    AttentionKeywords,
+    ComputeLike,
+    MachineLike,
+    ScheduleNames,
+    WorkLike,
+    as_machine,
+    as_names,
+    as_options,
+    as_work,
+    with_rate,
+)
+from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, plain, rings_inputs
+from tasp_lab.analysis.registry import USES_RINGS, Work, build_schedules, check_names
+from tasp_lab.analysis.results import CollectivePrediction as CollectivePrediction
+from tasp_lab.analysis.results import LayerPrediction as LayerPrediction
+from tasp_lab.analysis.results import Prediction as Prediction
+from tasp_lab.analysis.results import Predictions as Predictions
+from tasp_lab.analysis.results import label, layer_constants, pass_of, together
+from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
+from tasp_lab.attention.backward import dataflow_of
+from tasp_lab.attention.bound import attention_bound_s, rank_flops
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.collectives.kinds import collective_bound_s
+from tasp_lab.collectives.registry import kind_of
+from tasp_lab.decomposition.decompose import Decomposition
+from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.errors import QuantityError
+from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
+from tasp_lab.machines.machine import INSTANT, Machine
+from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.units import Number
+from tasp_lab.workload.layer import Workload
+
+MANY_TRANSFERS = 10_000
+"""SimPy may take more than a few seconds for more transfers than this, which is reported as progress."""
+
+MANY_EVENTS = 200_000
+"""A timeline of more events is kept on request only."""
+
+
+def predict(
+    machine: MachineLike,
+    schedules: ScheduleNames,
+    work: WorkLike,
+    *,
+    library: str = "auto",
+    without_links: Sequence[str] = (),
+    links: Sequence[str] = (),
+    decomposition: Decomposition | Sequence[Decomposition] | None = None,
+    fold: int | None = None,
+    lanes: int | None = None,
+    rail_aligned: bool | None = None,
+    search_budget: int = DEFAULT_SEARCH_BUDGET,
+    compute: ComputeLike | None = None,
+    engine: Engine = "auto",
+    explain: bool = False,
+    events: bool = False,
+    progress: ProgressCallback = no_progress,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    **attention: Unpack[AttentionKeywords],
+) -> Predictions:
+    """Predict a collective or an attention layer by each of the named schedules.
+
+    Parameters
+    ----------
+    machine : a machine, or its name; ranks without compute rates have `ASSUMED_COMPUTE`, in every dtype and pass.
+        A `Topology` has no communication library.
+    schedules : the name of a schedule, or several; see `tasp_lab.analysis.registry`.
+    work : the bytes per rank of a collective, a number or text such as ``"64MiB"``, or an attention layer.
+    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
+    without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
+        `tasp_lab.topology.edits`.
+    decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default
+        those of `tasp_lab.analysis.ring_choice.ring_candidates`.
+    fold, lanes, rail_aligned, search_budget : which rings are sought, see `tasp_lab.decomposition.decompose.decompose`.
+    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own rates.
+    engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
+    explain : include what the time was spent on, and every transfer.
+    events : keep every event; otherwise timelines of more than `MANY_EVENTS` have a time only.
+    progress : called with stages of searches and with simulations that take long.
+    options, attention : `AttentionOptions` of a layer, and its fields as keywords: ``passes="both"``.
+
+    Returns a `CollectivePrediction` or a `LayerPrediction` per schedule; with the passes ``both`` three: forward,
+    backward, and both together.
+
+    Raises `TaspLabError`: an unknown name (`TopologyError`, `ScheduleError`, `ProfileError`), a text that is no
+    quantity (`QuantityError`), and rings that do not exist (`NoDecompositionError`).
+
+    >>> [round(p.time_s * 1e6) for p in predict("full-mesh:8", ["ring", "multi-ring"], "1MiB")]
+    [154, 28]
+    """
+    names, work, options = as_names(schedules), as_work(work), as_options(options, **attention)
+    machine = as_machine(machine, library, without_links, links)
+    check_names(names, work)
+    machine = with_compute(with_rate(machine, _of_layer(compute, work)))
+    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
+    given = (decomposition,) if isinstance(decomposition, Decomposition) else tuple(decomposition or ())
+    sought = rings.check_needed(names, given=bool(given))
+    candidates = given
+    if sought:
+        candidates = tuple(ring_candidates(machine, partial(rings.find, progress=progress), with_known=rings.is_free))
+    one_schedule = _OneSchedule(machine, work, options, engine, explain, events, progress)
+    predictions = [each for name in names for each in one_schedule.predictions(name, candidates)]
+    provenance = Provenance(
+        {
+            "machine": machine_inputs(machine, compute=isinstance(work, Workload)),
+            "schedules": list(names),
+            "work": plain(work),
+            "options": plain(options) if isinstance(work, Workload) else None,
+            "rings": rings_inputs(given) if given else plain(rings) if sought else None,
+            "engine": engine,
+        },
+        machine_constants(machine.constants) + layer_constants(predictions),
+        tuple(sorted(one_schedule.engines)),
+        all(each.search_complete for each in candidates) if any(name in USES_RINGS for name in names) else None,
+    )
+    return Predictions(tuple(predictions), machine, provenance, explain)
+
+
+def _of_layer(compute: ComputeLike | None, work: Work) -> ComputeLike | None:
+    if compute is not None and not isinstance(work, Workload):
+        raise QuantityError("compute: a rate applies to attention layers only, not to collectives")
+    return compute
+
+
+@dataclass
+class _OneSchedule:
+    """Predicts one schedule after the other; `engines` are those that were used."""
+
+    machine: Machine
+    work: Work
+    options: AttentionOptions
+    engine: Engine
+    explain: bool
+    events: bool
+    progress: ProgressCallback
+    engines: set[str] = field(default_factory=set)
+
+    def predictions(self, name: str, candidates: Sequence[Decomposition]) -> list[Prediction]:
+        """The predictions of a schedule by name: its passes with the fastest rings, and both passes together."""
+        tried = [self._passes(name, found) for found in (candidates if name in USES_RINGS else [None])]
+        passes = min(tried, key=lambda passes: sum(each.time_s for each in passes))
+        return [*passes, together(*passes)] if self.options.passes == "both" else passes
+
+    def _passes(self, name: str, found: Decomposition | None) -> list[Prediction]:
+        schedules = build_schedules(name, self.machine.topology, self.work, found, self.options)
+        return [self._predict(schedule) for schedule in schedules]
+
+    def _predict(self, schedule: Schedule) -> Prediction:
+        if schedule.transfers > MANY_TRANSFERS and self.engine == "simpy":
+            what = label(schedule, self.options)
+            self.progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
+        self.engines.add(engine_of(schedule, self.machine, self.engine))
+        keep = self.events or self.explain or schedule.transfers <= MANY_EVENTS
+        return predict_schedule(
+            self.machine, schedule, self.work, self.options, self.engine, explain=self.explain, events=keep
+        )
+
+
+def with_compute(machine: Machine) -> Machine:
+    """The machine with `ASSUMED_COMPUTE` where it has no compute rate of its own."""
+    return replace(machine, compute=ASSUMED_COMPUTE) if machine.compute == INSTANT else machine
+
+
+def predict_schedule(
+    machine: Machine,
+    schedule: Schedule,
+    work: Work,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    engine: Engine = "auto",
+    *,
+    explain: bool = False,
+    events: bool = True,
+) -> Prediction:
+    """Predict a schedule of this work that was built with these `options`."""
+    timeline = simulate(schedule, machine, engine, explain=explain, events=events)
+    head = (schedule.name, machine.topology.name, machine.topology.world_size, timeline.time_s)
+    bound = bound_s(machine, schedule, work)
+    if not isinstance(work, Workload):
+        return CollectivePrediction(*head, bound, timeline, kind_of([schedule.name]), work)
+    task = schedule.task
+    assert task is not None, "a schedule of a layer has a task"
+    flops, rate = rank_flops(task), machine.rate_of(task)
+    return LayerPrediction(
+        *head,
+        bound,
+        replace(timeline, schedule=label(schedule, options)),
+        layer=work,
+        options=options,
+        passing=pass_of(schedule),
+        dataflow=dataflow_of(schedule) if task.is_backward else None,
+        rates={task.passing: rate},
+        compute_flops_per_s=rate.flops_per_s,
+        compute_s=rate.time_s(max(flops)),
+        communication_s=simulate(schedule, replace(machine, compute=INSTANT), engine, events=False).time_s,
+        bytes_sent=int(schedule.bytes_sent().sum()),
+        memory_bytes=int(memory_bytes(schedule).max()),
+        flops=sum(flops),
+    )
+
+
+def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
+    """The lower bound of the time on a machine, in seconds; of a layer, with the sequence layout of the schedule."""
+    if not isinstance(work, Workload):
+        return collective_bound_s(kind_of([schedule.name]), machine.topology, work)
+    assert schedule.task is not None, "a schedule of a layer has a task"
+    return attention_bound_s(machine, schedule.task, schedule.initial)

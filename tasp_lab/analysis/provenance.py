@@ -1,0 +1,228 @@
+"""Provenance of a result: version, inputs and their hash, constants with their sources, engine, search and date.
+
+The *inputs* are a plain JSON document of everything that determines the numbers of a result. Their hash is the SHA-256
+of that document as canonical JSON: keys sorted, no spaces, ASCII only. An integral number is written as an integer, any
+other as a float where a float is exact, else as a text such as ``"1/3"``, so equal numbers have one form. A large part
+(the links of a topology, rings, a measured table) is replaced by its own SHA-256. The hash does not depend on the
+process, the machine, the date or the version of tasp-lab; nor does it depend on options that only add output.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from fractions import Fraction
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+import tasp_lab
+from tasp_lab.decomposition.decompose import Decomposition
+from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.machine import ComputeRate, ComputeRates, Constant, Machine
+from tasp_lab.measurements import MeasuredTable
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import format_flops
+
+
+@dataclass(frozen=True)
+class UsedConstant:
+    """A constant behind a result: its value as text, its source, and whether it is an assumption."""
+
+    name: str
+    value: str
+    source: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a result comes from.
+
+    Parameters
+    ----------
+    inputs : a plain JSON document of what determines the result.
+    constants : the constants of the machine, with their sources.
+    engines : the simulation engines that were used.
+    search_complete : whether a larger search budget would give the same rings; None where no rings were used.
+    environment : of measurements: versions, fabric, scale and host.
+    version : of tasp-lab.
+    date : UTC, ISO 8601.
+    """
+
+    inputs: Mapping[str, object]
+    constants: tuple[UsedConstant, ...] = ()
+    engines: tuple[str, ...] = ()
+    search_complete: bool | None = None
+    environment: Mapping[str, object] = field(default_factory=dict)
+    version: str = tasp_lab.__version__
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+    @property
+    def inputs_sha256(self) -> str:
+        """The SHA-256 of the inputs as canonical JSON, in hexadecimal digits."""
+        return sha256(self.inputs)
+
+    def to_dict(self) -> dict[str, object]:
+        """The field `provenance` of ``--json``."""
+        return {
+            "version": self.version,
+            "date": self.date,
+            "inputs": dict(self.inputs),
+            "inputs_sha256": self.inputs_sha256,
+            "constants": [
+                {"name": each.name, "value": each.value, "source": each.source, "assumed": each.assumed}
+                for each in self.constants
+            ],
+            "engine": " and ".join(self.engines) or None,
+            "search_complete": self.search_complete,
+            **({"environment": dict(self.environment)} if self.environment else {}),
+        }
+
+
+def host_environment() -> dict[str, object]:
+    """The host and the versions behind a measurement; without the name of the host."""
+    return {
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "kernel": platform.release().partition("-")[0],
+        "cores": os.cpu_count(),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def sha256(document: object) -> str:
+    """The SHA-256 of a plain JSON document in canonical form.
+
+    >>> sha256({"b": 1, "a": [0.5]}) == hashlib.sha256(b'{"a":[0.5],"b":1}').hexdigest()
+    True
+    """
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def plain(value: object) -> object:
+    """A value as plain JSON; a dataclass becomes its type and its fields.
+
+    >>> plain({"a": (1.0, Fraction(1, 3), math.inf)}), plain(Constant("a", "1s", "a test"))
+    ({'a': [1, '1/3', 'inf']}, {'type': 'Constant', 'name': 'a', 'value': '1s', 'source': 'a test', 'at': ''})
+
+    Raises `TypeError` for a value of any other type.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float, Fraction, np.integer, np.floating)):
+        return _number(value.item() if isinstance(value, np.generic) else value)
+    if isinstance(value, np.ndarray):
+        data = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<")))
+        return {
+            "shape": list(value.shape),
+            "dtype": data.dtype.str,
+            "sha256": hashlib.sha256(data.tobytes()).hexdigest(),
+        }
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(value[key]) for key in sorted(value, key=str)}
+    if is_dataclass(value):
+        return {"type": type(value).__name__} | {
+            each.name: plain(getattr(value, each.name)) for each in fields(value) if each.compare
+        }
+    if isinstance(value, Sequence):
+        return [plain(each) for each in value]
+    raise TypeError(f"no plain form of {type(value).__name__}")
+
+
+def _number(value: float | Fraction) -> int | float | str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    exact = Fraction(value)
+    if exact.denominator == 1:
+        return exact.numerator
+    return float(value) if Fraction(float(value)) == exact else str(exact)
+
+
+def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:
+    """A machine as an input: its topology, its communication library and, with `compute`, its compute rates."""
+    found = topology_inputs(machine.topology) | {"library": plain(machine.comm_library)}
+    return found | ({"compute": _rates(machine.compute)} if compute else {})
+
+
+def _rates(compute: ComputeRate | ComputeRates) -> object:
+    if isinstance(compute, ComputeRate):
+        return plain(compute.flops_per_s)
+    return {" ".join(kind): plain(rate.flops_per_s) for kind, rate in sorted(compute.rates.items())}
+
+
+def topology_inputs(topology: Topology) -> dict[str, object]:
+    """A topology as an input: its name, its size, and the hash of its links, shared capacities, switches and nodes."""
+    content = {
+        "links": _links(topology),
+        "shared": plain(topology.shared),
+        "switches": plain(topology.switches),
+        "nodes": plain(topology.nodes),
+    }
+    return {"topology": topology.name, "world_size": topology.world_size, "topology_sha256": sha256(content)}
+
+
+def _links(topology: Topology) -> object:
+    """All links; those of a full mesh as one, so that a large mesh costs nothing."""
+    samples = topology.table.samples
+    if topology.table.is_mesh and len({link.latency_s for link in samples}) == 1:
+        return ["full mesh", _number(samples[0].bandwidth_bytes_per_s), _number(samples[0].latency_s)]
+    return [
+        [link.source, link.destination, _number(link.bandwidth_bytes_per_s), _number(link.latency_s)]
+        for link in topology.links
+    ]
+
+
+def rings_inputs(decompositions: Iterable[Decomposition]) -> list[object]:
+    """Given rings as an input: each decomposition with its rings and shares."""
+    return [{"rings": plain(each.rings), "shares": plain(each.shares)} for each in decompositions]
+
+
+def table_inputs(table: MeasuredTable) -> dict[str, object]:
+    """A measured table as an input: the name of its file without folders, and the hash of what it states."""
+    content = [table.profile, table.collective, table.ranks, plain(table.headers), plain(table.rows), table.reason]
+    return {"file": Path(table.name).name, "sha256": sha256([*content, table.from_size_bytes])}
+
+
+def machine_constants(constants: Iterable[Constant], prefix: str = "") -> tuple[UsedConstant, ...]:
+    """The constants of a machine or a profile without compute rates."""
+    return tuple(
+        UsedConstant(
+            prefix + each.name,
+            f"{each.value} at {each.at}" if each.at else each.value,
+            each.source,
+            each.source.startswith("assum"),
+        )
+        for each in constants
+        if each.name not in COMPUTE_RATES
+    )
+
+
+def compute_constants(dtype: str, rates: Mapping[str, ComputeRate]) -> tuple[UsedConstant, ...]:
+    """The compute rates of a layer, one per pass."""
+    return tuple(
+        UsedConstant(
+            f"compute rate {dtype} {passing}",
+            "no time" if rate.flops_per_s is None else format_flops(rate.flops_per_s),
+            rate.source,
+            rate.assumed,
+        )
+        for passing, rate in rates.items()
+    )

@@ -1,0 +1,498 @@
+"""Predictions as numbers, rows of a table and objects of `--json`. Needs no simulator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, overload
+
+from tasp_lab.analysis.explanation import explanation_parts
+from tasp_lab.analysis.provenance import Provenance, UsedConstant, compute_constants
+from tasp_lab.analysis.report import Report, flat
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.choices import Dataflow, Pass
+from tasp_lab.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.tables import Part, Table
+from tasp_lab.timeline.critical_path import time_by_kind
+from tasp_lab.timeline.events import SEND, Event, Timeline
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import Number, format_bandwidth, format_flops, format_size_about, format_time
+from tasp_lab.workload.layer import Workload
+
+PASS_NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
+
+
+@dataclass(frozen=True)
+class Prediction(ABC):
+    """The prediction of a schedule on a machine; times in seconds."""
+
+    schedule: str
+    topology: str
+    world_size: int
+    time_s: Number
+    bound_s: Number
+    timeline: Timeline
+
+    computes: ClassVar[bool]
+    """Whether ranks compute, so that a rate and kernels matter."""
+
+    @property
+    def compared_by(self) -> str:
+        """A key: speed-ups are over the first prediction with the same key."""
+        return ""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it covers all requested passes, not one of two."""
+        return True
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is the sum of two passes, one after the other."""
+        return False
+
+    @property
+    def ranks(self) -> str:
+        """The number of ranks and their compute rate."""
+        return f"{self.world_size} ranks"
+
+    def constants(self) -> tuple[UsedConstant, ...]:
+        """The compute rates of its passes; none where ranks do not compute."""
+        return ()
+
+    def kernels(self, real: bool) -> tuple[str, ...]:
+        """A description of the kernel calls of a run; empty where ranks do not compute."""
+        return ()
+
+    @abstractmethod
+    def title(self, where: str) -> str:
+        """The work and the place, on one line."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, object]:
+        """The fields of `--json`."""
+
+    @abstractmethod
+    def row(self, first: Prediction) -> dict[str, str]:
+        """Texts by column; the speed-up is over `first`."""
+
+    @abstractmethod
+    def measured_cells(self, measured_s: float) -> dict[str, str]:
+        """The columns of this kind of work beside a measured time in seconds."""
+
+    def head(self) -> dict[str, str]:
+        """The columns that identify the prediction."""
+        return {"schedule": self.schedule}
+
+    def assumptions(self) -> list[str]:
+        """A line for each assumed constant that affects the prediction."""
+        return []
+
+    def compute(self) -> dict[str, object] | None:
+        """The compute rate of each pass and its source; None where ranks do not compute."""
+        return None
+
+    def explained(self) -> list[Timeline]:
+        """The timelines to explain; none for a sum of two passes, each of which is explained on its own."""
+        return [] if self.is_sum else [self.timeline]
+
+    def explanation(self, topology: Topology) -> dict[str, object]:
+        """The fields of `--json --explain`: the parts of the critical path, and every transfer."""
+        if self.is_sum:
+            return {}
+        spent = time_by_kind(self.timeline, topology)
+        return {
+            "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in spent],
+            "transfers": _transfers(self.timeline),
+        }
+
+
+@dataclass(frozen=True)
+class CollectivePrediction(Prediction):
+    """A collective of which each rank owns `shard_bytes`."""
+
+    collective: CollectiveKind
+    shard_bytes: int
+
+    computes: ClassVar[bool] = False
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """Bus bandwidth as nccl-tests defines it."""
+        return busbw_bytes_per_s(self.world_size, self.shard_bytes, self.time_s, self.collective)
+
+    def title(self, where: str) -> str:
+        return f"{describe(self.collective, self.world_size, self.shard_bytes)} on {where}"
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "schedule": self.schedule,
+            "collective": self.collective,
+            "topology": self.topology,
+            "world_size": self.world_size,
+            "shard_bytes": self.shard_bytes,
+            "time_s": float(self.time_s),
+            "bound_s": float(self.bound_s),
+            "busbw_bytes_per_s": self.busbw_bytes_per_s,
+        }
+
+    def row(self, first: Prediction) -> dict[str, str]:
+        return self.head() | {
+            "time": format_time(self.time_s),
+            "speed-up": f"{ratio(first.time_s, self.time_s):.2f}x",
+            "busbw": format_bandwidth(self.busbw_bytes_per_s),
+            "bound": format_time(self.bound_s),
+            "share of bound": f"{ratio(self.bound_s, self.time_s):.1%}",
+        }
+
+    def measured_cells(self, measured_s: float) -> dict[str, str]:
+        return {"share of bound": f"{ratio(self.bound_s, measured_s):.1%}"}
+
+
+@dataclass(frozen=True)
+class LayerPrediction(Prediction):
+    """A pass of an attention layer, or both, one after the other (see `together`).
+
+    `options` are the requested ones, `passing` is the pass of this prediction, and `dataflow` that of its backward
+    pass, if any. `compute_s` is the compute time of the busiest rank, `communication_s` the time of the same schedule
+    with instant compute. `bytes_sent` and `flops` are of all ranks; `memory_bytes` is the largest memory of a rank for
+    circulating blocks. `rates` has the compute rate of each pass, `compute_flops_per_s` that of this row; None when
+    computing takes no time.
+    """
+
+    layer: Workload
+    options: AttentionOptions
+    passing: Pass
+    dataflow: Dataflow | None
+    rates: Mapping[str, ComputeRate]
+    compute_flops_per_s: Number | None
+    compute_s: Number
+    communication_s: Number
+    bytes_sent: int
+    memory_bytes: int
+    flops: int
+
+    computes: ClassVar[bool] = True
+
+    @property
+    def compared_by(self) -> str:
+        return self.passing
+
+    @property
+    def is_all(self) -> bool:
+        return self.passing == self.options.passes
+
+    @property
+    def is_sum(self) -> bool:
+        return self.passing == "both"
+
+    @property
+    def gradient_dtype(self) -> str | None:
+        """The dtype of circulating gradients; None in a forward pass."""
+        if self.dataflow is None:
+            return None
+        return self.layer.dtype if self.options.gradient_dtype == "input" else self.options.gradient_dtype
+
+    @property
+    def ccr(self) -> float | None:
+        """Compute time over communication time; None when there is no communication."""
+        return float(self.compute_s / self.communication_s) if self.communication_s else None
+
+    @property
+    def rate(self) -> str:
+        """The compute rate of a rank as text; one per pass where they differ."""
+        rates = {passing: _format_flops(rate) for passing, rate in self.rates.items()}
+        if len(set(rates.values())) == 1:
+            return next(iter(rates.values()))
+        return " and ".join(f"{rate} {passing}" for passing, rate in rates.items())
+
+    @property
+    def ranks(self) -> str:
+        return f"{self.world_size} ranks at {self.rate}"
+
+    def constants(self) -> tuple[UsedConstant, ...]:
+        return compute_constants(self.layer.dtype, self.rates)
+
+    def kernels(self, real: bool) -> tuple[str, ...]:
+        return ("real kernels" if real else f"timed at {self.rate}",)
+
+    def assumptions(self) -> list[str]:
+        """A line for each assumed compute rate: the rate, its dtype, its passes and its source."""
+        assumed = {passing: rate for passing, rate in self.rates.items() if rate.assumed}
+        return [
+            f"compute: {_format_flops(rate)} in {self.layer.dtype}, "
+            f"{' and '.join(passing for passing in assumed if assumed[passing] == rate)}, {rate.source}; "
+            "set --compute timed:RATE"
+            for rate in dict.fromkeys(assumed.values())
+        ]
+
+    def compute(self) -> dict[str, object]:
+        return {"dtype": self.layer.dtype} | {
+            passing: {
+                "flops_per_s": None if rate.flops_per_s is None else float(rate.flops_per_s),
+                "source": rate.source,
+                "assumed": rate.assumed,
+            }
+            for passing, rate in self.rates.items()
+        }
+
+    def title(self, where: str) -> str:
+        layer = self.layer
+        heads = f"{layer.heads} heads" + ("" if layer.kv_head_count == layer.heads else f" ({layer.kv_head_count} KV)")
+        batch = "" if layer.batch == 1 else f"{layer.batch} x "
+        window = "" if layer.window is None else f" in a window of {layer.window}"
+        documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
+        return (
+            f"{layer.mask.capitalize()} attention{window}, {PASS_NAMES[self.options.passes]}, "
+            f"{batch}{layer.sequence} positions{documents}, {heads} of {layer.head_dim}, {layer.dtype}, on {where}"
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        layer, rate = self.layer, self.compute_flops_per_s
+        return {
+            "schedule": self.schedule,
+            "topology": self.topology,
+            "world_size": self.world_size,
+            "seq": layer.sequence,
+            "batch": layer.batch,
+            "heads": layer.heads,
+            "kv_heads": layer.kv_head_count,
+            "head_dim": layer.head_dim,
+            "dtype": layer.dtype,
+            "mask": layer.mask,
+            "window": layer.window,
+            "documents": None if layer.documents is None else list(layer.documents),
+            "pass": self.passing,
+            "dataflow": self.dataflow,
+            "gradient_dtype": self.gradient_dtype,
+            "trim": self.options.trim,
+            "buffers": self.options.buffers,
+            "compute_flops_per_s": None if rate is None else float(rate),
+            "time_s": float(self.time_s),
+            "bound_s": float(self.bound_s),
+            "compute_s": float(self.compute_s),
+            "communication_s": float(self.communication_s),
+            "ccr": self.ccr,
+            "bytes_sent": self.bytes_sent,
+            "memory_bytes": self.memory_bytes,
+            "flops": self.flops,
+        }
+
+    def head(self) -> dict[str, str]:
+        """The schedule, and unless only a forward pass is requested, the pass with its dataflow."""
+        if self.options.passes == "forward":
+            return super().head()
+        dataflow = f", {self.dataflow}" if self.passing == "backward" else ""
+        return super().head() | {"pass": self.passing + dataflow}
+
+    def row(self, first: Prediction) -> dict[str, str]:
+        return self.head() | {
+            "time": format_time(self.time_s),
+            "speed-up": f"{ratio(first.time_s, self.time_s):.2f}x",
+            "CCR": self._ccr_text(),
+            "compute": format_time(self.compute_s),
+            "communication": format_time(self.communication_s),
+            "bytes sent": format_size_about(self.bytes_sent),
+            "bound": format_time(self.bound_s),
+            "share of bound": f"{ratio(self.bound_s, self.time_s):.1%}",
+        }
+
+    def measured_cells(self, measured_s: float) -> dict[str, str]:
+        return {"CCR": self._ccr_text()}
+
+    def _ccr_text(self) -> str:
+        return "-" if self.ccr is None else f"{self.ccr:.3g}"
+
+    def explanation(self, topology: Topology) -> dict[str, object]:
+        found = super().explanation(topology)
+        return found | {"calls": _calls(self.timeline)} if found else found
+
+
+def _transfers(timeline: Timeline) -> list[dict[str, object]]:
+    return [
+        {
+            "step": e.step,
+            "rank": e.rank,
+            "peer": e.peer,
+            "lane": e.lane,
+            "block": e.block,
+            "bytes": e.bytes,
+            "start_s": float(e.start_s),
+            "end_s": float(e.end_s),
+            "bound_by": e.bound_by,
+            "waited_for": e.waited_for,
+            "spent": [{"what": what, "seconds": float(seconds)} for what, seconds in e.spent],
+        }
+        for e in timeline.events
+        if e.kind == SEND
+    ]
+
+
+def _calls(timeline: Timeline) -> list[dict[str, object]]:
+    return [
+        {
+            "step": e.step,
+            "rank": e.rank,
+            "start_s": float(e.start_s),
+            "end_s": float(e.end_s),
+            "flops": e.flops,
+            "waited_for": e.waited_for,
+        }
+        for e in timeline.events
+        if e.kind != SEND
+    ]
+
+
+def _format_flops(rate: ComputeRate) -> str:
+    return "no time" if rate.flops_per_s is None else format_flops(rate.flops_per_s)
+
+
+def whole(predictions: Iterable[Prediction]) -> Prediction | None:
+    """The first prediction that covers all requested passes; None if there is none."""
+    return next((each for each in predictions if each.is_all), None)
+
+
+def compute_of_passes(predictions: Iterable[Prediction]) -> dict[str, object] | None:
+    """The compute rates of predictions of one work, see `Prediction.compute`."""
+    first = whole(predictions)
+    return None if first is None else first.compute()
+
+
+def pass_of(schedule: Schedule) -> Pass:
+    """The pass of a layer that a schedule computes."""
+    return "forward" if schedule.task is None else schedule.task.passing
+
+
+def label(schedule: Schedule, options: AttentionOptions) -> str:
+    """The name of a schedule, with its pass unless only a forward pass is requested."""
+    return schedule.name if options.passes == "forward" else f"{schedule.name} {PASS_NAMES[pass_of(schedule)]}"
+
+
+def together(forward: Prediction, backward: Prediction) -> LayerPrediction:
+    """Both passes of a schedule, one after the other: later layers run between them.
+
+    All numbers are sums, but for the memory, which is the larger one, and the rate, which gives the sum of the times.
+    """
+    assert isinstance(forward, LayerPrediction), "only layers have passes"
+    assert isinstance(backward, LayerPrediction), "only layers have passes"
+    return replace(
+        backward,
+        passing="both",
+        time_s=forward.time_s + backward.time_s,
+        bound_s=forward.bound_s + backward.bound_s,
+        timeline=one_after_the_other(forward.timeline, backward.timeline, f"{forward.schedule} {PASS_NAMES['both']}"),
+        rates={**forward.rates, **backward.rates},
+        compute_flops_per_s=_common_rate_flops_per_s(forward, backward),
+        compute_s=forward.compute_s + backward.compute_s,
+        communication_s=forward.communication_s + backward.communication_s,
+        bytes_sent=forward.bytes_sent + backward.bytes_sent,
+        memory_bytes=max(forward.memory_bytes, backward.memory_bytes),
+        flops=forward.flops + backward.flops,
+    )
+
+
+def _common_rate_flops_per_s(forward: LayerPrediction, backward: LayerPrediction) -> Number | None:
+    rates = forward.compute_flops_per_s, backward.compute_flops_per_s
+    if rates[0] == rates[1] or rates[0] is None or rates[1] is None:
+        return rates[0]
+    return (forward.flops + backward.flops) / (forward.flops / rates[0] + backward.flops / rates[1])
+
+
+def one_after_the_other(first: Timeline, second: Timeline, schedule: str) -> Timeline:
+    """Two timelines as one, with the given name of a schedule. The steps of the second follow those of the first.
+
+    >>> from tasp_lab.timeline.events import SEND
+    >>> one = Timeline("predicted", "a", "pair", 2, (Event(0, 0, 0, SEND, 1, 0, 8, 1.0, 3.0, "0->1", ""),))
+    >>> [(event.step, event.start_s, event.end_s) for event in one_after_the_other(one, one, "twice").events]
+    [(0, 1.0, 3.0), (1, 4.0, 6.0)]
+    """
+    steps = 1 + max((event.step for event in first.events), default=-1)
+    time_s = first.time_s  # a maximum over all events
+    later = tuple(_later(event, time_s, steps) for event in second.events)
+    return replace(first, schedule=schedule, events=first.events + later)
+
+
+def _later(event: Event, time_s: Number, steps: int) -> Event:
+    return event._replace(step=event.step + steps, start_s=event.start_s + time_s, end_s=event.end_s + time_s)
+
+
+def ratio(a: Number, b: Number) -> float:
+    """a / b for times; 1 when b is 0."""
+    return float(a) / float(b) if float(b) else 1.0
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions(Report, Sequence[Prediction]):
+    """The predictions of one work on one machine, a sequence of `Prediction`.
+
+    Parameters
+    ----------
+    items : in the order of the schedules.
+    machine : as it was simulated: with changed links and compute rates.
+    provenance : version, inputs and their hash, constants, engine, search and date.
+    explain : whether `to_dict` and the tables include what the time was spent on.
+    """
+
+    items: tuple[Prediction, ...]
+    machine: Machine
+    provenance: Provenance
+    explain: bool = False
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Prediction, ...]: ...
+    def __getitem__(self, index: int | slice) -> Prediction | tuple[Prediction, ...]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def library(self) -> str:
+        """The name of the communication library."""
+        return self.machine.comm_library.name
+
+    def to_dict(self) -> dict[str, object]:
+        topology = self.machine.topology
+        return {
+            "library": self.library,
+            "compute": compute_of_passes(self),
+            "predictions": [
+                each.to_dict() | (each.explanation(topology) if self.explain else {}) for each in self.items
+            ],
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per schedule and pass."""
+        return [flat(each.to_dict()) | {"library": self.library} for each in self.items]
+
+    def parts(self) -> list[Part]:
+        if not self.items:
+            return []
+        by = "" if self.library == "ideal" else f", {self.library}"
+        p = whole(self) or self.items[0]
+        first = {p.compared_by: p for p in reversed(self.items)}
+        rows = [p.row(first[p.compared_by]) for p in self.items]
+        parts: list[Part] = [rows_table(p.title(f"{p.topology}, {p.ranks}{by}"), rows), *p.assumptions()]
+        if self.explain:
+            for timeline in (timeline for each in self.items for timeline in each.explained()):
+                parts += explanation_parts(timeline, self.machine.topology)
+        return parts
+
+
+def rows_table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """A table of rows that all have the same columns."""
+    columns = list(rows[0])
+    texts = [position for position, column in enumerate(columns) if column in ("schedule", "pass")]
+    return Table(title, columns, [[row[column] for column in columns] for row in rows], texts)
+
+
+def layer_constants(predictions: Iterable[Prediction]) -> tuple[UsedConstant, ...]:
+    """The compute rates of predictions of one work."""
+    first = whole(predictions)
+    return () if first is None else first.constants()

@@ -1,0 +1,1 @@
+"""Calibration: fitting the constants of a profile to measurements, with confidence intervals."""

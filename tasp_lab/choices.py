@@ -1,0 +1,32 @@
+"""Values that options accept by name, and their defaults. This module imports nothing heavy: the command line needs it
+before anything is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mask = Literal["full", "causal"]
+"""causal: a query sees the keys up to its own position."""
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+"""Of queries, keys, values and the result."""
+
+Pass = Literal["forward", "backward", "both"]
+"""Passes of an attention layer; both: forward, then backward."""
+
+Dataflow = Literal["auto", "rotate-kv", "rotate-kv-back", "rotate-q"]
+"""Dataflows of a backward pass, see `tasp_lab.attention.backward`."""
+
+GradientDtype = Literal["fp32", "input"]
+"""Of circulating gradients; input: the layer's dtype."""
+
+FabricKind = Literal["emulated", "local", "torchrun"]
+"""Where ranks run: between network namespaces, as plain processes, or as torchrun started them."""
+
+TransportKind = Literal["auto", "p2p", "batched", "all-to-all"]
+"""How ranks exchange blocks."""
+
+DEFAULT_BUFFERS = 3
+"""Buffers of a rank: one to compute with, one that fills, one whose receive is posted before its block is sent, as gloo
+needs it."""

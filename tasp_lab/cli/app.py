@@ -1,0 +1,35 @@
+"""The application of all commands; a command imports its analysis when it is called."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from tasp_lab import __version__
+from tasp_lab.cli.commands.accuracy import accuracy
+from tasp_lab.cli.commands.calibrate import calibrate
+from tasp_lab.cli.commands.decompose import decompose
+from tasp_lab.cli.commands.doctor import doctor
+from tasp_lab.cli.commands.predict import predict
+from tasp_lab.cli.commands.profile import profile
+from tasp_lab.cli.commands.topologies import topologies
+from tasp_lab.cli.commands.validate import validate
+
+app = App(
+    name="tasp-lab",
+    help="Predict, run and compare sequence-parallel schedules: ring and multi-ring collectives and attention.",
+    version=__version__,
+    version_flags=["--version"],
+    suppress_keyboard_interrupt=False,  # `process.main` reports it
+)
+app["--help"].group = app["--version"].group = "Options"
+app.command(topologies)
+app.command(decompose, sort_key=2)
+app.command(predict, sort_key=3)
+app.command(validate, sort_key=4)
+app.command(accuracy, sort_key=5)
+app.command(calibrate, sort_key=6)
+app.command(profile)
+app.command(doctor, sort_key=8)
+app.register_install_completion_command(
+    help="Install completion for bash, zsh or fish; see --install-completion --help.", group="Options"
+)

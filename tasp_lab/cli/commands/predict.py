@@ -1,0 +1,101 @@
+"""``tasp-lab predict``: simulated times of schedules."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    DEFAULT_RINGS,
+    MACHINE,
+    NO_CHANGES,
+    OUTPUT,
+    RUN,
+    ExpressionNumbers,
+    Json,
+    LinkEdits,
+    Plot,
+    RingChoice,
+    Schedules,
+    ShardBytes,
+    TopologyText,
+    Trace,
+)
+from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
+from tasp_lab.cli.outputs import check_outputs, write_timelines
+from tasp_lab.progress import print_progress
+
+
+def predict(
+    topology: TopologyText,
+    /,
+    *,
+    schedule: Schedules,
+    shard_bytes: ShardBytes = None,
+    layer: LayerChoice = DEFAULT_LAYER,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    changes: LinkEdits = NO_CHANGES,
+    library: Annotated[
+        str,
+        Parameter(
+            group=MACHINE,
+            help="The communication library: auto (that of the machine's profile, if it has one), ideal (links alone), "
+            "nccl, rccl or gloo.",
+        ),
+    ] = "auto",
+    rings: RingChoice = DEFAULT_RINGS,
+    engine: Annotated[
+        Literal["auto", "simpy", "array"],
+        Parameter(
+            group=RUN, help="simpy: event by event; array: the same times, for large worlds; auto: whichever is faster."
+        ),
+    ] = "auto",
+    trace: Trace = None,
+    plot: Plot = None,
+    explain: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            group=OUTPUT,
+            help="Show the critical path, and the limit of each transfer.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Predict how long a collective or an attention layer takes.
+
+    Example: tasp-lab predict full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 64MiB
+
+    Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
+    """
+    from tasp_lab.analysis import predict as prediction
+    from tasp_lab.analysis.captions import caption
+    from tasp_lab.analysis.registry import check_names
+
+    machine, work, options = numbers.load(topology, library), layer.work(shard_bytes), layer.options()
+    check_names(schedule, work)
+    check_outputs(trace=trace, plot=plot, topology=topology)
+    found = prediction.predict(
+        machine,
+        schedule,
+        work,
+        without_links=changes.without_link,
+        links=changes.link,
+        **vars(rings),
+        options=options,
+        compute=layer.compute,
+        engine=engine,
+        explain=explain,
+        events=trace is not None or plot is not None,
+        progress=print_progress,
+    )
+    timelines = [each.timeline for each in found if each.is_all]
+    write_timelines(timelines, trace, plot, caption(work, schedule, found.machine.topology, found.library))
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())

@@ -1,0 +1,87 @@
+"""``tasp-lab profile``: machines with their communication library, constant by constant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cyclopts import App
+
+from tasp_lab.cli.console import Document, print_json, print_table
+from tasp_lab.cli.options import Json
+
+if TYPE_CHECKING:
+    from tasp_lab.machines.machine import Machine
+    from tasp_lab.machines.profile import Profile
+
+profile = App(name="profile", sort_key=7, help="Machines with their communication library, constant by constant.")
+
+
+@profile.command(name="list")
+def list_profiles(*, json: Json = False) -> None:
+    """List the families of machines that have a profile.
+
+    Example: tasp-lab profile list
+    """
+    from tasp_lab.machines.profile_files import load_profile, profile_names
+
+    profiles = [load_profile(name) for name in profile_names()]
+    if json:
+        print_json({"profiles": [
+            {"name": p.name, "summary": p.summary, "library": p.library, "ranks_per_node": p.ranks_per_node}
+            for p in profiles
+        ]})  # fmt: skip
+        return
+    rows = [(p.name, p.library, str(p.ranks_per_node), p.summary) for p in profiles]
+    print_table("profiles", ("family", "library", "ranks per node", "summary"), rows, texts=(0, 1, 3))
+
+
+@profile.command
+def show(name: str, /, *, json: Json = False) -> None:
+    """Show every constant of a machine's profile with its value, its meaning and where it comes from.
+
+    A name is one of a family (h100), of a machine of it (h100-8, h100-10x8), or a profile file.
+
+    Example: tasp-lab profile show h100-8
+    """
+    from tasp_lab.machines.profile_files import find_profile
+
+    found, machine = find_profile(name)
+    if json:
+        print_json(_document(found, machine))
+    else:
+        _print(found, machine)
+
+
+def _document(profile: Profile, machine: Machine) -> Document:
+    """A profile with every constant: its text, its value in SI units, its meaning and its source."""
+    from tasp_lab.machines.constants import CONSTANTS
+
+    return {
+        "profile": profile.name,
+        "machine": machine.topology.name,
+        "ranks": machine.topology.world_size,
+        "summary": profile.summary,
+        "library": profile.library,
+        "constants": [
+            {
+                "name": constant.name,
+                "text": constant.value,
+                "at": constant.at or None,
+                "value": profile.number(constant.name),
+                "unit": CONSTANTS[constant.name].unit,
+                "meaning": CONSTANTS[constant.name].meaning,
+                "source": constant.source,
+            }
+            for constant in profile.constants
+        ],
+    }
+
+
+def _print(profile: Profile, machine: Machine) -> None:
+    """A profile for people."""
+    from tasp_lab.machines.constants import CONSTANTS
+
+    print(f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}")
+    for constant in profile.constants:
+        at = f" at {constant.at}" if constant.at else ""
+        print(f"\n{constant.name} = {constant.value}{at}    {CONSTANTS[constant.name].meaning}\n    {constant.source}")

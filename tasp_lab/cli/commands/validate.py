@@ -1,0 +1,97 @@
+"""``tasp-lab validate``: schedules executed on real processes and compared with their predictions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tasp_lab.choices import FabricKind, TransportKind
+from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    DEFAULT_RINGS,
+    NO_CHANGES,
+    RUN,
+    ExpressionNumbers,
+    Json,
+    LinkEdits,
+    Plot,
+    RingChoice,
+    Scale,
+    Schedules,
+    ShardBytes,
+    TopologyText,
+    Trace,
+    whole,
+)
+from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
+from tasp_lab.cli.outputs import check_outputs, write_timelines
+from tasp_lab.progress import print_progress
+
+
+def validate(
+    topology: TopologyText,
+    /,
+    *,
+    schedule: Schedules,
+    shard_bytes: ShardBytes = None,
+    layer: LayerChoice = DEFAULT_LAYER,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    changes: LinkEdits = NO_CHANGES,
+    rings: RingChoice = DEFAULT_RINGS,
+    fabric: Annotated[
+        FabricKind,
+        Parameter(
+            group=RUN,
+            help="emulated: shaped links between network namespaces; local: plain processes; "
+            "torchrun: this process is one of the ranks.",
+        ),
+    ] = "emulated",
+    scale: Scale = None,
+    repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
+    transport: Annotated[TransportKind, Parameter(group=RUN, help="How ranks exchange blocks.")] = "auto",
+    trace: Trace = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Run a collective or an attention layer on real processes and compare it with its prediction.
+
+    Example: tasp-lab validate full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 1MiB
+
+    Example: tasp-lab validate full-mesh:8 --schedule ring-attention --schedule tasp --seq 8192 --compute timed:2e9
+    """
+    from tasp_lab.analysis import validate as comparison
+    from tasp_lab.analysis.captions import caption
+    from tasp_lab.analysis.inputs import edited
+    from tasp_lab.analysis.registry import check_names
+
+    machine = numbers.load(topology, "ideal")  # the fabric has a library of its own
+    work, options = layer.work(shard_bytes), layer.options()
+    check_names(schedule, work)
+    check_outputs(trace=trace, plot=plot, topology=topology)
+    found = comparison.validate(
+        machine,
+        schedule,
+        work,
+        without_links=changes.without_link,
+        links=changes.link,
+        **vars(rings),
+        options=options,
+        compute=layer.compute,
+        fabric=fabric,
+        scale=scale,
+        repeats=repeat,
+        transport=transport,
+        progress=print_progress,
+    )
+    if not found.is_reporter:
+        return
+    shown = [run for run in found.runs if run.prediction.is_all]
+    timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
+    title = caption(work, schedule, edited(machine.topology, changes.without_link, changes.link))
+    write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())

@@ -1,0 +1,125 @@
+"""Options that describe the work: an attention layer and how it is computed, or the bytes of a collective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from tasp_lab.choices import DEFAULT_BUFFERS, Dataflow, Dtype, GradientDtype, Mask, Pass
+from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
+from tasp_lab.errors import QuantityError
+from tasp_lab.units import parse_count, parse_size_bytes
+
+if TYPE_CHECKING:
+    from tasp_lab.analysis.registry import Work
+    from tasp_lab.attention.options import AttentionOptions
+
+MAX_DOCUMENTS = 100_000
+"""Each document adds blocks and kernel calls to a schedule, so simulations are limited to far fewer."""
+
+
+def _choice(help: str, name: str | None = None) -> Parameter:
+    return Parameter(name=name, help=help, group=LAYER)
+
+
+@Parameter(name="*", group=LAYER)
+@dataclass(frozen=True)
+class LayerChoice:
+    """An attention layer, and how it is computed."""
+
+    seq: Annotated[
+        str | None,
+        quantity("Run attention over this number of positions, on all ranks together: 8192 or 128Ki (131072).", LAYER),
+    ] = None
+    documents: Annotated[
+        str | None,
+        quantity(
+            "Lengths of packed documents, which attend only to themselves: 1000,200,4096 or 8x512. Their sum is --seq, "
+            "which may then be left out.",
+            LAYER,
+        ),
+    ] = None
+    batch: Annotated[int, whole("Sequences.", LAYER)] = 1
+    heads: Annotated[int, whole("Query heads.", LAYER)] = 32
+    kv_heads: Annotated[int | None, whole("Key and value heads; as many as --heads if not given.", LAYER)] = None
+    head_dim: Annotated[int, whole("Elements per head.", LAYER)] = 128
+    dtype: Annotated[Dtype, _choice("Of queries, keys, values and the result.")] = "bf16"
+    mask: Annotated[Mask, _choice("causal: a query attends to the keys up to its own position.")] = "full"
+    window: Annotated[int | None, whole("With causal, the most keys that a query attends to.", LAYER)] = None
+    passes: Annotated[Pass, _choice("both: forward, then backward.", name="--pass")] = "forward"
+    compute: Annotated[
+        str | None,
+        Parameter(
+            group=LAYER,
+            help="timed:RATE: kernel calls take as long as at that rate, like timed:300TFLOP/s, on the fabric's own "
+            "clock; real: kernels are executed (validate only). If not given, the machine's own rates, or one that "
+            "the output calls assumed; on the emulated fabric times its scale; real on other fabrics.",
+            show_default=False,
+        ),
+    ] = None
+    dataflow: Annotated[
+        Dataflow,
+        Parameter(
+            group=PASSES,
+            help="Dataflow of the backward pass. rotate-kv: keys and values circulate as in the forward pass, "
+            "gradients follow; rotate-kv-back: they circulate back from where an untrimmed forward pass ends; "
+            "rotate-q: queries circulate. auto: the one that sends the fewest bytes.",
+        ),
+    ] = "auto"
+    gradient_dtype: Annotated[
+        GradientDtype, Parameter(group=PASSES, help="Of circulating gradients; input: as --dtype.")
+    ] = "fp32"
+    trim: Annotated[bool, Parameter(group=PASSES, help="Drop a block after the last rank whose mask needs it.")] = True
+    buffers: Annotated[int, whole("Buffers of a rank: how many steps' arrivals it can hold.", PASSES)] = DEFAULT_BUFFERS
+
+    def work(self, shard_bytes: str | None) -> Work:
+        """The work: a layer of `seq` positions, or a collective."""
+        is_layer = self.seq is not None or self.documents is not None
+        if is_layer == (shard_bytes is not None):
+            got = "both" if is_layer else "neither"
+            raise QuantityError(f"expected --seq (an attention layer) or --shard-bytes (a collective), got {got}")
+        if shard_bytes is not None:
+            if self != DEFAULT_LAYER:
+                raise QuantityError("options of attention layers apply with --seq only, not with --shard-bytes")
+            return parse_size_bytes(shard_bytes)
+        from tasp_lab.workload.layer import Workload
+
+        documents = None if self.documents is None else parse_documents(self.documents)
+        return Workload(
+            sequence=sum(documents or ()) if self.seq is None else parse_count(self.seq, "sequence"),
+            batch=self.batch,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            mask=self.mask,
+            window=self.window,
+            documents=documents,
+        )
+
+    def options(self) -> AttentionOptions:
+        """The options of the layer."""
+        from tasp_lab.attention.options import AttentionOptions
+
+        return AttentionOptions(self.passes, self.trim, self.buffers, self.dataflow, self.gradient_dtype)
+
+
+def parse_documents(text: str) -> tuple[int, ...]:
+    """The lengths of documents, listed or as COUNTxLENGTH, at most `MAX_DOCUMENTS`.
+
+    >>> parse_documents("1000,2x1Ki,200")
+    (1000, 1024, 1024, 200)
+    """
+    found = list[int]()
+    for part in text.split(","):
+        times, of, length = part.rpartition("x")
+        count = parse_count(times, "number of documents") if of else 1
+        if len(found) + count > MAX_DOCUMENTS:
+            raise QuantityError(f"documents {text[:40]!r}: expected at most {MAX_DOCUMENTS} of them")
+        found += [parse_count(length, "document")] * count
+    return tuple(found)
+
+
+DEFAULT_LAYER = LayerChoice()

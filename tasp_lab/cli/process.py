@@ -1,0 +1,145 @@
+"""The process around a command: its streams, signals and exit code.
+
+Heavy modules are imported inside `main`, where Ctrl-C is handled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False  # without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+    from typing import NoReturn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line: exit 0 on success, 2 with one line on an error, 130 after Ctrl-C.
+
+    With ``--json`` an error is also one object on standard output, ``{"error": ...}``. By default
+    the arguments are those of this process.
+    """
+    is_process = arguments is None
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    with _interrupts() as interrupts:
+        try:
+            _prepare_streams()
+            _run(given)
+            if is_process:  # all is done: nothing is left to interrupt
+                interrupts.ignore_from_now_on()
+        except KeyboardInterrupt:
+            _leave(130, "interrupted")
+        except Exception:
+            if interrupts.heard:  # some libraries turn an interrupt of their import into an ImportError
+                _leave(130, "interrupted")
+            raise
+
+
+def _run(arguments: Sequence[str]) -> None:
+    from cyclopts import CycloptsError
+    from cyclopts.exceptions import UnusedCliTokensError
+
+    from tasp_lab.cli.app import app
+    from tasp_lab.errors import TaspLabError
+
+    try:
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+        return
+    except UnusedCliTokensError as error:
+        unused = [repr(token) for token in error.unused_tokens or ()]
+        message = f"unexpected argument{'s' * (len(unused) > 1)} {', '.join(unused)}"
+    except (TaspLabError, CycloptsError) as error:
+        message = str(error)
+    except BrokenPipeError:
+        _leave(1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = reason if error.filename is None else f"{error.filename}: {reason}"
+    except MemoryError:
+        message = "not enough memory"
+    _refuse(message, arguments)
+
+
+def _refuse(message: str, arguments: Sequence[str]) -> NoReturn:
+    """Exit with 2 and the message, also as JSON if it was requested."""
+    from tasp_lab.cli.console import print_json
+    from tasp_lab.progress import on_one_line
+
+    line = on_one_line(message)
+    if wants_json(arguments):
+        with contextlib.suppress(OSError):
+            print_json({"error": line})
+    _leave(2, line)
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether --json is among the arguments, which may be invalid otherwise.
+
+    >>> wants_json(["doctor", "--json"]), wants_json(["--json=true"]), wants_json(["--json=no"]), wants_json([])
+    (True, True, False, False)
+    """
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return any(each == "--json" or each.lower() in _JSON_IS_TRUE for each in options)
+
+
+_JSON_IS_TRUE = {f"--json={text}" for text in ("yes", "y", "1", "true", "t")}
+
+
+class _Interrupts:
+    """A signal handler that records Ctrl-C and raises `KeyboardInterrupt`."""
+
+    heard = False
+    ignored = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self.heard = True
+        if not self.ignored:
+            raise KeyboardInterrupt
+
+    def ignore_from_now_on(self) -> None:
+        self.ignored = True
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    """Handle Ctrl-C unless another handler is installed; the handler stays where it ignores Ctrl-C in the end."""
+    interrupts = _Interrupts()
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        try:
+            signal.signal(signal.SIGINT, interrupts)
+        except ValueError:  # not the main thread
+            is_ours = False
+    try:
+        yield interrupts
+    finally:
+        if is_ours and not interrupts.ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _prepare_streams() -> None:
+    """Discard output to closed streams, and replace characters that the encoding of stdout lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _leave(code: int, message: str = "") -> NoReturn:
+    """Exit with a message on one line; buffered output that cannot be written is dropped."""
+    with contextlib.suppress(OSError):
+        if message:
+            print(f"tasp-lab: {message}", file=sys.stderr)
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, io.StringIO())
+    sys.exit(code)

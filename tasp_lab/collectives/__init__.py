@@ -1,0 +1,1 @@
+"""Collectives: schedules and lower bounds of AllGather, ReduceScatter, AllReduce, AllToAll and SendRecv."""

@@ -1,0 +1,1 @@
+"""Machines: a topology with its communication library and constants; the catalogue, profiles and importers."""

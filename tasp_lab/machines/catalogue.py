@@ -1,0 +1,326 @@
+"""Machines by name, by file and by expression.
+
+A name is one of the catalogue (the data files of `tasp_lab.machines`, and the members that profiles list) or of any
+other member of a family that has a profile (`tasp_lab.machines.profile`: ``h100-10x8``), a file ends in ``.json`` or
+``.toml``, and an expression is short for a builder (`tasp_lab.topology.expressions`): ``full-mesh:8``, ``torus:4x4``,
+``nodes:2x8:switch:rails``.
+
+A file has one of two forms. The *explicit* form lists every link, where an integer is a rank and a text a switch;
+`topology_document` writes it. It may give switches a kind and ranks a node; otherwise these follow from the links
+(`Topology.switch_kinds`, `Topology.node_of_rank`), never from names. The *expression* form has an expression and each
+number it needs as a constant with its source. Numbers are SI; bandwidths and latencies may also be texts with a unit
+(``50GB/s``, ``1us``).
+In both forms, `accelerator` is one of `tasp_lab.machines.compute_rates`, and the constants `COMPUTE_RATES` are the
+attention rates of a rank. In the explicit form, the constant `LAUNCH` is the time to post a message, as measured by
+`tasp-lab calibrate` on running ranks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from fractions import Fraction
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from tasp_lab.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.machines.compute_rates import COMPUTE_RATES, compute_of, with_accelerator
+from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.library_constants import gloo
+from tasp_lab.machines.machine import IDEAL, CommLibrary, Constant, Machine
+from tasp_lab.machines.profile import LIBRARIES
+from tasp_lab.machines.profile_files import listed_members, member, profile_names
+from tasp_lab.machines.records import ConstantRecord, Record, Text
+from tasp_lab.topology.expressions import (
+    EXPRESSION_DEFAULTS,
+    MAX_WORLD_SIZE,
+    PARSERS,
+    ExpressionDefaults,
+    expression_forms,
+    parse_expression,
+)
+from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology
+from tasp_lab.topology.links import SwitchKind
+from tasp_lab.units import parse_bandwidth_bytes_per_s, parse_time_s
+
+_DECODERS: dict[str, Callable[[str], object]] = {".json": msgspec.json.decode, ".toml": msgspec.toml.decode}
+
+
+LAUNCH = "launch"
+"""The constant of the time a rank takes to post a message, like ``50us``."""
+
+
+def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, *, library: str = "auto") -> Machine:
+    """The machine of a catalogue name, a file or an expression, with its communication library.
+
+    Parameters
+    ----------
+    text : the name, the file or the expression.
+    defaults : the numbers of a bare expression; names and files have their own.
+    library : ``auto`` for that of the machine's profile or file, if any, else ``ideal``; ``ideal`` for the links
+        alone; ``gloo`` for any machine; ``nccl`` or ``rccl`` for machines whose profile has it.
+
+    >>> load_machine("h100-8").comm_library.name, load_machine("h100-8", library="ideal").comm_library.name
+    ('nccl', 'ideal')
+    >>> len(load_machine("nodes:2x4").topology.links)
+    40
+
+    Raises `TopologyError` for an unknown name and a malformed file or expression, and `ProfileError` for a library that
+    is unknown or for which the machine has no constants.
+    """
+    if library not in ("auto", *LIBRARIES):
+        raise ProfileError(f"library {library!r} is unknown: expected auto, {', '.join(LIBRARIES)}")
+    found = member(text, library)
+    if found is not None:
+        return found
+    machine = _load_links(text, defaults)
+    if library == "auto":
+        return machine
+    if library not in ("ideal", "gloo"):
+        raise ProfileError(f"library {library!r}: {text} has no profile; expected auto, ideal or gloo there")
+    return replace(machine, comm_library=gloo() if library == "gloo" else IDEAL)
+
+
+def _load_links(text: str, defaults: ExpressionDefaults) -> Machine:
+    """The machine of a description, an expression or a file."""
+    if text in _described():
+        return _read_machine(f"machine {text!r}", ".toml", (_catalogue() / f"{text}.toml").read_bytes())
+    if text.partition(":")[0] in expression_forms():
+        return Machine(parse_expression(text).build(defaults))
+    if Path(text).suffix.lower() in _DECODERS or os.sep in text or os.path.exists(text):
+        return _load_file(Path(text))
+    raise TopologyError(_unknown(text))
+
+
+def catalogue_names() -> list[str]:
+    """The machines of tasp-lab, in alphabetical order.
+
+    >>> catalogue_names()[:3]
+    ['a10-4-pcie', 'a100-8', 'ascend-910b-8']
+    """
+    return sorted([*_described(), *listed_members()])
+
+
+def is_expression(text: str) -> bool:
+    """Whether a text is an expression, which takes numbers; catalogue names and files have their own.
+
+    >>> is_expression("switch:8"), is_expression("h100-8")
+    (True, False)
+    """
+    return text.partition(":")[0] in expression_forms() and text not in catalogue_names()
+
+
+def machine_file(machine: Machine, ending: str) -> bytes:
+    """A topology file of the machine, ``.json`` or ``.toml``."""
+    document = topology_document(machine)
+    return json.dumps(document, indent=1).encode() if ending == ".json" else msgspec.toml.encode(document)
+
+
+def topology_document(machine: Machine) -> dict[str, object]:
+    """The machine as a plain document in the explicit form; of its library it has only the constants.
+
+    Loading the document gives an equal machine, except for fractions, which become floats, and compute rates that are
+    not constants.
+
+    >>> topology_document(load_machine("ring:2"))["links"][0]
+    {'source': 0, 'destination': 1, 'bandwidth_bytes_per_s': 50000000000.0, 'latency_s': 1e-06}
+    """
+    topology = machine.topology
+    return {
+        "name": topology.name,
+        "summary": machine.summary,
+        "world_size": topology.world_size,
+        "links": [_plain(link) for link in topology.listed_links()],
+        "shared": [_plain(shared) for shared in topology.shared],
+        "switches": [_plain(switch) for switch in topology.switches],
+        "nodes": list(topology.nodes),
+        "constants": [_plain(constant) for constant in machine.constants],
+    }
+
+
+def _plain(part: Link | SharedCapacity | Switch | Constant) -> dict[str, object]:
+    return {key: _plain_value(value) for key, value in asdict(part).items() if key != "at"}
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, Fraction):
+        return float(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _described() -> list[str]:
+    """The machines with their own description."""
+    return [entry.name[: -len(".toml")] for entry in _catalogue().iterdir() if entry.name.endswith(".toml")]
+
+
+def _catalogue() -> Traversable:
+    return files("tasp_lab.machines") / "descriptions"
+
+
+def _unknown(text: str) -> str:
+    near = difflib.get_close_matches(text.casefold().partition(":")[0], [*expression_forms(), *catalogue_names()], n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    names, forms = ", ".join(catalogue_names()), ", ".join(expression_forms().values())
+    families = ", ".join(f"{name}-NODESxRANKS" for name in profile_names())
+    return (
+        f"machine {text!r} is unknown{hint}: expected one of {names}; of a family, {families}; a .json or .toml file; "
+        f"or one of {forms}"
+    )
+
+
+_Switch = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*\Z")]
+_WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
+
+
+class _LinkRecord(Record, frozen=True, forbid_unknown_fields=True):
+    source: int | _Switch
+    destination: int | _Switch
+    bandwidth_bytes_per_s: float | str
+    latency_s: float | str
+
+    def link(self, where: str) -> Link:
+        bandwidth_bytes_per_s = _bandwidth(where, self.bandwidth_bytes_per_s)
+        latency_s = _number(f"{where}.latency_s", self.latency_s, parse_time_s)
+        return Link(self.source, self.destination, bandwidth_bytes_per_s, latency_s)
+
+
+class _SharedRecord(Record, frozen=True, forbid_unknown_fields=True):
+    name: Text
+    bandwidth_bytes_per_s: float | str
+    links: tuple[str, ...]
+
+    def shared_capacity(self, where: str) -> SharedCapacity:
+        return SharedCapacity(self.name, _bandwidth(where, self.bandwidth_bytes_per_s), self.links)
+
+
+class _SwitchRecord(Record, frozen=True, forbid_unknown_fields=True):
+    name: _Switch
+    kind: SwitchKind
+
+
+class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
+    name: Text
+    world_size: _WorldSize
+    links: tuple[_LinkRecord, ...]
+    summary: str = ""
+    shared: tuple[_SharedRecord, ...] = ()
+    switches: tuple[_SwitchRecord, ...] = ()
+    nodes: tuple[int, ...] = ()
+    constants: tuple[ConstantRecord, ...] = ()
+    accelerator: str | None = None
+
+    def topology(self) -> Topology:
+        links = tuple(record.link(f"$.links[{index}]") for index, record in enumerate(self.links))
+        shared = tuple(record.shared_capacity(f"$.shared[{index}]") for index, record in enumerate(self.shared))
+        switches = tuple(Switch(record.name, record.kind) for record in self.switches)
+        return Topology(self.name, self.world_size, links, shared, switches, self.nodes)
+
+
+class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
+    name: Text
+    expression: str
+    summary: str = ""
+    constants: tuple[ConstantRecord, ...] = ()
+    accelerator: str | None = None
+
+    def topology(self) -> Topology:
+        expression = parse_expression(self.expression)
+        given = [record.name for record in self.constants if record.name not in COMPUTE_RATES]
+        needed = expression.constant_names
+        if sorted(given) != sorted(needed):
+            raise TopologyError(
+                f"{self.expression!r} needs the constants {', '.join(needed) or '(none)'}, each once, "
+                f"got {', '.join(given) or '(none)'} - at `$.constants`"
+            )
+        return replace(expression.build(self._numbers()), name=self.name)
+
+    def _numbers(self) -> ExpressionDefaults:
+        numbers = {}
+        for index, record in enumerate(self.constants):
+            if record.name not in COMPUTE_RATES:
+                field, parse = PARSERS[record.name]
+                numbers[field] = _number(f"$.constants[{index}].value", record.value, parse)
+        return ExpressionDefaults(**numbers)
+
+
+def _all_constants(record: _ExplicitFile | _ExpressionFile) -> tuple[Constant, ...]:
+    """The constants of a file and of its accelerator. Raises `TopologyError` for malformed compute rates."""
+    for name in COMPUTE_RATES:
+        _constant(record.constants, name)
+    own = tuple(Constant(known.name, known.value, known.source) for known in record.constants)
+    return with_accelerator(own, record.accelerator)
+
+
+def _comm_library(record: _ExplicitFile | _ExpressionFile) -> CommLibrary:
+    """The library of the explicit form, whose launch time is a constant."""
+    launch_s = _constant(record.constants, LAUNCH) if isinstance(record, _ExplicitFile) else None
+    return IDEAL if launch_s is None else CommLibrary("measured", launch_s)
+
+
+def _constant(constants: tuple[ConstantRecord, ...], name: str) -> float | None:
+    """The value of a constant that may occur once, or None."""
+    numbers = [
+        _number(f"$.constants[{index}].value", record.value, CONSTANTS[name].parse)
+        for index, record in enumerate(constants)
+        if record.name == name
+    ]
+    if len(numbers) > 1:
+        raise TopologyError(f"expected the constant {name} once, got it {len(numbers)} times - at `$.constants`")
+    return numbers[0] if numbers else None
+
+
+def _bandwidth(where: str, value: float | str) -> float:
+    return _number(f"{where}.bandwidth_bytes_per_s", value, parse_bandwidth_bytes_per_s)
+
+
+def _number(where: str, value: float | str, parse: Callable[[str], float]) -> float:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value)
+    except QuantityError as error:
+        raise TopologyError(f"{error} - at `{where}`") from error
+
+
+def _load_file(path: Path) -> Machine:
+    where = f"file {str(path)!r}"
+    if os.path.isdir(path):
+        raise TopologyError(f"{where} is a directory, expected a file whose name ends in .json or .toml")
+    if path.suffix.lower() not in _DECODERS:
+        raise TopologyError(f"{where}: expected a file whose name ends in .json or .toml")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise TopologyError(f"{where} is no regular file")
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return _read_machine(where, path.suffix.lower(), data)
+
+
+def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
+    if not data.strip():
+        raise TopologyError(f"{where} is empty, expected a topology")
+    try:
+        record = _record(_DECODERS[suffix](data.decode("utf-8-sig")))
+        constants = _all_constants(record)
+        return Machine(record.topology(), _comm_library(record), compute_of(constants), record.summary, constants)
+    except UnicodeDecodeError as error:
+        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+    except (TopologyError, ValueError, OverflowError, RecursionError) as error:
+        raise TopologyError(" ".join(f"{where}: {error}".split())) from error
+
+
+def _record(document: object) -> _ExplicitFile | _ExpressionFile:
+    fields = msgspec.convert(document, dict[str, object])
+    if ("links" in fields) == ("expression" in fields):
+        raise TopologyError("expected either `links` (the explicit form) or `expression`, got both or none of them")
+    if "expression" in fields:
+        return msgspec.convert(fields, _ExpressionFile)
+    return msgspec.convert(fields, _ExplicitFile)

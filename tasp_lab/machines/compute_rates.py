@@ -1,0 +1,99 @@
+"""ComputeRate rates of machines and accelerators.
+
+A machine file or a profile names its `accelerator`, whose constants are in
+``tasp_lab/machines/accelerators/NAME.toml``, each with its source. Machine files and profiles may override them.
+
+A source that begins with ``assum`` marks an assumption. Rates are in FLOP/s of one accelerator: 4 FLOPs forward and 10
+backward per (query, key) pair and element of a head. Masked pairs are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from tasp_lab.errors import TopologyError
+from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Constant, Kind
+from tasp_lab.machines.records import ConstantRecord, Record
+
+COMPUTE_RATES: Mapping[str, Kind] = {name: spec.kind for name, spec in CONSTANTS.items() if spec.kind is not None}
+"""Constants of compute rates, like ``328.6TFLOP/s``, to dtype and pass."""
+
+ASSUMED_COMPUTE = ComputeRate(
+    300e12, "assumed: no measured rate; about what FlashAttention-2 does forward on one H100 or MI300X", assumed=True
+)
+"""The attention rate of a machine without one. On H100 and MI300X, 327.9 and 328.6 TFLOP/s were measured
+(Azure/AI-benchmarking-guide)."""
+
+
+class _AcceleratorFile(Record, frozen=True, forbid_unknown_fields=True):
+    constants: tuple[ConstantRecord, ...]
+
+
+def compute_of(constants: Iterable[Constant]) -> ComputeRate | ComputeRates:
+    """The compute rates that these constants define; `INSTANT` without any.
+
+    A dtype and pass without a constant gets the rate of the nearest that has one, marked as an assumption: backward the
+    rate of forward, fp32 that of bf16.
+
+    >>> found = compute_of([Constant("compute_rate", "2TFLOP/s", "a measurement")])
+    >>> found.rate("bf16", "forward").source, found.rate("bf16", "backward").source
+    ('a measurement', 'assumed: as bf16 forward (a measurement)')
+
+    Raises `QuantityError` for a malformed rate.
+    """
+    known = {
+        COMPUTE_RATES[each.name]: ComputeRate(
+            CONSTANTS[each.name].parse(each.value), each.source, each.source.startswith("assum")
+        )
+        for each in constants
+        if each.name in COMPUTE_RATES
+    }
+    if not known:
+        return INSTANT
+    kinds = [(dtype, passing) for dtype in ("bf16", "fp16", "fp32") for passing in ("forward", "backward")]
+    return ComputeRates({kind: _nearest(known, *kind) for kind in kinds})
+
+
+def _nearest(known: Mapping[Kind, ComputeRate], dtype: str, passing: str) -> ComputeRate:
+    wanted = ("fp32" if dtype == "fp32" else "bf16", passing)
+    for kind in (wanted, (wanted[0], "forward"), ("bf16", passing), ("bf16", "forward")):
+        if kind in known:
+            rate = known[kind]
+            if kind == wanted or rate.assumed:
+                return rate
+            return replace(rate, source=f"assumed: as {' '.join(kind)} ({rate.source})", assumed=True)
+    return ASSUMED_COMPUTE
+
+
+def accelerator_names() -> list[str]:
+    """Names of the accelerators with a file of constants, in alphabetical order."""
+    folder = files("tasp_lab.machines") / "accelerators"
+    return sorted(entry.name[: -len(".toml")] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+@cache
+def accelerator_constants(name: str) -> tuple[Constant, ...]:
+    """The constants of an accelerator. Raises `TopologyError` for an unknown name.
+
+    >>> [constant.value for constant in accelerator_constants("h100")]
+    ['327.9TFLOP/s', '290.6TFLOP/s', '67TFLOP/s']
+    """
+    if name not in accelerator_names():
+        raise TopologyError(f"accelerator {name!r} is unknown: expected one of {', '.join(accelerator_names())}")
+    data = (files("tasp_lab.machines") / "accelerators" / f"{name}.toml").read_bytes()
+    records = msgspec.toml.decode(data, type=_AcceleratorFile).constants
+    return tuple(Constant(record.name, record.value, record.source) for record in records)
+
+
+def with_accelerator(constants: tuple[Constant, ...], accelerator: str | None) -> tuple[Constant, ...]:
+    """Constants of a machine, with those of its accelerator that it does not override."""
+    if accelerator is None:
+        return constants
+    stated = {constant.name for constant in constants}
+    return constants + tuple(each for each in accelerator_constants(accelerator) if each.name not in stated)

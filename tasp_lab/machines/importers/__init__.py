@@ -1,0 +1,113 @@
+"""Import of machines from the output of their own tools.
+
+Three formats are recognised by content:
+
+- the matrix of ``nvidia-smi topo -m`` (`tasp_lab.machines.importers.nvidia_smi`),
+- the tables of ``rocm-smi --showtopo`` (`tasp_lab.machines.importers.rocm_smi`),
+- the XML that NCCL and RCCL write to ``NCCL_TOPO_DUMP_FILE`` (`tasp_lab.machines.importers.nccl_xml`).
+
+Ranks are the GPUs in the order of the file; in the XML, in the order of its own ranks.
+
+No format has the bandwidth of NVLink or xGMI. Each machine lists the values used as constants, with their sources and
+whether they are assumptions.
+
+PCIe is part of the machine only if NVLink or xGMI do not connect all GPUs, because NCCL uses one kind of link for a
+ring; ``pcie`` overrides this. NICs are left out, since the output of one machine does not include the network.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tasp_lab.errors import QuantityError, TopologyError
+from tasp_lab.machines.importers import nccl_xml, nvidia_smi, rocm_smi
+from tasp_lab.machines.importers.assembly import assemble
+from tasp_lab.machines.importers.survey import Given, Survey
+from tasp_lab.machines.machine import Machine
+
+__all__ = ["import_topology", "read_topology"]
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""A terminal escape sequence: nvidia-smi underlines its header even in a file."""
+
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def import_topology(
+    text: str,
+    name: str,
+    *,
+    link_bandwidth: str | None = None,
+    pcie_bandwidth: str | None = None,
+    cpu_bandwidth: str | None = None,
+    nvswitch: bool | None = None,
+    pcie: bool | None = None,
+) -> Machine:
+    """The machine that a tool's output describes, named `name`.
+
+    Bandwidths are texts with a unit, one way. `link_bandwidth` is that of one NVLink or xGMI link; without it
+    nvidia-smi counts 25GB/s (NVLink 2 to 4; NVLink 1 has 20, NVLink 5 has 50), rocm-smi 64GB/s (MI300X), and the XML
+    the line rate of the generation it names. `pcie_bandwidth` is that of one PCIe link; without it the XML tells it,
+    and the others count 31.5GB/s (PCIe 4.0 x16). `cpu_bandwidth` is that between two NUMA nodes, 22GB/s without it.
+
+    `nvswitch` says of a matrix of nvidia-smi whether its NVLinks end in a switch; without it they do where a GPU would
+    need more than the 18 links that any has. `pcie` says whether to include PCIe; without it PCIe is included where
+    NVLink or xGMI do not join all GPUs.
+
+    >>> machine = import_topology('''
+    ...         GPU0    GPU1    CPU Affinity
+    ... GPU0     X      NV4     0-31
+    ... GPU1    NV4      X      0-31
+    ... ''', "two-gpus")
+    >>> [(link.name, link.bandwidth_bytes_per_s) for link in machine.topology.links]
+    [('0->1', 100000000000.0), ('1->0', 100000000000.0)]
+
+    Raises `TopologyError` with one line that says where the text is wrong, what was found and what was expected, and
+    `QuantityError` for a bandwidth that is none.
+    """
+    if not name.strip() or not name.isprintable():
+        raise TopologyError(f"{name!a} is no name of a topology, expected text that can be seen")
+    given = Given(link_bandwidth, pcie_bandwidth, cpu_bandwidth, nvswitch, pcie)
+    return assemble(_read(_ESCAPE.sub("", text.removeprefix("\ufeff")), given), name, given)
+
+
+def read_topology(path: Path, **options: Any) -> Machine:
+    """The machine that a file describes, named as the file without its ending; options as in `import_topology`.
+
+    Raises `TopologyError` naming the file.
+    """
+    where = f"file {str(path)!r}"
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+    except (OSError, ValueError) as error:
+        raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return import_topology(text, path.stem, **options)
+    except (TopologyError, QuantityError) as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _read(text: str, given: Given) -> Survey:
+    if not text.strip():
+        raise TopologyError("the text is empty, expected what nvidia-smi topo -m, rocm-smi --showtopo or NCCL wrote")
+    if wrong := _NO_TEXT.search(text):
+        line = text.count("\n", 0, wrong.start()) + 1
+        raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
+    lines = text.splitlines()
+    is_xml, is_rocm = text.lstrip().startswith("<"), rocm_smi.recognises(lines)
+    if given.nvswitch is not None and (is_xml or is_rocm):
+        raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")
+    if is_xml:
+        return nccl_xml.read(text, given)
+    if is_rocm:
+        return rocm_smi.read(lines, given)
+    if nvidia_smi.recognises(lines):
+        return nvidia_smi.read(lines, given)
+    raise TopologyError(
+        "the format is unknown, expected the matrix of nvidia-smi topo -m, the tables of rocm-smi --showtopo, "
+        "or the XML of NCCL_TOPO_DUMP_FILE"
+    )

@@ -1,0 +1,141 @@
+"""The matrix of ``nvidia-smi topo -m``.
+
+A cell says how two devices reach each other: ``NV#`` over # NVLinks, else by the nearest thing that PCIe has in common:
+``PIX`` one PCIe switch, ``PXB`` several of them, ``PHB`` or ``NODE`` the NUMA node, ``SYS`` (once ``SOC``) the way
+between NUMA nodes.
+
+**NVLink.** The matrix does not tell a cable from a switch: behind NVSwitch each cell shows all links of the GPU. So
+the links in a row are added up; where that is more than any GPU has (`MAX_LINKS`), they end in a switch, else they are
+cables. Both may be right for two GPUs (where it makes no difference) and for few that share a larger machine; then
+``nvswitch`` decides.
+
+PCIe is read by `tasp_lab.machines.importers.nvidia_pcie`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from tasp_lab.errors import TopologyError
+from tasp_lab.machines.importers.matrix import GPU, Matrix, read_matrix
+from tasp_lab.machines.importers.nvidia_pcie import LEVELS, survey_pcie
+from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH
+from tasp_lab.machines.importers.survey import Given, Pair, Survey, groups, shown
+from tasp_lab.machines.machine import Constant
+
+MAX_LINKS = 18
+"""The most NVLinks of one GPU, Hopper and Blackwell (NVIDIA/nccl 081eafaf, src/graph/xml.cc, maxNvLinks)."""
+
+LINK_BANDWIDTH = Constant(
+    "link_bandwidth",
+    "25GB/s",
+    "assumption, as nvidia-smi topo -m does not name the generation: one NVLink 2, 3 or 4 (V100, A100, H100), each "
+    "way; NVLink 1 has 20GB/s, NVLink 5 has 50GB/s (NVIDIA Tesla P100, Tesla V100, A100 and H100 white papers; for "
+    "Blackwell the NVIDIA NVLink page: 18 links, 1.8 TB/s both ways)",
+)
+
+_NVLINK = re.compile(r"NV([1-9][0-9]?)")
+
+
+def recognises(lines: Sequence[str]) -> bool:
+    """Whether a line begins with the name of a GPU, as the header and the rows of the matrix do.
+
+    >>> recognises(["", "        GPU0    GPU1    CPU Affinity"]), recognises(["GPU 0: NVIDIA H100"])
+    (True, False)
+    """
+    return any(_begins_with_gpu(line) for line in lines)
+
+
+def read(lines: Sequence[str], given: Given) -> Survey:
+    """What the matrix says. Raises `TopologyError` that names the line where it is no such matrix."""
+    header = next(index for index, line in enumerate(lines) if _begins_with_gpu(line))
+    matrix = read_matrix(lines, header, _columns(lines[header], header + 1))
+    for line, text in enumerate(lines[matrix.last_line :], matrix.last_line + 1):
+        if _begins_with_gpu(text):
+            raise TopologyError(f"line {line}: a row below the matrix, which ends in line {matrix.last_line}")
+    _check_cells(matrix)
+    cells = matrix.symmetric_cells("X")
+    links = {pair: int(match[1]) for pair, cell in cells.items() if (match := _NVLINK.fullmatch(cell))}
+    cables, switches = _wiring(matrix, cells, links, given.nvswitch)
+    return Survey(
+        tool="nvidia-smi topo -m",
+        lines=f"lines {header + 1} to {matrix.last_line}",
+        fabric="NVLink",
+        gpu_count=len(matrix.gpus),
+        cables=cables,
+        switches=switches,
+        wiring_source=_reason(bool(switches), given.nvswitch) if links else "no cell NV#",
+        link_bandwidth=given.constant(LINK_BANDWIDTH) if links else None,
+        pcie=lambda: survey_pcie(matrix, cells, given.constant(PCIE_BANDWIDTH)),
+        nic_count=len(matrix.columns) - len(matrix.gpus),
+    )
+
+
+def _begins_with_gpu(line: str) -> bool:
+    return GPU.fullmatch(next(iter(line.split()), "")) is not None
+
+
+def _columns(header: str, line: int) -> list[str]:
+    """The devices that the header names; what follows them is about CPUs."""
+    words = header.split()
+    columns = words[: next((index for index, word in enumerate(words) if word in ("CPU", "NUMA")), None)]
+    if "X" in columns:
+        raise TopologyError(f"line {line}: this is a row of the matrix, expected the header with the names of the GPUs")
+    return columns
+
+
+def _check_cells(matrix: Matrix) -> None:
+    for gpu, row, column, word in matrix.cells():
+        if column != gpu and word not in LEVELS and not _NVLINK.fullmatch(word):
+            expected = "expected NV#, PIX, PXB, PHB, NODE or SYS"
+            raise TopologyError(f"line {row.line}: {gpu} to {shown(column)} is {shown(word)}, {expected}")
+
+
+def _wiring(
+    matrix: Matrix, cells: Mapping[Pair, str], links: Mapping[Pair, int], nvswitch: bool | None
+) -> tuple[dict[Pair, int], tuple[dict[int, int], ...]]:
+    """The NVLinks as cables and as links into switches; GPUs that NVLinks do not join have no switch in common."""
+    cables: dict[Pair, int] = {}
+    switches = []
+    for members in groups(range(len(matrix.gpus)), links):
+        inside = {pair: links[pair] for pair in combinations(members, 2) if pair in links}
+        if inside and (_needs_switch(inside) if nvswitch is None else nvswitch):
+            switches.append(_ports(matrix, cells, members, inside, _reason(True, nvswitch)))
+        else:
+            cables |= inside
+    return cables, tuple(switches)
+
+
+def _needs_switch(links: Mapping[Pair, int]) -> bool:
+    used: Counter[int] = Counter()
+    for pair, count in links.items():
+        used.update(dict.fromkeys(pair, count))
+    return max(used.values()) > MAX_LINKS
+
+
+def _ports(
+    matrix: Matrix, cells: Mapping[Pair, str], members: Sequence[int], links: Mapping[Pair, int], reason: str
+) -> dict[int, int]:
+    """How many links each member has into the switch that joins them all; between two, the smaller number shows."""
+    ports = dict.fromkeys(members, 0)
+    for pair, count in links.items():
+        ports |= {rank: max(ports[rank], count) for rank in pair}
+    for a, b in combinations(members, 2):
+        expected = min(ports[a], ports[b])
+        if links.get((a, b)) != expected:
+            raise TopologyError(
+                f"line {matrix.rows[a].line}: {matrix.gpus[a]} to {matrix.gpus[b]} is {cells[a, b]}, expected "
+                f"NV{expected} behind a switch ({reason})"
+            )
+    return ports
+
+
+def _reason(has_switch: bool, nvswitch: bool | None) -> str:
+    if nvswitch is not None:
+        return f"nvswitch={nvswitch} was given to the import"
+    if has_switch:
+        return f"a row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most, so they end in NVSwitch"
+    return f"cables, as no row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most"

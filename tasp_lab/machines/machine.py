@@ -1,0 +1,98 @@
+"""A machine: a topology, its communication library and the compute rates of its ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tasp_lab.errors import QuantityError
+from tasp_lab.libraries.library import IDEAL as IDEAL
+from tasp_lab.libraries.library import CommLibrary as CommLibrary
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import Number
+
+if TYPE_CHECKING:
+    from tasp_lab.workload.attention_task import AttentionTask
+
+Kind = tuple[str, str]
+"""A dtype (``bf16``, ``fp16`` or ``fp32``) and a pass (``forward`` or ``backward``)."""
+
+
+@dataclass(frozen=True)
+class ComputeRate:
+    """A compute rate in FLOP/s, independent of shapes; None if computing takes no time.
+
+    `source` is the origin of the rate, and `assumed` whether it is an assumption.
+    """
+
+    flops_per_s: Number | None = None
+    source: str = "given"
+    assumed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.flops_per_s is not None and not (math.isfinite(self.flops_per_s) and self.flops_per_s > 0):
+            raise QuantityError(f"compute rate: {self.flops_per_s} FLOP/s, expected more than 0")
+
+    def time_s(self, flops: int) -> Number:
+        """The time of a kernel call with `flops` FLOPs."""
+        return 0 if self.flops_per_s is None else flops / self.flops_per_s
+
+    def rate(self, dtype: str, passing: str) -> ComputeRate:
+        """The rate of a dtype and a pass: the same for all."""
+        return self
+
+    def scaled(self, factor: float) -> ComputeRate:
+        """The rate times a factor."""
+        if self.flops_per_s is None:
+            return self
+        return ComputeRate(self.flops_per_s * factor, f"{self.source}, times {factor:.3g}", self.assumed)
+
+
+@dataclass(frozen=True)
+class ComputeRates:
+    """ComputeRate rates by dtype and pass, made from constants by `tasp_lab.machines.compute_rates`."""
+
+    rates: Mapping[Kind, ComputeRate]
+
+    def rate(self, dtype: str, passing: str) -> ComputeRate:
+        """The rate of a dtype and a pass."""
+        return self.rates[dtype, passing]
+
+    def scaled(self, factor: float) -> ComputeRates:
+        """All rates times a factor."""
+        return ComputeRates({kind: rate.scaled(factor) for kind, rate in self.rates.items()})
+
+
+INSTANT = ComputeRate()
+"""Computing takes no time, so predictions are those of communication."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of a machine with its source. `value` is a text with a unit, like ``450GB/s``.
+
+    A constant that depends on another has this `value` `at` a value of the other, like ``nic_bandwidth = 400Gbit/s``,
+    and is proportional to it.
+    """
+
+    name: str
+    value: str
+    source: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A topology, its communication library, the compute rate of its ranks, and its constants with their sources."""
+
+    topology: Topology
+    comm_library: CommLibrary = IDEAL
+    compute: ComputeRate | ComputeRates = INSTANT
+    summary: str = ""
+    constants: tuple[Constant, ...] = ()
+
+    def rate_of(self, task: AttentionTask | None) -> ComputeRate:
+        """The compute rate for the calls of a task; `INSTANT` without a task."""
+        return INSTANT if task is None else self.compute.rate(task.workload.dtype, task.passing)

@@ -1,0 +1,1 @@
+"""Plots of timelines, rings and the accuracy report."""

@@ -1,0 +1,28 @@
+"""Progress reports of long computations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+ProgressCallback = Callable[[str], None]
+"""Called with one line of text at the start of each stage."""
+
+
+def no_progress(_: str) -> None:
+    """No-op progress callback."""
+
+
+def print_progress(line: str) -> None:
+    """Print a line of progress on standard error."""
+    print(on_one_line(line), file=sys.stderr, flush=True)
+
+
+def on_one_line(text: str) -> str:
+    r"""The text without line breaks, and with an escape for each character that cannot be printed.
+
+    >>> on_one_line("a\n b\a")
+    'a b\\x07'
+    """
+    joined = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in joined)

@@ -1,0 +1,1 @@
+"""Schedules: blocks, steps and kernel calls; proofs of validity; per-rank buffer layout."""

@@ -1,0 +1,84 @@
+"""Tables of text: what results print on a terminal, in a file and in a notebook."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DEFAULT_WIDTH = 170
+"""Columns of text where no terminal limits them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of texts; the columns at the positions `texts` are aligned to the left, others to the right."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: Sequence[int] = (0,)
+
+    def print_on(self, console: Console) -> None:
+        """Print the table on a console of rich."""
+        from rich.table import Table as RichTable
+
+        table = RichTable(title=self.title, title_justify="left", title_style="bold")
+        for position, column in enumerate(self.columns):
+            table.add_column(column, justify=self._side(position), no_wrap=position == 0)
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table)
+
+    def to_html(self) -> str:
+        """The table as an HTML element.
+
+        >>> Table("times", ("name", "time"), [("a<b", "1 s")]).to_html()[:47]
+        '<table><caption>times</caption><thead><tr><th s'
+        """
+        head = self._html_row("th", self.columns)
+        body = "".join(self._html_row("td", row) for row in self.rows)
+        title = html.escape(self.title)
+        return f"<table><caption>{title}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+    def _html_row(self, element: str, cells: Sequence[str]) -> str:
+        styled = (
+            f'<{element} style="text-align: {self._side(position)}">{html.escape(cell)}</{element}>'
+            for position, cell in enumerate(cells)
+        )
+        return f"<tr>{''.join(styled)}</tr>"
+
+    def _side(self, position: int) -> Literal["left", "right"]:
+        return "left" if position in self.texts else "right"
+
+
+Part = Table | str
+"""A table, or a line of text."""
+
+
+def to_text(parts: Iterable[Part], width: int = DEFAULT_WIDTH) -> str:
+    """Tables and lines as plain text.
+
+    >>> to_text(["one line", "another"])
+    'one line\\nanother'
+    """
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, markup=False, emoji=False, color_system=None)
+    for part in parts:
+        if isinstance(part, Table):
+            part.print_on(console)
+        else:
+            stream.write(f"{part}\n")
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def to_html(parts: Iterable[Part]) -> str:
+    """Tables and lines as HTML."""
+    return "".join(part.to_html() if isinstance(part, Table) else f"<div>{html.escape(part)}</div>" for part in parts)

@@ -1,0 +1,101 @@
+"""The critical path of a timeline: the chain of events that ends last, and what its time was spent on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tasp_lab.timeline.events import SEND, Event, Timeline
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import Number
+
+WAITING = "waiting for "
+
+LIBRARY_KINDS = {"channel": "channel rule", "ring": "ring rate"}
+
+
+def critical_path(timeline: Timeline) -> list[tuple[str, Number]]:
+    """The time spent along the critical path, in seconds by cause; the sum is the total time.
+
+    The predecessor of an event is the one that it waited for: the event that delivered its block, else the previous one
+    on its lane. The latency of the latter does not count, since the next event starts when the last byte has left. Time
+    spent waiting for a buffer is reported as such. Requires explained events.
+    """
+    path: list[tuple[str, Number]] = []
+    index = _Index(timeline.events)
+    event = timeline.events[-1] if timeline.events else None
+    with_latency = True
+    while event is not None:
+        spent = [part for part in event.spent if not part[0].startswith(WAITING)]
+        path += [part for part in spent if with_latency or part[0] != "latency"][::-1]
+        buffer_s = [part for part in event.spent if part[0] == "waiting for buffer"]
+        blocked = any(what == "waiting for block" for what, _ in event.spent) and not buffer_s
+        path += buffer_s
+        event, with_latency = (index.delivering(event), True) if blocked else (index.previous(event), False)
+    return path[::-1]
+
+
+def kind_of(what: str, topology: Topology) -> str:
+    """The kind of a cause: ``port``, ``link``, ``NIC``, ``channel rule``, ``ring rate``, or the cause itself.
+
+    >>> from tasp_lab.topology.builders import nodes
+    >>> two = nodes(2, 2, "switch")
+    >>> [kind_of(what, two) for what in ("0->node0", "network->3", "4 channels, Simple", "latency")]
+    ['port', 'NIC', 'channel rule', 'latency']
+    """
+    source, arrow, destination = what.partition("->")
+    if arrow:
+        kinds = [topology.switch_kinds[end] for end in (source, destination) if end in topology.switch_kinds]
+        if not kinds:
+            return "link"
+        return "NIC" if "network" in kinds else "port"
+    if any(what == shared.name for shared in topology.shared):
+        return "shared capacity"
+    for word, kind in LIBRARY_KINDS.items():
+        if word in what:
+            return kind
+    return what
+
+
+class _Index:
+    """Finds the predecessors of an event."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._on_lane: dict[tuple[int, int], list[Event]] = defaultdict(list)
+        self._delivered: dict[tuple[int, int], list[Event]] = defaultdict(list)
+        self._to: dict[int, list[Event]] = defaultdict(list)
+        self._place: dict[int, int] = {}
+        for event in sorted(events, key=lambda event: (event.start_s, event.step)):
+            self._place[id(event)] = len(self._on_lane[event.rank, event.lane])
+            self._on_lane[event.rank, event.lane].append(event)
+        for event in events:
+            self._delivered[event.peer, event.block].append(event)
+            self._to[event.peer].append(event)
+
+    def previous(self, event: Event) -> Event | None:
+        """The previous event on its lane."""
+        at = self._place[id(event)]
+        return self._on_lane[event.rank, event.lane][at - 1] if at else None
+
+    def delivering(self, event: Event) -> Event | None:
+        """The last event that delivered its block before it started; for a call, the last delivery of any block."""
+        delivered = self._delivered[event.rank, event.block] if event.kind == SEND else []
+        return _last_until(delivered, event) or _last_until(self._to[event.rank], event)
+
+
+def _last_until(events: Sequence[Event], event: Event) -> Event | None:
+    """The last of the events, sorted by end time, that had ended when `event` started."""
+    slack_s = 1e-9 * float(event.start_s)
+    at = bisect_right(events, float(event.start_s) + slack_s, key=lambda other: float(other.end_s))
+    found = events[at - 1] if at else None
+    return None if found is event else found
+
+
+def time_by_kind(timeline: Timeline, topology: Topology) -> list[tuple[str, float]]:
+    """What the time of the critical path was spent on, by `kind_of`, in seconds, the longest first."""
+    spent: dict[str, float] = {}
+    for what, seconds in critical_path(timeline):
+        kind = kind_of(what, topology)
+        spent[kind] = spent.get(kind, 0.0) + float(seconds)
+    return sorted(spent.items(), key=lambda item: -item[1])

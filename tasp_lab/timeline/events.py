@@ -1,0 +1,69 @@
+"""Timelines: the events of a run, predicted or measured, in one format for both engines and the executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tasp_lab.units import Number
+
+SEND, ATTEND, DIFFERENTIATE = "send", "attend", "differentiate"
+"""Kinds of events: transfers, and kernel calls of attention and of its gradients."""
+
+COMPUTE_LANE = -1
+"""The lane of kernel calls."""
+
+
+class Event(NamedTuple):
+    """One transfer as its sender sees it, or one kernel call. Times in seconds from the start of the run.
+
+    For a transfer (kind `SEND`), `start_s` is the time of posting and `end_s` the arrival of its last byte at `peer`.
+    `bound_by` names what took most of that time: a constraint of the topology, ``latency`` or ``launch`` (empty if
+    unknown, as in measurements). `waited_for` names the last condition for its start: ``lane`` (the previous transfer),
+    ``block`` (the arrival of its block) or ``buffer`` (the release of the buffer at its receiver); empty if it did not
+    wait.
+
+    A kernel call (kind `ATTEND` or `DIFFERENTIATE`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block`
+    the first of its circulating blocks, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block``,
+    a ``buffer`` or ``compute``, the previous call. `flops` are 0 for transfers.
+
+    `spent` is filled on request: what the time was spent on, and for how long, in seconds. It starts when the previous
+    transfer of the lane had left (the previous call had ended) and lists ``waiting for block`` and ``waiting for
+    buffer``, then ``launch``, each constraint while it was the bottleneck, and ``latency``; for a call ``compute``.
+    """
+
+    rank: int
+    lane: int
+    step: int
+    kind: str
+    peer: int
+    block: int
+    bytes: int
+    start_s: Number
+    end_s: Number
+    bound_by: str
+    waited_for: str
+    flops: int = 0
+    spent: tuple[tuple[str, Number], ...] = ()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The events of one run, ordered by (end, start, rank, lane). `origin` is ``predicted`` or ``measured``.
+
+    A run with too many events to store has none, and `total_s` instead.
+    """
+
+    origin: str
+    schedule: str
+    topology: str
+    world_size: int
+    events: tuple[Event, ...]
+    total_s: Number | None = None
+
+    @property
+    def time_s(self) -> Number:
+        """When the last event ended; 0 for a run without events."""
+        if self.total_s is not None:
+            return self.total_s
+        return max((event.end_s for event in self.events), default=0)

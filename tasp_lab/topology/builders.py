@@ -1,0 +1,250 @@
+"""Topology builders, parameterised by bandwidth (bytes/s, one way) and latency (s).
+
+Numbers may be floats or `fractions.Fraction`; with fractions all derived results are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import product
+from math import prod
+from typing import Literal
+
+from tasp_lab.errors import TopologyError
+from tasp_lab.topology.graph import Topology, both_ways
+from tasp_lab.topology.links import Link, MeshLinks, Switch, SwitchKind, Vertex
+from tasp_lab.units import Number
+
+DEFAULT_LINK_BANDWIDTH_BYTES_PER_S = 50e9
+DEFAULT_LINK_LATENCY_S = 1e-6
+DEFAULT_NIC_BANDWIDTH_BYTES_PER_S = 50e9
+DEFAULT_NIC_LATENCY_S = 5e-6
+
+Inside = Literal["full-mesh", "switch"]
+Network = Literal["fabric", "rails"]
+
+
+def full_mesh(
+    world_size: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A direct link from every rank to every other, like Infinity Fabric between eight MI300X.
+
+    >>> len(full_mesh(8).links)
+    56
+    """
+    links = MeshLinks(world_size, bandwidth_bytes_per_s, latency_s)
+    return Topology(f"full-mesh:{world_size}", world_size, links)
+
+
+def switch(
+    world_size: int,
+    port_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """Every rank on one switch with one port, like NVSwitch between eight H100.
+
+    The latency is from rank to rank; the two links of a route share it.
+    """
+    links = _switch_links(range(world_size), "switch", port_bandwidth_bytes_per_s, latency_s)
+    return Topology(f"switch:{world_size}", world_size, tuple(links), switches=_switches(links))
+
+
+def ring(
+    world_size: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """One directed ring: a link from every rank to the next.
+
+    >>> [link.name for link in ring(3).links]
+    ['0->1', '1->2', '2->0']
+    """
+    hops = [(rank, (rank + 1) % world_size) for rank in range(world_size)] if world_size > 1 else []
+    links = tuple(Link(a, b, bandwidth_bytes_per_s, latency_s) for a, b in hops)
+    return Topology(f"ring:{world_size}", world_size, links)
+
+
+def bidirectional_ring(
+    world_size: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A link from every rank to the next and to the one before.
+
+    >>> [link.name for link in bidirectional_ring(3).links]
+    ['0->1', '0->2', '1->2', '1->0', '2->0', '2->1']
+    """
+    name = f"bidirectional-ring:{world_size}"
+    return _of_pairs(name, world_size, _circulant_pairs(world_size, (1, -1)), bandwidth_bytes_per_s, latency_s)
+
+
+def circulant(
+    world_size: int,
+    offsets: Sequence[int],
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A link from every rank r to r + offset, modulo the world size, for each offset; one way, so give -1 as well as 1.
+
+    >>> [link.name for link in circulant(5, (1, -1)).links][:2]
+    ['0->1', '0->4']
+    """
+    name = f"circulant:{world_size}:{','.join(str(offset) for offset in offsets)}"
+    return _of_pairs(name, world_size, _circulant_pairs(world_size, offsets), bandwidth_bytes_per_s, latency_s)
+
+
+def torus(
+    shape: Sequence[int],
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A grid of ranks that wraps around in every dimension, with links both ways between neighbours.
+
+    The last coordinate counts fastest. A side of 2 has one link each way, not two.
+
+    >>> len(torus((3, 3)).links), len(torus((2, 3)).links)
+    (36, 18)
+    """
+    if not shape or min(shape) < 1:
+        raise TopologyError(f"a torus of the shape {tuple(shape)}: expected sides of 1 or more")
+    name = f"torus:{'x'.join(str(side) for side in shape)}"
+    return _of_pairs(name, prod(shape), _neighbours(shape), bandwidth_bytes_per_s, latency_s)
+
+
+def hypercube(
+    dimensions: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """Links both ways between ranks whose numbers differ in one binary digit.
+
+    >>> [link.name for link in hypercube(2).links if link.source == 0]
+    ['0->2', '0->1']
+    """
+    pairs = _neighbours((2,) * dimensions)
+    return _of_pairs(f"hypercube:{dimensions}", 2**dimensions, pairs, bandwidth_bytes_per_s, latency_s)
+
+
+def multipartite(
+    parts: int,
+    ranks_per_part: int,
+    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+) -> Topology:
+    """A link from every rank to every rank of the other parts. Ranks are numbered part by part.
+
+    >>> len(multipartite(3, 2).links)
+    24
+    """
+    if parts < 1 or ranks_per_part < 1:
+        raise TopologyError(f"multipartite:{parts}x{ranks_per_part}: expected 1 or more parts and ranks per part")
+    world_size = parts * ranks_per_part
+    part = [rank // ranks_per_part for rank in range(world_size)]
+    pairs = ((a, b) for a, b in product(range(world_size), repeat=2) if part[a] != part[b])
+    return _of_pairs(f"multipartite:{parts}x{ranks_per_part}", world_size, pairs, bandwidth_bytes_per_s, latency_s)
+
+
+def _of_pairs(
+    name: str,
+    world_size: int,
+    pairs: Iterable[tuple[int, int]],
+    bandwidth_bytes_per_s: Number,
+    latency_s: Number,
+) -> Topology:
+    """Equal links between pairs of ranks; duplicates and self-pairs are dropped."""
+    links = tuple(Link(a, b, bandwidth_bytes_per_s, latency_s) for a, b in dict.fromkeys(pairs) if a != b)
+    return Topology(name, world_size, links)
+
+
+def _circulant_pairs(world_size: int, offsets: Sequence[int]) -> Iterable[tuple[int, int]]:
+    return ((rank, (rank + offset) % world_size) for rank in range(world_size) for offset in offsets)
+
+
+def _neighbours(shape: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Each rank of a grid with the next and the one before in each dimension."""
+    strides = [prod(shape[position + 1 :]) for position in range(len(shape))]
+    for rank, place in enumerate(product(*(range(side) for side in shape))):
+        for coordinate, side, stride in zip(place, shape, strides, strict=True):
+            for step in (1, -1):
+                yield rank, rank + ((coordinate + step) % side - coordinate) * stride
+
+
+def nodes(
+    node_count: int,
+    ranks_per_node: int,
+    inside: Inside = "full-mesh",
+    network: Network = "fabric",
+    *,
+    link_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    link_latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    nic_bandwidth_bytes_per_s: Number = DEFAULT_NIC_BANDWIDTH_BYTES_PER_S,
+    nic_latency_s: Number = DEFAULT_NIC_LATENCY_S,
+) -> Topology:
+    """Nodes of a full mesh or a switch, with one NIC per rank.
+
+    ``fabric``: all NICs connect to one non-blocking network. ``rails``: NICs of equal local rank connect to a rail
+    switch, and the rail switches to a spine with the full bandwidth of each rail. The NIC latency is from rank
+    to rank within a rail or the fabric, and once more from rail to rail through the spine. Ranks are numbered
+    node by node.
+
+    >>> len(nodes(2, 4).links)      # 2 x 4 x 3 inside, 8 NICs both ways
+    40
+    """
+    if node_count < 1 or ranks_per_node < 1:
+        raise TopologyError(f"nodes:{node_count}x{ranks_per_node}: expected 1 or more nodes and ranks per node")
+    inner: list[Link] = []
+    outer: list[Link] = []
+    for node in range(node_count):
+        members = range(node * ranks_per_node, (node + 1) * ranks_per_node)
+        if inside == "switch":
+            inner += _switch_links(members, f"node{node}", link_bandwidth_bytes_per_s, link_latency_s)
+        else:
+            inner += _mesh_links(members, link_bandwidth_bytes_per_s, link_latency_s)
+    world_size = node_count * ranks_per_node
+    if node_count > 1 and network == "fabric":
+        outer += _switch_links(range(world_size), "network", nic_bandwidth_bytes_per_s, nic_latency_s)
+    elif node_count > 1:
+        outer += _rail_links(node_count, ranks_per_node, nic_bandwidth_bytes_per_s, nic_latency_s)
+    switches = _switches(inner, outer)
+    variants = [word for word, used in (("switch", inside == "switch"), ("rails", network == "rails")) if used]
+    name = ":".join([f"nodes:{node_count}x{ranks_per_node}", *variants])
+    node_of_rank = tuple(rank // ranks_per_node for rank in range(world_size))
+    return Topology(name, world_size, (*inner, *outer), switches=switches, nodes=node_of_rank)
+
+
+def _switches(inner: Sequence[Link], outer: Sequence[Link] = ()) -> tuple[Switch, ...]:
+    """The switches of intra-node and inter-node links, with their kinds."""
+    kinds: tuple[tuple[Sequence[Link], SwitchKind], ...] = ((inner, "node"), (outer, "network"))
+    ends = {end: kind for links, kind in kinds for link in links for end in (link.source, link.destination)}
+    return tuple(Switch(name, kind) for name, kind in ends.items() if isinstance(name, str))
+
+
+def _mesh_links(members: range, bandwidth_bytes_per_s: Number, latency_s: Number) -> list[Link]:
+    return [Link(a, b, bandwidth_bytes_per_s, latency_s) for a in members for b in members if a != b]
+
+
+def _switch_links(members: range, name: str, bandwidth_bytes_per_s: Number, latency_s: Number) -> list[Link]:
+    if len(members) < 2:
+        return []
+    half = _half(latency_s)
+    return [link for rank in members for link in both_ways(rank, name, bandwidth_bytes_per_s, half)]
+
+
+def _rail_links(node_count: int, ranks_per_node: int, bandwidth_bytes_per_s: Number, latency_s: Number) -> list[Link]:
+    half = _half(latency_s)
+    links: list[Link] = []
+    for local in range(ranks_per_node):
+        rail: Vertex = f"rail{local}"
+        for rank in range(local, node_count * ranks_per_node, ranks_per_node):
+            links += both_ways(rank, rail, bandwidth_bytes_per_s, half)
+        if ranks_per_node > 1:
+            links += both_ways(rail, "spine", node_count * bandwidth_bytes_per_s, half)
+    return links
+
+
+def _half(value: Number) -> Number:
+    """Half of a number; exact for integers."""
+    return Fraction(value, 2) if isinstance(value, int) else value / 2

@@ -1,0 +1,193 @@
+"""Topologies by expression: ``full-mesh:8``, ``torus:4x4``, ``nodes:2x8:switch:rails``.
+
+An expression is the name of a builder and its sizes. Its bandwidths and latencies are given apart from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import NamedTuple
+
+from tasp_lab.errors import TopologyError
+from tasp_lab.topology import builders
+from tasp_lab.topology.graph import MAX_LISTED_LINKS, Topology
+from tasp_lab.units import Number, parse_bandwidth_bytes_per_s, parse_time_s
+
+MAX_WORLD_SIZE = 16384
+"""The largest world size of an expression or a file."""
+
+PARSERS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "link_bandwidth": ("link_bandwidth_bytes_per_s", parse_bandwidth_bytes_per_s),
+    "link_latency": ("link_latency_s", parse_time_s),
+    "nic_bandwidth": ("nic_bandwidth_bytes_per_s", parse_bandwidth_bytes_per_s),
+    "nic_latency": ("nic_latency_s", parse_time_s),
+}
+"""For each constant of an expression: the field of `ExpressionDefaults` that it sets, and its parser."""
+
+
+@dataclass(frozen=True)
+class ExpressionDefaults:
+    """The numbers of a bare expression: bandwidths in bytes/s one way, latencies in seconds from rank to rank."""
+
+    link_bandwidth_bytes_per_s: Number = builders.DEFAULT_LINK_BANDWIDTH_BYTES_PER_S
+    link_latency_s: Number = builders.DEFAULT_LINK_LATENCY_S
+    nic_bandwidth_bytes_per_s: Number = builders.DEFAULT_NIC_BANDWIDTH_BYTES_PER_S
+    nic_latency_s: Number = builders.DEFAULT_NIC_LATENCY_S
+
+
+EXPRESSION_DEFAULTS = ExpressionDefaults()
+
+
+def expression_defaults(texts: Mapping[str, str]) -> ExpressionDefaults:
+    """The default numbers of an expression, with overrides given by constant name as text with a unit.
+
+    >>> expression_defaults({"nic_latency": "3us"}).nic_latency_s
+    3e-06
+    """
+    parsed = {field: parse(texts[name]) for name, (field, parse) in PARSERS.items() if name in texts}
+    return ExpressionDefaults(**parsed)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed expression: its number of ranks, its approximate number of links, and its builder."""
+
+    world_size: int
+    link_count: int
+    build: Callable[[ExpressionDefaults], Topology]
+    has_links: bool
+    has_nics: bool = False
+
+    @property
+    def constant_names(self) -> list[str]:
+        """The constants that this expression needs."""
+        kinds = [kind for kind, used in (("link", self.has_links), ("nic", self.has_nics)) if used]
+        return [f"{kind}_{quantity}" for kind in kinds for quantity in ("bandwidth", "latency")]
+
+
+def parse_expression(text: str) -> Expression:
+    """Parse an expression. Raises `TopologyError` with the expected form.
+
+    >>> parse_expression("torus:3x4").world_size
+    12
+    """
+    form = _FORMS.get(text.partition(":")[0])
+    match = form.pattern.fullmatch(text) if form else None
+    expression = form.parse(match) if form and match else None
+    if expression is None or not 1 <= expression.world_size <= MAX_WORLD_SIZE:
+        expected = form.text if form else " or ".join(expression_forms().values())
+        raise TopologyError(f"machine {text!r}: expected {expected} with 1 to {MAX_WORLD_SIZE} ranks in all")
+    if expression.link_count > MAX_LISTED_LINKS:
+        raise TopologyError(
+            f"machine {text!r}: that is {expression.link_count} links, expected at most {MAX_LISTED_LINKS}"
+        )
+    return expression
+
+
+def expression_forms() -> dict[str, str]:
+    """The form of each expression, by its first word.
+
+    >>> expression_forms()["torus"]
+    'torus:AxB[xC...]'
+    """
+    return {kind: form.text for kind, form in _FORMS.items()}
+
+
+_Build = Callable[[ExpressionDefaults], Topology]
+_Builder = Callable[[Number, Number], Topology]
+
+
+def _over_links(build: _Builder) -> _Build:
+    return lambda numbers: build(numbers.link_bandwidth_bytes_per_s, numbers.link_latency_s)
+
+
+def _full_mesh(match: re.Match[str]) -> Expression:
+    n = int(match[1])  # its links are made when asked for, so that they need not be counted
+    return Expression(n, 0, _over_links(lambda b, s: builders.full_mesh(n, b, s)), n > 1)
+
+
+def _switch(match: re.Match[str]) -> Expression:
+    n = int(match[1])
+    return Expression(n, 2 * n, _over_links(lambda b, s: builders.switch(n, b, s)), n > 1)
+
+
+def _ring(match: re.Match[str]) -> Expression:
+    n = int(match[1])
+    return Expression(n, n, _over_links(lambda b, s: builders.ring(n, b, s)), n > 1)
+
+
+def _bidirectional_ring(match: re.Match[str]) -> Expression:
+    n = int(match[1])
+    return Expression(n, 2 * n, _over_links(lambda b, s: builders.bidirectional_ring(n, b, s)), n > 1)
+
+
+def _torus(match: re.Match[str]) -> Expression:
+    shape = tuple(int(side) for side in match[1].split("x"))
+    n = prod(shape)
+    return Expression(n, 2 * len(shape) * n, _over_links(lambda b, s: builders.torus(shape, b, s)), n > 1)
+
+
+def _hypercube(match: re.Match[str]) -> Expression:
+    d = int(match[1])
+    return Expression(2**d, d * 2**d, _over_links(lambda b, s: builders.hypercube(d, b, s)), d > 0)
+
+
+def _circulant(match: re.Match[str]) -> Expression:
+    n, offsets = int(match[1]), tuple(int(offset) for offset in match[2].split(","))
+    return Expression(n, n * len(offsets), _over_links(lambda b, s: builders.circulant(n, offsets, b, s)), n > 1)
+
+
+def _multipartite(match: re.Match[str]) -> Expression:
+    parts, each = int(match[1]), int(match[2])
+    links = parts * (parts - 1) * each**2
+    return Expression(
+        parts * each, links, _over_links(lambda b, s: builders.multipartite(parts, each, b, s)), links > 0
+    )
+
+
+def _nodes(match: re.Match[str]) -> Expression:
+    u, m = int(match[1]), int(match[2])
+    inside: builders.Inside = "switch" if "switch" in match[3] else "full-mesh"
+    network: builders.Network = "rails" if "rails" in match[3] else "fabric"
+    links = u * m * (2 if inside == "switch" else m - 1)
+
+    def build(numbers: ExpressionDefaults) -> Topology:
+        return builders.nodes(u, m, inside, network, **asdict(numbers))
+
+    return Expression(u * m, links, build, has_links=m > 1, has_nics=u > 1)
+
+
+class _Form(NamedTuple):
+    text: str
+    pattern: re.Pattern[str]
+    parse: Callable[[re.Match[str]], Expression]
+
+
+_SIZE = "([1-9][0-9]{0,4})"
+_FORMS = {
+    kind: _Form(text, re.compile(f"{kind}:{pattern}"), parse)
+    for kind, text, pattern, parse in (
+        ("full-mesh", "full-mesh:N", _SIZE, _full_mesh),
+        ("switch", "switch:N", _SIZE, _switch),
+        ("ring", "ring:N", _SIZE, _ring),
+        ("bidirectional-ring", "bidirectional-ring:N", _SIZE, _bidirectional_ring),
+        ("torus", "torus:AxB[xC...]", "([1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){1,5})", _torus),
+        ("hypercube", "hypercube:D", "([0-9]|1[0-9])", _hypercube),
+        (
+            "circulant",
+            "circulant:N:OFFSET[,OFFSET...]",
+            f"{_SIZE}:(-?[0-9]{{1,5}}(?:,-?[0-9]{{1,5}}){{0,63}})",
+            _circulant,
+        ),
+        ("multipartite", "multipartite:PARTSxRANKS", f"{_SIZE}x{_SIZE}", _multipartite),
+        (
+            "nodes",
+            "nodes:UxM[:switch][:rails]",
+            f"{_SIZE}x{_SIZE}(|:switch|:rails|:switch:rails|:rails:switch)",
+            _nodes,
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,352 @@
+"""Directed links, listed or of a full mesh, and array queries over many links."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, singledispatch
+from typing import Literal, Protocol, TypeVar, overload
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from tasp_lab.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.units import Number
+
+_Ranks = TypeVar("_Ranks", int, IntArray)
+
+Vertex = int | str
+"""A rank (int) or a switch (str)."""
+
+
+SwitchKind = Literal["node", "network", "pcie", "cpu"]
+"""The kind of a switch: inside a node (NVSwitch), the network that NICs connect to, PCIe, or a CPU socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A switch and its kind."""
+
+    name: str
+    kind: SwitchKind
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One directed physical connection: bandwidth in bytes/s one way, latency in seconds."""
+
+    source: Vertex
+    destination: Vertex
+    bandwidth_bytes_per_s: Number
+    latency_s: Number
+
+    @property
+    def name(self) -> str:
+        """The link as it appears in messages and explanations.
+
+        >>> Link(0, "switch", 50e9, 0.0).name
+        '0->switch'
+        """
+        return f"{self.source}->{self.destination}"
+
+
+class LinkTable(Protocol):
+    """The links of a topology as arrays. Links are numbered as they are listed, vertices with the ranks first.
+
+    Nothing here is as large as all links unless it is asked for all of them.
+    """
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The switches in order of first occurrence in the links; as vertices they follow the ranks."""
+
+    @property
+    def samples(self) -> Sequence[Link]:
+        """Links such that every other link is a copy of one of them, up to its ends."""
+
+    @property
+    def ends(self) -> IntArray:
+        """Source and destination vertex of each link, an int array (links, 2)."""
+
+    @property
+    def bandwidths_bytes_per_s(self) -> FloatArray:
+        """The bandwidth of each link, a float array (links,); exact numbers are rounded."""
+
+    @property
+    def distinct_bandwidths_bytes_per_s(self) -> FloatArray:
+        """The distinct bandwidths in ascending order."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all links have exactly the same bandwidth."""
+
+    @property
+    def is_mesh(self) -> bool:
+        """Whether there is a link from every rank to every other, all of one bandwidth, and no switch."""
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether every link has an identical link in the opposite direction."""
+
+    @property
+    def into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
+        """The bandwidth of all links into each rank, exact."""
+
+    @property
+    def latencies_into_ranks_s(self) -> tuple[Number, ...]:
+        """The lowest latency of a direct link into each rank, exact; infinite without such a link."""
+
+    @property
+    def components(self) -> IntArray:
+        """The strongly connected component of each vertex."""
+
+    @property
+    def joined(self) -> BoolArray:
+        """Bool array (world_size, world_size): whether there is a link from rank `row` to rank `column`."""
+
+    def link(self, source: int, destination: int) -> int:
+        """The number of the link from one rank to another; -1: none."""
+
+    def between(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """The number of the link from each rank to the other one, of arrays of one shape; -1: none."""
+
+    def latencies_s(self, links: IntArray) -> FloatArray:
+        """The latency of each link of an array of any shape; 0 for -1."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeshLinks(Sequence[Link]):
+    """Identical links from every rank to every other: those of rank 0 in order, then those of rank 1, ...
+
+    They are made when asked for, since a mesh of 4096 ranks has 16.8 million.
+
+    >>> MeshLinks(3, 50e9, 0.0)[3].name
+    '1->2'
+    """
+
+    world_size: int
+    bandwidth_bytes_per_s: Number
+    latency_s: Number
+
+    def __len__(self) -> int:
+        return self.world_size * (self.world_size - 1)
+
+    @overload
+    def __getitem__(self, index: int) -> Link: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Link, ...]: ...
+    def __getitem__(self, index: int | slice) -> Link | tuple[Link, ...]:
+        if isinstance(index, slice):
+            return tuple(self[position] for position in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"link {index} of {len(self)}")
+        source, other = divmod(index % len(self), self.world_size - 1)
+        return Link(source, other + (other >= source), self.bandwidth_bytes_per_s, self.latency_s)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MeshLinks):
+            return (self.world_size, *self._numbers) == (other.world_size, *other._numbers)
+        return (
+            isinstance(other, tuple)
+            and len(other) == len(self)
+            and all(a == b for a, b in zip(self, other, strict=True))
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # that of the equal tuple would take all links
+
+    @property
+    def _numbers(self) -> tuple[Number, Number]:
+        return (self.bandwidth_bytes_per_s, self.latency_s) if len(self) else (0, 0)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def samples(self) -> Sequence[Link]:
+        return self[:1]
+
+    @property
+    def ends(self) -> IntArray:
+        return np.argwhere(self.joined)
+
+    @property
+    def bandwidths_bytes_per_s(self) -> FloatArray:
+        return np.full(len(self), float(self.bandwidth_bytes_per_s))
+
+    @property
+    def distinct_bandwidths_bytes_per_s(self) -> FloatArray:
+        return np.full(min(len(self), 1), float(self.bandwidth_bytes_per_s))
+
+    @property
+    def is_uniform(self) -> bool:
+        return True
+
+    @property
+    def is_mesh(self) -> bool:
+        return True
+
+    @property
+    def is_symmetric(self) -> bool:
+        return True
+
+    @property
+    def into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
+        return ((self.world_size - 1) * Fraction(self.bandwidth_bytes_per_s),) * self.world_size
+
+    @property
+    def latencies_into_ranks_s(self) -> tuple[Number, ...]:
+        return (self.latency_s if len(self) else math.inf,) * self.world_size
+
+    @property
+    def components(self) -> IntArray:
+        return np.zeros(self.world_size, dtype=np.int64)
+
+    @property
+    def joined(self) -> BoolArray:
+        return ~np.eye(self.world_size, dtype=bool)
+
+    def link(self, source: int, destination: int) -> int:
+        return -1 if source == destination else self._numbered(source, destination)
+
+    def between(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """The number of the link from each rank to the other one; -1: none.
+
+        >>> MeshLinks(3, 50e9, 0.0).between(np.array([1, 2]), np.array([2, 2])).tolist()
+        [3, -1]
+        """
+        return np.where(sources == destinations, -1, self._numbered(sources, destinations))
+
+    def _numbered(self, source: _Ranks, destination: _Ranks) -> _Ranks:
+        return source * (self.world_size - 1) + destination - (destination > source)
+
+    def latencies_s(self, links: IntArray) -> FloatArray:
+        return np.where(links < 0, 0.0, float(self.latency_s))
+
+
+@dataclass(frozen=True, eq=False)
+class ListedLinks:
+    """Explicitly listed links between `world_size` ranks and any switches."""
+
+    links: tuple[Link, ...]
+    world_size: int
+
+    @cached_property
+    def switches(self) -> tuple[str, ...]:
+        ends = (end for link in self.links for end in (link.source, link.destination))
+        return tuple(dict.fromkeys(end for end in ends if isinstance(end, str)))
+
+    @property
+    def samples(self) -> Sequence[Link]:
+        return self.links
+
+    @cached_property
+    def ends(self) -> IntArray:
+        position: Mapping[Vertex, int] = {name: at for at, name in enumerate(self.switches, start=self.world_size)}
+        ends = [(position.get(a, a), position.get(b, b)) for a, b in ((x.source, x.destination) for x in self.links)]
+        return np.array(ends, dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def bandwidths_bytes_per_s(self) -> FloatArray:
+        return np.array([float(link.bandwidth_bytes_per_s) for link in self.links])
+
+    @cached_property
+    def distinct_bandwidths_bytes_per_s(self) -> FloatArray:
+        return np.unique(self.bandwidths_bytes_per_s)
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        return len({link.bandwidth_bytes_per_s for link in self.links}) <= 1
+
+    @property
+    def is_mesh(self) -> bool:
+        return self.is_uniform and not self.switches and len(self.links) == self.world_size * (self.world_size - 1)
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        return {replace(link, source=link.destination, destination=link.source) for link in self.links} == {*self.links}
+
+    @cached_property
+    def into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
+        exact = {number: Fraction(number) for number in {link.bandwidth_bytes_per_s for link in self.links}}
+        into = [Fraction(0)] * self.world_size
+        for link in self.links:
+            if isinstance(link.destination, int):
+                into[link.destination] += exact[link.bandwidth_bytes_per_s]
+        return tuple(into)
+
+    @cached_property
+    def latencies_into_ranks_s(self) -> tuple[Number, ...]:
+        least: list[Number] = [math.inf] * self.world_size
+        for link in (self.links[index] for index in self._direct.tolist()):
+            assert isinstance(link.destination, int)
+            least[link.destination] = min(least[link.destination], link.latency_s)
+        return tuple(least)
+
+    @cached_property
+    def components(self) -> IntArray:
+        return strong_components(self.ends, self.world_size + len(self.switches))
+
+    @property
+    def joined(self) -> BoolArray:
+        found = np.zeros((self.world_size, self.world_size), dtype=bool)
+        found[tuple(self.ends[self._direct].T)] = True
+        return found
+
+    @cached_property
+    def _direct(self) -> IntArray:
+        """The links from rank to rank."""
+        return np.flatnonzero((self.ends < self.world_size).all(axis=1))
+
+    @cached_property
+    def _at(self) -> Mapping[tuple[Vertex, Vertex], int]:
+        return {(link.source, link.destination): index for index, link in enumerate(self.links)}
+
+    def link(self, source: int, destination: int) -> int:
+        return self._at.get((source, destination), -1)
+
+    @cached_property
+    def _sorted(self) -> tuple[IntArray, IntArray]:
+        """Sorted keys of direct links, and their indices; a sentinel, -1, comes last."""
+        n = self.world_size
+        keys = self.ends[self._direct, 0] * n + self.ends[self._direct, 1]
+        order = np.argsort(keys)
+        return np.append(keys[order], n * n), np.append(self._direct[order], -1)
+
+    def between(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        keys, links = self._sorted
+        wanted = sources * self.world_size + destinations
+        at = np.searchsorted(keys, wanted)
+        return np.where(keys[at] == wanted, links[at], -1)
+
+    @cached_property
+    def _latencies_s(self) -> FloatArray:
+        """The latency of each link, then 0 for no link."""
+        return np.array([*(float(link.latency_s) for link in self.links), 0.0])
+
+    def latencies_s(self, links: IntArray) -> FloatArray:
+        return self._latencies_s[links]
+
+
+@singledispatch
+def link_table(links: Sequence[Link], world_size: int) -> LinkTable:
+    """The table of the links between so many ranks.
+
+    >>> link_table((Link(0, "a", 1, 0), Link("a", 1, 1, 0)), 2).ends.tolist()
+    [[0, 2], [2, 1]]
+    """
+    return ListedLinks(tuple(links), world_size)
+
+
+@link_table.register
+def _(links: MeshLinks, world_size: int) -> LinkTable:
+    return links
+
+
+def strong_components(ends: IntArray, size: int) -> IntArray:
+    """The strongly connected component of each of `size` vertices, over links with these ends."""
+    graph = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(size, size))
+    return connected_components(graph.tocsr(), directed=True, connection="strong")[1].astype(np.int64)

@@ -1,0 +1,65 @@
+"""A kernel call: queries of a rank attend to keys that it holds.
+
+**Bands.** All masks are bands: query i attends to key j if low <= i - j <= high. Without a lower limit low is 1 - keys,
+without an upper limit high is queries - 1; bands are *clipped* to these values. A band with low > high is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """One kernel call of a rank.
+
+    `queries` and `keys` are block numbers; the blocks of each are contiguous in the rank's memory, in this order. Query
+    i and key j are indices over all of them: i attends to j if low <= i - j <= high.
+    """
+
+    rank: int
+    queries: IntArray
+    keys: IntArray
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        for values in (self.queries, self.keys):
+            values.flags.writeable = False
+
+
+def clip_band(
+    low: IntArray | int, high: IntArray | int, queries: IntArray | int, keys: IntArray | int
+) -> tuple[IntArray, IntArray]:
+    """Clip the limits of a band to the numbers of queries and keys, element by element.
+
+    >>> [limit.item() for limit in clip_band(-100, 100, queries=4, keys=3)]
+    [-2, 3]
+    """
+    return np.maximum(low, 1 - np.asarray(keys)), np.minimum(high, np.asarray(queries) - 1)
+
+
+def pairs_in_band(low: IntArray | int, high: IntArray | int, queries: IntArray | int, keys: IntArray | int) -> IntArray:
+    """The number of pairs (i, j) in a band, element by element.
+
+    >>> pairs_in_band(0, 99, queries=4, keys=4).item()          # causal: 1 + 2 + 3 + 4
+    10
+    """
+    low, high = clip_band(low, high, queries, keys)
+    queries, keys = np.asarray(queries), np.asarray(keys)
+    inside = queries * keys - _corner(low - 1 + keys, queries, keys) - _corner(queries - 1 - high, queries, keys)
+    return np.where(low > high, 0, inside)
+
+
+def _corner(diagonals: IntArray, queries: IntArray, keys: IntArray) -> IntArray:
+    """The number of pairs on the first `diagonals` diagonals of a rectangle, counted from a corner."""
+    longest, shortest = np.maximum(queries, keys), np.minimum(queries, keys)
+    growing = np.minimum(diagonals, shortest)
+    level = np.clip(diagonals - shortest, 0, longest - shortest)
+    shrinking = np.maximum(diagonals - longest, 0)
+    corner: IntArray = growing * (growing + 1) // 2 + (level + shrinking) * shortest - shrinking * (shrinking + 1) // 2
+    return corner

@@ -1,0 +1,165 @@
+"""A workload: the attention layer that a schedule computes. It converts positions to bytes and pairs to FLOPs.
+
+A sequence may be *packed*: it is a concatenation of **documents**, and a query attends only to keys of its document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray
+from tasp_lab.choices import Mask as Mask
+from tasp_lab.errors import WorkloadError
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes per element of each dtype."""
+
+MAX_POSITIONS = 2**31
+"""Maximum sequence length; the number of (query, key) pairs then fits into 64 bits."""
+
+MAX_SUM = 2**63 - 1
+"""Maximum of sums of FLOPs and bytes, which use 64-bit integers."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One attention layer, forward.
+
+    Parameters
+    ----------
+    sequence : number of positions, over all ranks.
+    batch : number of sequences of that length.
+    heads : query heads; 32, as in layers of about 7 billion parameters, unless given.
+    kv_heads : heads of keys and values, a divisor of `heads`; equal to `heads` if None.
+    head_dim : elements per head of queries, keys and values.
+    dtype : ``bf16``, ``fp16`` or ``fp32``, of queries, keys, values and the output.
+    mask : ``full``, or ``causal``: a query attends to the keys at its own and earlier positions.
+    window : with ``causal``, maximum number of keys per query, its own included; all if None.
+    documents : the number of positions of each document, in order, 0 allowed; one document if None.
+
+    Raises `WorkloadError` for invalid or unsupported values.
+
+    >>> layer = Workload(sequence=8192, heads=32, kv_heads=8, head_dim=128)
+    >>> layer.kv_bytes_per_position, layer.flops_per_pair
+    (4096, 16384)
+    """
+
+    sequence: int
+    batch: int = 1
+    heads: int = 32
+    kv_heads: int | None = None
+    head_dim: int = 128
+    dtype: str = "bf16"
+    mask: Mask = "full"
+    window: int | None = None
+    documents: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_heads is None:
+            object.__setattr__(self, "kv_heads", self.heads)
+        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise WorkloadError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
+        if self.sequence > MAX_POSITIONS:
+            raise WorkloadError(f"sequence: {self.sequence} positions, expected at most {MAX_POSITIONS}")
+        if self.heads % self.kv_head_count:
+            raise WorkloadError(f"{self.heads} heads are not a multiple of {self.kv_heads} KV heads")
+        if self.dtype not in ELEMENT_BYTES:
+            raise WorkloadError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}")
+        if self.mask not in ("full", "causal"):
+            raise WorkloadError(f"unknown mask {self.mask!r}, expected full or causal")
+        if self.window is not None and (self.mask != "causal" or self.window < 1):
+            raise WorkloadError(f"window: {self.window}, expected 1 or more and a causal mask")
+        if self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position) > MAX_SUM:
+            raise WorkloadError(f"layer too large: {self.sequence} positions, {self.heads} heads of {self.head_dim} "
+                                f"elements, batch {self.batch}; expected FLOPs and bytes below 2**63")  # fmt: skip
+        if self.documents is not None:
+            object.__setattr__(self, "documents", check_documents(self.documents, self.sequence))
+
+    @property
+    def kv_head_count(self) -> int:
+        """The number of KV heads, as a plain int."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def keys_seen(self) -> int | None:
+        """Maximum number of keys per query if the window limits it, else None."""
+        return self.window if self.window is not None and self.window < self.sequence else None
+
+    @property
+    def document_starts(self) -> IntArray:
+        """The start positions of the non-empty documents, ascending, an int array (documents,).
+
+        >>> layer = Workload(sequence=5, documents=(2, 0, 3), heads=1)
+        >>> np.searchsorted(layer.document_starts, range(5), side="right") - 1      # the document of each position
+        array([0, 0, 1, 1, 1])
+        """
+        lengths = np.array(self.documents or (self.sequence,), dtype=np.int64)
+        return (np.cumsum(lengths) - lengths)[lengths > 0]
+
+    @property
+    def kv_bytes_per_position(self) -> int:
+        """Bytes of keys and values per position, over the whole batch."""
+        return 2 * self.batch * self.kv_head_count * self.head_dim * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def query_bytes_per_position(self) -> int:
+        """Bytes of queries, or of the output, per position, over the whole batch."""
+        return self.batch * self.heads * self.head_dim * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOPs per (query, key) pair over all heads and sequences: two dot products of length `head_dim`."""
+        return 4 * self.batch * self.heads * self.head_dim
+
+
+def documents_of(cu_seqlens: Sequence[int]) -> tuple[int, ...]:
+    """The lengths of documents from cumulative lengths, the format of attention kernels for packed batches.
+
+    >>> documents_of([0, 2, 2, 5])
+    (2, 0, 3)
+
+    Raises `WorkloadError` if the first is not 0 or the sequence decreases.
+    """
+    ends = _whole_numbers("cumulative length", cu_seqlens)
+    if ends[:1] != (0,):
+        raise WorkloadError(f"cumulative lengths start with {ends[0] if ends else 'nothing'}, expected 0")
+    for number, (start, end) in enumerate(pairwise(ends), start=1):
+        if end < start:
+            raise WorkloadError(f"cumulative length {number}: {end}, expected {start} or more, the preceding length")
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+def check_documents(documents: Iterable[int], sequence: int) -> tuple[int, ...]:
+    """The lengths of documents as plain ints; `WorkloadError` unless they sum to the sequence length.
+
+    >>> check_documents([2, 0, 3], 5)
+    (2, 0, 3)
+    """
+    lengths = _whole_numbers("document", documents)
+    if not lengths:
+        raise WorkloadError("no documents, expected one or more")
+    for number, length in enumerate(lengths):
+        if length < 0:
+            raise WorkloadError(f"document {number}: {length} positions, expected 0 or more")
+    if sum(lengths) != sequence:
+        raise WorkloadError(f"documents: {sum(lengths)} positions together, expected {sequence}, the sequence length")
+    return lengths
+
+
+def _whole_numbers(what: str, numbers: Iterable[int]) -> tuple[int, ...]:
+    """Integers of any type, such as NumPy's, as plain ints."""
+    if not isinstance(numbers, Iterable):
+        raise WorkloadError(f"{what}s: {type(numbers).__name__}, expected a sequence of whole numbers")
+    whole = []
+    for number, value in enumerate(numbers):
+        try:
+            whole.append(index(value))
+        except TypeError:
+            raise WorkloadError(f"{what} {number}: a {type(value).__name__}, expected a whole number") from None
+    return tuple(whole)

@@ -1,0 +1,182 @@
+"""A sequence layout: the positions that each rank holds, and their order.
+
+A rank's **shard** is one or more *spans*, arithmetic progressions of positions, in ascending order. Any sequence length
+is supported: spans that cannot be equal differ by at most one position, and a shard may be empty.
+
+- `contiguous`: rank r holds chunk r of n.
+- `zigzag`: rank r holds chunks r and 2n-1-r of 2n, which balances the work of a causal mask.
+- `striped`: rank r holds positions r, r + n, r + 2n, ... (arXiv:2311.09431).
+
+**Documents.** In a packed sequence (see `tasp_lab.workload.layer`) each document is distributed separately, and no span
+crosses a document boundary. If the number of chunks does not divide the length of a document, some chunks are one
+position longer. These *remainder positions* are assigned round-robin, continuing from one document to the next. Hence:
+
+- Lengths. Every rank holds as many positions as without documents: ranks differ by at most one.
+- Causal work of `zigzag`, in (query, key) pairs. It is equal if all lengths are multiples of 2n, and for 2n documents
+  of one length, since every split occurs as often as its mirror image. For any documents, two ranks differ by less than
+  two pairs per position of the sequence.
+- Causal work of `striped`. Ranks with more work get earlier positions. For any documents, two ranks differ by at most
+  one pair per position of the sequence; if all lengths are multiples of n, by less than the longest of them.
+- Causal work of `contiguous` is not balanced: later chunks of a document have more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
+from operator import attrgetter
+from typing import Protocol
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray
+from tasp_lab.errors import WorkloadError
+from tasp_lab.workload.layer import check_documents
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Span:
+    """`count` positions: start, start + stride, ..."""
+
+    start: int
+    stride: int
+    count: int
+
+    @property
+    def positions(self) -> IntArray:
+        return self.start + self.stride * np.arange(self.count, dtype=np.int64)
+
+    @property
+    def positions_end(self) -> int:
+        """One more than the last position."""
+        return self.start + (self.count - 1) * self.stride + 1
+
+    def part(self, first: int, count: int) -> Span:
+        """The `count` positions from index `first` on."""
+        return Span(self.start + first * self.stride, self.stride, count)
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """The distribution of a sequence over ranks: per rank its non-empty spans, in ascending order.
+
+    All spans of a layout have one stride. Every position is in exactly one span; else `WorkloadError`.
+
+    >>> zigzag(16, 2).positions(0).tolist()
+    [0, 1, 2, 3, 12, 13, 14, 15]
+    """
+
+    name: str
+    sequence: int
+    spans: tuple[tuple[Span, ...], ...]
+
+    def __post_init__(self) -> None:
+        spans = [span for each in self.spans for span in each]
+        strides = {span.stride for span in spans}
+        if len(strides) > 1 or any(span.count < 1 or span.stride < 1 for span in spans):
+            raise WorkloadError(
+                f"layout {self.name!r}: strides {sorted(strides)}, expected spans of one stride, not empty"
+            )
+        stride = min(strides, default=1)
+        for rank, each in enumerate(self.spans):
+            if any(span.positions_end > after.start for span, after in pairwise(each)):
+                raise WorkloadError(f"layout {self.name!r}: the positions of rank {rank} are not in ascending order")
+        next_of = {start: start for start in range(min(stride, self.sequence))}
+        for span in sorted(spans, key=attrgetter("start")):
+            if next_of.get(span.start % stride) != span.start:
+                raise WorkloadError(f"layout {self.name!r} does not hold position {span.start} exactly once")
+            next_of[span.start % stride] += stride * span.count
+        if any(end < self.sequence or end - stride >= self.sequence for end in next_of.values()):
+            raise WorkloadError(f"layout {self.name!r} does not hold each of {self.sequence} positions once")
+
+    @property
+    def stride(self) -> int:
+        """The distance between neighbouring positions of a span."""
+        return next((span.stride for each in self.spans for span in each), 1)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.spans)
+
+    def length(self, rank: int) -> int:
+        """The number of positions of a rank."""
+        return sum(span.count for span in self.spans[rank])
+
+    def positions(self, rank: int) -> IntArray:
+        """The positions of a rank, in the order of its shard, e.g. for rotary embeddings."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(span.positions for span in self.spans[rank])])
+
+
+class LayoutFunction(Protocol):
+    """Distributes a sequence over ranks; `WorkloadError` if the documents do not match the sequence."""
+
+    def __call__(self, sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout: ...
+
+
+def contiguous(sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout:
+    """Rank r holds chunk r of n.
+
+    >>> [contiguous(7, 3).positions(rank).tolist() for rank in range(3)]
+    [[0, 1, 2], [3, 4], [5, 6]]
+    >>> [contiguous(7, 3, documents=(4, 3)).positions(rank).tolist() for rank in range(3)]
+    [[0, 1, 4], [2, 5], [3, 6]]
+    """
+    chunks = _chunks(sequence, world_size, documents)
+    return _layout("contiguous", sequence, list(zip(*chunks, strict=True)))
+
+
+def zigzag(sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout:
+    """Rank r holds chunks r and 2n-1-r of 2n: one from the front of each document, one from the back.
+
+    >>> zigzag(12, 2, documents=(4, 8)).positions(0).tolist()
+    [0, 3, 4, 5, 10, 11]
+    """
+    documents_chunks = list(_chunks(sequence, 2 * world_size, documents))
+    shards = [[chunks[at] for chunks in documents_chunks for at in (rank, -1 - rank)] for rank in range(world_size)]
+    return _layout("zigzag", sequence, shards)
+
+
+def striped(sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout:
+    """Rank r holds positions r, r + n, r + 2n, ... Later documents start with ranks in another order.
+
+    >>> striped(7, 3).positions(1).tolist()
+    [1, 4]
+    >>> striped(6, 3, documents=(3, 3)).positions(0).tolist()
+    [0, 5]
+    """
+    shards: list[list[Span]] = [[] for _ in range(world_size)]
+    pairs = [0] * world_size
+    for start, length in _starts_and_lengths(sequence, documents):
+        longer = _longer_chunks(start, length, world_size)
+        # The remainder positions are the last, so ranks with one come first; of equal ones, the busiest.
+        order = sorted(range(world_size), key=lambda rank: (rank not in longer, -pairs[rank]))
+        for offset, rank in enumerate(order):
+            count = len(range(offset, length, world_size))
+            shards[rank].append(Span(start + offset, world_size, count))
+            pairs[rank] += count * (offset + 1) + world_size * count * (count - 1) // 2
+    return _layout("striped", sequence, shards)
+
+
+def _starts_and_lengths(sequence: int, documents: Sequence[int] | None) -> list[tuple[int, int]]:
+    """The first position and the length of each document."""
+    lengths = (sequence,) if documents is None else check_documents(documents, sequence)
+    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+
+
+def _chunks(sequence: int, count: int, documents: Sequence[int] | None) -> Iterator[list[Span]]:
+    """Each document split into contiguous chunks of about equal length."""
+    for start, length in _starts_and_lengths(sequence, documents):
+        longer = _longer_chunks(start, length, count)
+        lengths = [length // count + (chunk in longer) for chunk in range(count)]
+        starts = accumulate(lengths, initial=start)
+        yield [Span(*chunk) for chunk in zip(starts, repeat(1), lengths, strict=False)]
+
+
+def _longer_chunks(start: int, length: int, count: int) -> set[int]:
+    """The chunks, of `count`, with a remainder position; earlier documents used `start` of them, modulo `count`."""
+    return {(start + index) % count for index in range(length % count)}
+
+
+def _layout(name: str, sequence: int, shards: Sequence[Sequence[Span]]) -> SequenceLayout:
+    return SequenceLayout(name, sequence, tuple(tuple(span for span in each if span.count) for each in shards))

@@ -1,0 +1,319 @@
+"""Attention layers from the command line and from Python: what is predicted, what is printed, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.analysis.predict import LayerPrediction, predict
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.cli.process import main
+from tasp_lab.collectives.registry import COLLECTIVES
+from tasp_lab.errors import ScheduleError, TaspLabError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
+from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.schedule.buffer_layout import rank_part
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+from tests.attention.test_bound import layers, schedule_names
+from tests.conftest import Command
+
+ASKED = (
+    "seq", "batch", "heads", "kv_heads", "head_dim", "dtype", "mask", "window", "documents", "pass", "dataflow",
+    "gradient_dtype", "trim", "buffers",
+)  # fmt: skip
+PREDICTED = {
+    "schedule", "topology", "world_size", *ASKED, "compute_flops_per_s", "time_s", "bound_s", "compute_s",
+    "communication_s", "ccr", "bytes_sent", "memory_bytes", "flops",
+}  # fmt: skip
+MEASURED = {
+    "compute", "predicted_s", "nominal_s", "measured_s", "measured_spread_s", "measured_repeats_s", "relative_error",
+    "cpu_busy_share",
+}  # fmt: skip
+LAYER = ("--seq", "4Ki", "--heads", "8", "--kv-heads", "2", "--head-dim", "64")
+KV_BYTES = 2 * 2 * 64 * 2 * 4096
+"""Of all keys and values of that layer."""
+
+Tell = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Runs a command in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def rows(tell: Tell, *arguments: str) -> list[dict[str, Any]]:
+    code, out, err = tell("predict", *arguments, "--json")
+    assert code == 0, err
+    found: list[dict[str, Any]] = json.loads(out)["predictions"]
+    return found
+
+
+def one(tell: Tell, topology: str, schedule: str, *arguments: str) -> dict[str, Any]:
+    (row,) = rows(tell, topology, "--schedule", schedule, *arguments)
+    return row
+
+
+# Prediction
+
+
+def test_a_row_says_what_was_asked_and_what_comes_of_it(tell: Tell) -> None:
+    options = ("--batch", "3", "--dtype", "fp32", "--mask", "causal", "--window", "100", "--no-trim", "--buffers", "3")
+    row = one(tell, "full-mesh:4", "tasp", *LAYER, *options, "--compute", "timed:5GFLOP/s")
+    assert set(row) == PREDICTED
+    layer = [4096, 3, 8, 2, 64, "fp32", "causal", 100, None]
+    assert [row[key] for key in ASKED] == [*layer, "forward", None, None, False, 3]
+    assert (row["schedule"], row["topology"], row["world_size"]) == ("tasp", "full-mesh:4", 4)
+    assert row["compute_flops_per_s"] == 5e9
+    assert row["ccr"] == row["compute_s"] / row["communication_s"]
+
+
+@pytest.mark.parametrize("rate", ["timed:1TFLOP/s", "timed:1e18"])
+def test_equal_steps_take_the_first_compute_and_then_whatever_is_longer(tell: Tell, rate: str) -> None:
+    row = one(tell, "full-mesh:8", "ring-attention", *LAYER, "--compute", rate)
+    flops = 4 * 8 * 64 * 4096**2
+    hop_s, call_s = 1e-6 + KV_BYTES / 8 / 50e9, flops / 64 / row["compute_flops_per_s"]
+    assert row["flops"] == flops
+    assert row["compute_s"] == pytest.approx(8 * call_s)
+    assert row["communication_s"] == pytest.approx(7 * hop_s)
+    assert row["time_s"] == pytest.approx(call_s + 7 * max(call_s, hop_s))
+    assert row["bound_s"] == pytest.approx(max(8 * call_s, 1e-6 + 7 / 8 * KV_BYTES / (7 * 50e9)))
+
+
+@pytest.mark.parametrize(("schedule", "share"), [("ring-attention", 1 / 2), ("zigzag-ring-attention", 3 / 4)])
+def test_trimming_leaves_out_what_nobody_sees(tell: Tell, schedule: str, share: float) -> None:
+    causal = (*LAYER, "--mask", "causal")
+    assert one(tell, "full-mesh:8", schedule, *causal, "--no-trim")["bytes_sent"] == 7 * KV_BYTES
+    assert one(tell, "full-mesh:8", schedule, *causal)["bytes_sent"] == 7 * KV_BYTES * share
+
+
+@pytest.mark.parametrize("buffers", [2, 5])
+def test_a_buffer_holds_the_shard_and_the_buffers(tell: Tell, buffers: int) -> None:
+    row = one(tell, "full-mesh:8", "ring-attention", *LAYER, "--buffers", str(buffers))
+    assert row["memory_bytes"] == (1 + buffers) * KV_BYTES / 8
+
+
+def test_where_the_compute_rate_comes_from(tell: Tell) -> None:
+    assert one(tell, "switch:2", "tasp", *LAYER)["compute_flops_per_s"] == ASSUMED_COMPUTE.flops_per_s == 300e12
+    assert one(tell, "mi300x-8", "tasp", *LAYER)["compute_flops_per_s"] == 328.6e12
+    assert one(tell, "mi300x-8", "tasp", *LAYER, "--compute", "timed:2e9")["compute_flops_per_s"] == 2e9
+
+
+def test_a_single_rank_has_no_ratio(tell: Tell) -> None:
+    row = one(tell, "full-mesh:1", "tasp", *LAYER)
+    assert (row["ccr"], row["communication_s"], row["bytes_sent"]) == (None, 0, 0)
+    assert row["time_s"] == row["bound_s"] == row["compute_s"]
+
+
+def test_fewer_lanes_carry_less(tell: Tell) -> None:
+    """Seven hops of the largest part of a shard, which has 512 positions."""
+    instant = (*LAYER, "--compute", "timed:1e30", "--link-latency", "0s")
+    for lanes, largest in ((7, 74), (2, 256)):
+        row = one(tell, "full-mesh:8", "tasp", *instant, "--lanes", str(lanes))
+        assert row["time_s"] == pytest.approx(7 * largest * KV_BYTES / 4096 / 50e9)
+
+
+def test_explain_lists_transfers_and_calls(tell: Tell) -> None:
+    arguments = ("full-mesh:4", "--schedule", "zigzag-ring-attention", *LAYER, "--mask", "causal")
+    (row,) = rows(tell, *arguments, "--explain")
+    assert sum(transfer["bytes"] for transfer in row["transfers"]) == row["bytes_sent"]
+    assert sum(call["flops"] for call in row["calls"]) == row["flops"]
+    assert {frozenset(call) for call in row["calls"]} == {
+        frozenset({"step", "rank", "start_s", "end_s", "flops", "waited_for"})
+    }
+    assert max(call["end_s"] for call in row["calls"]) == row["time_s"]
+    assert "compute" in tell("predict", *arguments, "--explain")[1]
+
+
+def test_the_table_names_the_layer(tell: Tell) -> None:
+    schedules = [part for name in ATTENTION for part in ("--schedule", name)]
+    code, out, _ = tell("predict", "mi300x-8", *schedules, *LAYER, "--mask", "causal", "--window", "64")
+    assert code == 0
+    for word in ("Causal", "4096 positions", "8 heads (2 KV) of 64", "bf16", "mi300x-8", "328.6 TFLOP/s", "CCR"):
+        assert word in " ".join(out.split())
+    assert all(name in out for name in ATTENTION)
+
+
+def test_rows_of_all_gather_stay_as_they_are(tell: Tell) -> None:
+    row = one(tell, "full-mesh:4", "ring", "--shard-bytes", "1MiB", "--explain")
+    assert set(row) == {
+        "schedule", "topology", "world_size", "collective", "shard_bytes", "time_s", "bound_s", "busbw_bytes_per_s",
+        "explanation", "transfers",
+    }  # fmt: skip
+
+
+def test_trace_and_picture_of_a_layer(command: Command) -> None:
+    done = command("predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--trace", "t.json", "--plot", "p.svg")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((command.folder / "t.json").read_text())["traceEvents"]
+    assert (command.folder / "p.svg").read_text().startswith("<?xml")
+
+
+# From Python
+
+
+@given(st.integers(1, 5), layers(), schedule_names, st.integers(2, 4))
+@settings(max_examples=50)
+def test_what_a_prediction_adds_up_to(world_size: int, layer: Workload, name: str, buffers: int) -> None:
+    mesh = full_mesh(world_size, Fraction(50), Fraction(1))
+    options = AttentionOptions(buffers=buffers)
+    (p,) = predict(Machine(mesh, compute=ComputeRate(Fraction(300))), [name], layer, options=options)
+    assert isinstance(p, LayerPrediction)
+    (schedule,) = build_schedules(name, mesh, layer, options=options)
+    assert p.bound_s <= p.time_s
+    assert max(p.compute_s, p.communication_s) <= p.time_s <= p.compute_s * len(schedule.steps) + p.communication_s
+    assert p.compute_s == Fraction(int(schedule.flops().sum(axis=0).max()), 300)
+    assert (p.flops, p.bytes_sent) == (schedule.flops().sum(), schedule.bytes_sent().sum())
+    assert p.memory_bytes == max(rank_part(schedule, rank).memory_bytes for rank in range(world_size))
+
+
+def test_a_machine_without_a_rate_has_the_assumed_one() -> None:
+    machine = load_machine("full-mesh:4")
+    assert machine.compute == INSTANT
+    (p,) = predict(machine, ["tasp"], Workload(4096, heads=1))
+    assert isinstance(p, LayerPrediction)
+    assert p.compute_flops_per_s == ASSUMED_COMPUTE.flops_per_s
+    assert p.rates == {"forward": ASSUMED_COMPUTE}
+
+
+@pytest.mark.parametrize("name", [*COLLECTIVES, *ATTENTION, "bogus"])
+@pytest.mark.parametrize("work", [64, Workload(64, heads=1)], ids=["bytes", "layer"])
+def test_each_kind_of_work_has_schedules_of_its_own(name: str, work: int | Workload) -> None:
+    names = ATTENTION if isinstance(work, Workload) else COLLECTIVES
+    if name in names:
+        assert [schedule.name for schedule in build_schedules(name, full_mesh(4), work)] == [name]
+    else:
+        with pytest.raises(ScheduleError, match=f"'{name}'.*{', '.join(names)}$"):
+            build_schedules(name, full_mesh(4), work)
+
+
+def test_a_layer_has_a_limit() -> None:
+    with pytest.raises(TaspLabError, match="layer too large: 2147483648 positions"):
+        build_schedules("tasp", full_mesh(4), Workload(2**31, heads=2**20, kv_heads=1))
+
+
+# What is refused
+
+TASP = ("predict", "full-mesh:4", "--schedule", "tasp")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        ((*TASP, "--seq", "0"), "sequence '0': expected a whole number, 1 or more"),
+        ((*TASP, "--seq", "-5"), "sequence '-5': expected a whole number, 1 or more"),
+        ((*TASP, "--seq", "abc"), "sequence 'abc': expected a number, like 8192 or 128Ki"),
+        ((*TASP, "--seq", "1.5"), "sequence '1.5': expected a whole number"),
+        ((*TASP, "--seq", "1e30"), "expected at most 2147483648"),
+        ((*TASP, "--seq", "1e99"), "out of range"),
+        ((*TASP, "--seq", "1", "--heads", "9" * 18), "layer too large: 1 positions"),
+        ((*TASP, "--seq", "64", "--heads", "9" * 19), "expected a whole number"),
+        ((*TASP, "--seq", "64", "--heads", "6", "--kv-heads", "4"), "6 heads are not a multiple of 4 KV heads"),
+        ((*TASP, "--seq", "64", "--heads", "0"), "heads: 0, expected 1 or more"),
+        ((*TASP, "--seq", "64", "--batch", "1.5"), "expected a whole number"),
+        ((*TASP, "--seq", "64", "--dtype", "int8"), "int8"),
+        ((*TASP, "--seq", "64", "--mask", "diagonal"), "diagonal"),
+        ((*TASP, "--seq", "64", "--window", "8"), "window: 8, expected 1 or more and a causal mask"),
+        ((*TASP, "--seq", "64", "--window", "0", "--mask", "causal"), "window: 0, expected 1 or more"),
+        ((*TASP, "--seq", "64", "--buffers", "1"), "1 buffers, expected 2 or more"),
+        ((*TASP, "--seq", "64", "--compute", "real"), "a prediction has no kernels, expected timed:RATE"),
+        ((*TASP, "--seq", "64", "--compute", "timed:0"), "compute rate '0': expected more than 0 FLOP/s"),
+        ((*TASP, "--seq", "64", "--compute", "timed:abc"), "compute rate 'abc': expected a number and a unit"),
+        ((*TASP, "--seq", "64", "--compute", "timed:"), "compute rate '': expected a number and a unit"),
+        ((*TASP, "--seq", "64", "--compute", "warp"), "compute 'warp': expected timed:RATE, like"),
+        ((*TASP, "--seq", "64", "--shard-bytes", "1"), "--seq (an attention layer) or --shard-bytes"),
+        (TASP, "got neither"),
+        ((*TASP[:3], "ring", "--shard-bytes", "1", "--mask", "causal"), "apply with --seq only"),
+        ((*TASP[:3], "ring", "--shard-bytes", "1", "--compute", "timed:1"), "apply with --seq only"),
+        ((*TASP, "--shard-bytes", "1"), "schedule 'tasp' is for attention, expected a collective: ring, multi-ring"),
+        ((*TASP[:3], "ring", "--seq", "64"), "schedule 'ring' is an AllGather, expected one for attention: ring-att"),
+        ((*TASP[:3], "bogus", "--seq", "64"), "unknown schedule 'bogus', expected one of ring-attention, zigzag-ring"),
+        ((*TASP[:3], "ring-attention", "--seq", "64", "--lanes", "2"), "-all-reduce and tasp only"),
+        (("validate", *TASP[1:], "--seq", "64", "--compute", "timed:-1"), "expected more than 0 FLOP/s"),
+        (("validate", *TASP[1:], "--seq", "64", "--shard-bytes", "64"), "got both"),
+    ],
+    ids=lambda value: " ".join(value)[20:80] if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_wrong_input_is_answered_in_one_line(tell: Tell, arguments: tuple[str, ...], telling: str) -> None:
+    code, out, err = tell(*arguments)
+    assert (code, out) == (2, "")
+    assert telling in err
+    assert err.startswith("tasp-lab: ")
+    assert err.count("\n") == 1
+
+
+# On real processes
+
+
+@pytest.mark.alone
+@pytest.mark.fabric
+def test_validate_with_timed_compute(command: Command) -> None:
+    """Compute and communication of about the same length, so that both show in the time."""
+    done = command(
+        "validate", "full-mesh:4", "--schedule", "zigzag-ring-attention", "--schedule", "tasp", "--seq", "1024",
+        "--heads", "2", "--mask", "causal", "--compute", "timed:300MFLOP/s", "--scale", "2e-5", "--repeat", "2",
+        "--json", "--trace", "both.json", "--plot", "both.svg",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(document) == {"fabric", "scale", "compute", "calibration", "runs", "provenance"}
+    assert all("pairs" in entry for entry in document["calibration"])
+    assert [run["schedule"] for run in document["runs"]] == ["zigzag-ring-attention", "tasp"]
+    for run in document["runs"]:
+        assert set(run) == PREDICTED | MEASURED
+        assert (run["compute"], run["compute_flops_per_s"]) == ("timed", 3e8)
+        assert run["predicted_s"] == run["time_s"]
+        assert run["bound_s"] <= run["nominal_s"] * (1 + 1e-9)
+        assert abs(run["relative_error"]) < 0.25
+    assert (command.folder / "both.svg").exists()
+
+
+@pytest.mark.fabric
+def test_usual_compute_keeps_the_ratio_of_the_machine(command: Command) -> None:
+    layer = ("--schedule", "tasp", "--seq", "1024", "--heads", "1", "--head-dim", "64", "--link-latency", "0s")
+    done = command("validate", "full-mesh:2", *layer, "--scale", "2e-5", "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)["runs"]
+    assert run["compute_flops_per_s"] == pytest.approx(300e12 * 2e-5)
+    (predicted,) = json.loads(command("predict", "full-mesh:2", *layer, "--json").stdout)["predictions"]
+    assert run["nominal_s"] == pytest.approx(predicted["time_s"] / 2e-5)
+
+
+@pytest.mark.distributed
+def test_validate_with_real_kernels(command: Command) -> None:
+    """A rate for each schedule is among what was calibrated. Accuracy is not looked at: see README."""
+    done = command(
+        "validate", "full-mesh:2", "--schedule", "ring-attention", "--schedule", "tasp", "--seq", "256", "--heads", "2",
+        "--head-dim", "32", "--dtype", "fp32", "--mask", "causal", "--fabric", "local", "--repeat", "1", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    runs = document["runs"]
+    assert document["calibration"][1:] == [
+        {key: run[key] for key in ("schedule", "pass", "compute_flops_per_s")} for run in runs
+    ]
+    for run in runs:
+        assert run["compute"] == "real"
+        assert run["compute_flops_per_s"] > 0
+        assert run["measured_s"] > 0
+        assert f"kernels of {run['schedule']}: " in done.stderr

@@ -1,0 +1,320 @@
+"""Backward passes and both passes from the command line and from Python, and packed batches."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.analysis.predict import predict
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.analysis.results import LayerPrediction, Prediction, together
+from tasp_lab.analysis.validate import Run, runs_together
+from tasp_lab.attention.backward import DATAFLOWS, Dataflow
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.cli.options_layer import MAX_DOCUMENTS, parse_documents
+from tasp_lab.errors import ScheduleError, TaspLabError
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE, SEND, Timeline
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+from tests.attention.test_bound import dataflows, layers, schedule_names
+from tests.cli import test_attention as test_attention_cli
+from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, TASP, Tell, one, rows
+from tests.conftest import Command
+
+tell = test_attention_cli.tell
+
+SUMMED = ("time_s", "bound_s", "compute_s", "communication_s", "bytes_sent", "flops")
+FLOPS = 4 * 8 * 64 * 4096**2
+"""Of that layer, forward, under the full mask."""
+
+
+# Prediction
+
+
+@pytest.mark.parametrize("dataflow", DATAFLOWS)
+@pytest.mark.parametrize(("dtype", "resolved"), [("fp32", "fp32"), ("input", "bf16")])
+def test_a_row_of_a_backward_pass(tell: Tell, dataflow: Dataflow, dtype: str, resolved: str) -> None:
+    backward = ("--pass", "backward", "--dataflow", dataflow, "--gradient-dtype", dtype)
+    row = one(tell, "full-mesh:4", "tasp", *LAYER, *backward)
+    assert set(row) == PREDICTED
+    assert (row["schedule"], row["pass"], row["dataflow"], row["gradient_dtype"]) == (
+        "tasp",
+        "backward",
+        dataflow,
+        resolved,
+    )
+    assert row["flops"] == FLOPS // 2 * 5
+
+
+@pytest.mark.parametrize(("dtype", "of_keys"), [("fp32", 2), ("input", 1)])
+def test_two_ranks_send_keys_and_then_gradients(tell: Tell, dtype: str, of_keys: int) -> None:
+    """Of elements as large as those of keys, or twice as large, after a call that takes no time."""
+    onward = ("--pass", "backward", "--dataflow", "rotate-kv", "--gradient-dtype", dtype, "--compute", "timed:1e30")
+    row = one(tell, "full-mesh:2", "ring-attention", *LAYER, *onward)
+    assert row["bytes_sent"] == KV_BYTES * (1 + of_keys)
+    assert row["time_s"] == pytest.approx(2 * 1e-6 + row["bytes_sent"] / 2 / 50e9)
+    assert row["bound_s"] == pytest.approx(row["time_s"] - 1e-6)
+
+
+def test_both_passes_have_three_rows(tell: Tell) -> None:
+    schedules = ("--schedule", "zigzag-ring-attention", "--schedule", "tasp")
+    causal = (*LAYER, "--mask", "causal")
+    found = rows(tell, "full-mesh:4", *schedules, *causal, "--pass", "both", "--dataflow", "rotate-kv")
+    assert [row["pass"] for row in found] == ["forward", "backward", "both"] * 2
+    assert [row["dataflow"] for row in found] == [None, "rotate-kv", "rotate-kv"] * 2
+    assert [row["gradient_dtype"] for row in found] == [None, "fp32", "fp32"] * 2
+    for forward, backward, both in (found[:3], found[3:]):
+        assert set(forward) == set(backward) == set(both) == PREDICTED
+        assert backward["flops"] == forward["flops"] // 2 * 5
+        assert {key: both[key] for key in SUMMED} == {key: forward[key] + backward[key] for key in SUMMED}
+        assert both["memory_bytes"] == max(forward["memory_bytes"], backward["memory_bytes"])
+        assert both["compute_flops_per_s"] == forward["compute_flops_per_s"] == backward["compute_flops_per_s"]
+        assert both["ccr"] == both["compute_s"] / both["communication_s"]
+    for which, passes in ((0, "forward"), (1, "backward")):
+        dataflow = () if passes == "forward" else ("--dataflow", "rotate-kv")
+        assert found[which::3] == rows(tell, "full-mesh:4", *schedules, *causal, "--pass", passes, *dataflow)
+
+
+def test_the_forward_pass_before_a_reversed_one_is_not_trimmed(tell: Tell) -> None:
+    causal = (*LAYER, "--mask", "causal")
+    both = rows(
+        tell, "full-mesh:8", "--schedule", "ring-attention", *causal, "--pass", "both", "--dataflow", "rotate-kv-back"
+    )
+    assert both[0]["bytes_sent"] == one(tell, "full-mesh:8", "ring-attention", *causal, "--no-trim")["bytes_sent"]
+
+
+def test_the_table_names_passes_and_compares_like_with_like(tell: Tell) -> None:
+    schedules = ("--schedule", "ring-attention", "--schedule", "tasp")
+    asked = ("predict", "full-mesh:4", *schedules, *LAYER, "--dataflow", "rotate-q", "--pass")
+    code, out, err = tell(*asked, "both")
+    assert code == 0, err
+    assert "Full attention, forward and backward, 4096 positions" in out
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert [row[:2] for row in table] == [
+        [schedule, passing]
+        for schedule in ("ring-attention", "tasp")
+        for passing in ("forward", "backward, rotate-q", "both")
+    ]
+    assert [row[3] for row in table[:3]] == ["1.00x"] * 3
+    found = rows(tell, *asked[1:], "both")
+    expected = [f"{found[at]['time_s'] / found[at + 3]['time_s']:.2f}x" for at in range(3)]
+    assert [row[3] for row in table[3:]] == expected
+    assert "Full attention, backward, 4096" in tell(*asked, "backward")[1]
+    assert "┃ pass" not in tell("predict", "full-mesh:4", *schedules, *LAYER)[1]
+
+
+def test_explain_lists_each_pass_once(tell: Tell) -> None:
+    asked = ("full-mesh:4", "--schedule", "tasp", *LAYER, "--pass", "both", "--explain")
+    *passes, both = rows(tell, *asked)
+    for row in passes:
+        assert sum(transfer["bytes"] for transfer in row["transfers"]) == row["bytes_sent"]
+        assert sum(call["flops"] for call in row["calls"]) == row["flops"]
+    assert set(both) == PREDICTED
+    told = tell("predict", *asked)[1]
+    assert [line.strip() for line in told.splitlines() if "what bound" in line] == [
+        "what bound tasp forward",
+        "what bound tasp backward",
+    ]
+
+
+def test_trace_and_picture_show_one_pass_after_the_other(tell: Tell, tmp_path: Path) -> None:
+    trace, picture = tmp_path / "t.json", tmp_path / "p.svg"
+    outputs = ("--trace", str(trace), "--plot", str(picture))
+    code, _, err = tell("predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--pass", "both", *outputs)
+    assert code == 0, err
+    events = json.loads(trace.read_text())["traceEvents"]
+    (name,) = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert name == "predicted tasp forward and backward on full-mesh:4"
+    ends = {kind: [e["ts"] + e["dur"] for e in events if e.get("cat") == kind] for kind in (ATTEND, DIFFERENTIATE)}
+    assert max(ends[ATTEND]) < min(ends[DIFFERENTIATE])
+    assert "step of a backward kernel call" in picture.read_text()
+
+
+@given(st.integers(1, 4), layers(24), schedule_names, dataflows, st.booleans())
+@settings(max_examples=30)
+def test_both_passes_are_their_sum(world_size: int, layer: Workload, name: str, dataflow: Dataflow, trim: bool) -> None:
+    machine = Machine(full_mesh(world_size, Fraction(50), Fraction(1)), compute=ComputeRate(Fraction(300)))
+    options = AttentionOptions("both", trim, buffers=2, dataflow=dataflow)
+    forward, backward, both = predict(machine, [name], layer, options=options)
+    assert isinstance(forward, LayerPrediction)
+    assert isinstance(backward, LayerPrediction)
+    assert isinstance(both, LayerPrediction)
+    for key in SUMMED:
+        assert getattr(both, key) == getattr(forward, key) + getattr(backward, key)
+    assert backward.flops == forward.flops // 2 * 5
+    assert dataflow == "rotate-q" or backward.compute_s == forward.compute_s * Fraction(5, 2)
+    assert both.timeline.time_s == both.time_s
+    assert len(both.timeline.events) == len(forward.timeline.events) + len(backward.timeline.events)
+    kinds = [[e for e in both.timeline.events if e.kind == kind] for kind in (ATTEND, DIFFERENTIATE)]
+    assert max(e.end_s for e in kinds[0]) <= forward.time_s <= min(e.start_s for e in kinds[1])
+    assert max(e.step for e in kinds[0]) < min(e.step for e in kinds[1])
+    assert {e.kind for e in both.timeline.events} <= {SEND, ATTEND, DIFFERENTIATE}
+
+
+@cache
+def _passes() -> list[LayerPrediction]:
+    """A small forward and a backward pass."""
+    machine = Machine(full_mesh(2), compute=ComputeRate(100.0))
+    found = predict(machine, ["tasp"], Workload(8, heads=1), options=AttentionOptions("both"))
+    return [p for p in found if isinstance(p, LayerPrediction) and not p.is_sum]
+
+
+def test_passes_at_different_rates_have_the_rate_at_which_both_take_as_long() -> None:
+    forward, backward = _passes()
+    both = together(forward, replace(backward, compute_flops_per_s=50.0, compute_s=2 * backward.compute_s))
+    assert both.compute_flops_per_s is not None
+    assert both.flops / both.compute_flops_per_s == pytest.approx(2 * both.compute_s)
+
+
+# Documents
+
+
+def test_documents_are_the_sequence(tell: Tell) -> None:
+    """Under the full mask every position sees its own document."""
+    heads = ("--heads", "2", "--head-dim", "16")
+    row = one(tell, "full-mesh:4", "ring-attention", "--documents", "1000,2x200,4Ki", *heads)
+    assert (row["seq"], row["documents"]) == (5496, [1000, 200, 200, 4096])
+    assert row["flops"] == 4 * 2 * 16 * (1000**2 + 2 * 200**2 + 4096**2)
+    assert row == one(
+        tell, "full-mesh:4", "ring-attention", "--documents", "1000,200,200,4096", "--seq", "5496", *heads
+    )
+    asked = ("predict", "full-mesh:4", "--schedule", "tasp", "--documents", "8x512", "--pass", "backward")
+    assert "4096 positions in 8 documents" in tell(*asked)[1]
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1))
+def test_lengths_one_by_one(lengths: list[int]) -> None:
+    assert parse_documents(",".join(map(str, lengths))) == tuple(lengths)
+
+
+@given(st.integers(1, 100), st.integers(1, 10**9))
+def test_so_many_of_a_length(count: int, length: int) -> None:
+    assert parse_documents(f"{count}x{length}") == (length,) * count
+
+
+# What is refused
+
+PACKED = ("predict", "full-mesh:4", "--schedule", "tasp", "--documents")
+RING = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        ((*TASP, "--seq", "64", "--pass", "sideways"), "sideways"),
+        ((*TASP, "--seq", "64", "--pass", "both", "--dataflow", "home"), "home"),
+        ((*TASP, "--seq", "64", "--pass", "both", "--gradient-dtype", "int8"), "int8"),
+        ((*TASP, "--seq", "64", "--dataflow", "rotate-q"),
+         "without a backward pass, expected the pass backward or both"),
+        ((*TASP, "--seq", "64", "--gradient-dtype", "input"), "'input' without a backward pass"),
+        ((*TASP, "--seq", "64", "--pass", "backward", "--buffers", "1"), "1 buffers, expected 2 or more"),
+        (("predict", "ring:4", "--schedule", "ring-attention", "--seq", "64", "--pass", "both",
+          "--dataflow", "rotate-kv-back"),
+         "ring:4 has no such link"),
+        ((*RING, "--pass", "backward"), "apply with --seq only"),
+        ((*RING, "--pass", "both"), "apply with --seq only"),
+        ((*RING, "--dataflow", "rotate-kv"), "apply with --seq only"),
+        ((*RING, "--gradient-dtype", "input"), "apply with --seq only"),
+        ((*RING, "--documents", "1,2"), "--seq (an attention layer) or --shard-bytes (a collective), got both"),
+        ((*PACKED[:3], "ring", *PACKED[4:], "8x8"), "schedule 'ring' is an AllGather"),
+        ((*PACKED, "10,20", "--seq", "31"), "documents: 30 positions together, expected 31"),
+        ((*PACKED, ""), "document '': expected a number"),
+        ((*PACKED, "10,,20"), "document '': expected a number"),
+        ((*PACKED, "10,-20"), "document '-20': expected a whole number, 1 or more"),
+        ((*PACKED, "0x20"), "number of documents '0': expected a whole number, 1 or more"),
+        ((*PACKED, "x20"), "number of documents '': expected a number"),
+        ((*PACKED, "2x3x4"), "number of documents '2x3': expected a number"),
+        ((*PACKED, "1Gix1"), f"documents '1Gix1': expected at most {MAX_DOCUMENTS} of them"),
+        ((*PACKED, "2x2Gi"), "sequence: 4294967296 positions, expected at most"),
+        (("validate", *PACKED[1:], "10,20", "--seq", "31", "--pass", "both"), "expected 31, the sequence length"),
+        (("validate", *TASP[1:], "--seq", "64", "--dataflow", "rotate-kv"), "expected the pass backward or both"),
+    ],
+    ids=lambda value: " ".join(value)[20:90] if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_wrong_input_is_answered_in_one_line(tell: Tell, arguments: tuple[str, ...], telling: str) -> None:
+    test_attention_cli.test_wrong_input_is_answered_in_one_line(tell, arguments, telling)
+
+
+def test_what_python_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="unknown pass 'sideways', expected forward, backward or both"):
+        AttentionOptions("sideways")  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match="schedule 'ring' is an AllGather, expected no options of attention"):
+        build_schedules("ring", full_mesh(4), 64, options=AttentionOptions("both"))
+    for options in (AttentionOptions("both", dataflow="home"), AttentionOptions("backward", gradient_dtype="int8")):  # type: ignore[arg-type]
+        with pytest.raises(TaspLabError, match=r"unknown .*, expected"):
+            build_schedules("tasp", full_mesh(4), Workload(64, heads=1), options=options)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_schedules_come_in_the_order_in_which_they_run(name: str) -> None:
+    for passes, backward in (("forward", [False]), ("backward", [True]), ("both", [False, True])):
+        built = build_schedules(name, full_mesh(3), Workload(30, heads=1), options=AttentionOptions(passes))  # type: ignore[arg-type]
+        assert [schedule.task is not None and schedule.task.is_backward for schedule in built] == backward
+
+
+# On real processes
+
+
+def _run(prediction: Prediction, *measured: float, busy: float = 0.0) -> Run:
+    empty = Timeline("measured", "tasp", "pair", 2, ())
+    return Run(prediction, prediction.time_s, measured or (1.0,), empty, busy)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=6), st.floats(0, 1))
+def test_medians_and_spreads_of_both_passes_add_up(times: list[tuple[float, float]], busy: float) -> None:
+    forward, backward = (_run(p, *each, busy=busy) for p, each in zip(_passes(), zip(*times, strict=True), strict=True))
+    both = runs_together(forward, backward)
+    assert both.measured_s == pytest.approx(sum(statistics.median(run.measured) for run in (forward, backward)))
+    assert both.measured_spread_s == pytest.approx(forward.measured_spread_s + backward.measured_spread_s)
+    assert both.nominal_s == forward.nominal_s + backward.nominal_s
+    assert both.cpu_busy_share == pytest.approx(busy)
+
+
+@pytest.mark.alone
+@pytest.mark.fabric
+def test_validate_both_passes_with_timed_compute(command: Command) -> None:
+    done = command(
+        "validate", "full-mesh:4", "--schedule", "tasp", "--seq", "1024", "--heads", "2", "--mask", "causal", "--pass",
+        "both", "--compute", "timed:300MFLOP/s", "--scale", "2e-5", "--repeat", "2", "--json", "--plot", "both.svg",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["pass"] for run in runs] == ["forward", "backward", "both"]
+    for run in runs:
+        assert set(run) == PREDICTED | MEASURED
+        assert (run["compute"], run["compute_flops_per_s"]) == ("timed", 3e8)
+        assert run["predicted_s"] == run["time_s"]
+        assert run["bound_s"] <= run["nominal_s"] * (1 + 1e-9)
+        assert abs(run["relative_error"]) < 0.25
+    forward, backward, both = runs
+    for key in ("measured_s", "measured_spread_s", "nominal_s", "predicted_s"):
+        assert both[key] == pytest.approx(forward[key] + backward[key])
+    assert (command.folder / "both.svg").exists()
+
+
+@pytest.mark.distributed
+def test_validate_both_passes_with_real_kernels(command: Command) -> None:
+    """Each pass has a rate of its own among what was calibrated."""
+    done = command(
+        "validate", "full-mesh:2", "--schedule", "tasp", "--seq", "256", "--heads", "2", "--head-dim", "32", "--dtype",
+        "fp32", "--mask", "causal", "--fabric", "local", "--repeat", "1", "--pass", "both", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [(row["schedule"], row["pass"]) for row in document["calibration"][1:]] == [
+        ("tasp", "forward"), ("tasp", "backward"),
+    ]  # fmt: skip
+    assert "kernels of tasp backward: " in done.stderr
+    for run in document["runs"]:
+        assert run["compute"] == "real"
+        assert min(run["measured_s"], run["compute_flops_per_s"]) > 0

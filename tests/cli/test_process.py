@@ -1,0 +1,236 @@
+"""The command line as a process: what it imports, Ctrl-C, errors for scripts, help and completion."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from tasp_lab.analysis import predict as prediction
+from tasp_lab.analysis import validate as comparison
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.cli.commands.predict import predict
+from tasp_lab.cli.commands.validate import validate
+from tasp_lab.cli.options_layer import LayerChoice
+from tasp_lab.workload.layer import Workload
+from tests.conftest import ROOT, Command
+
+PREDICT = ("predict", "full-mesh:4", "--schedule", "multi-ring", "--shard-bytes", "1MiB")
+HEAVY = {"numpy", "scipy", "networkx", "matplotlib", "msgspec", "simpy", "torch", "ortools", "sim", "runtime"}
+COMMANDS = ("topologies", "decompose", "predict", "validate", "accuracy", "calibrate", "profile", "doctor")
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("predict", "--help"), ("frobnicate",)], ids=str)
+def test_nothing_heavy_is_imported_before_it_is_needed(arguments: tuple[str, ...]) -> None:
+    program = """
+import sys
+from tasp_lab.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print("modules:", *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    loaded = run(program, *arguments).stdout.splitlines()[-1].split()
+    assert loaded[0] == "modules:"
+    assert {"cyclopts", "tasp_lab"} <= set(loaded)
+    assert not HEAVY & set(loaded)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "cyclopts", "attrs", "tasp_lab.cli.commands.doctor", "tasp_lab.topology.graph", "numpy", "numpy._core",
+        "networkx", "scipy.optimize", "msgspec", "simpy", "matplotlib.figure", "matplotlib.backends.backend_svg",
+    ],
+)  # fmt: skip
+def test_ctrl_c_while_something_is_imported_is_one_line(tmp_path: Path, module: str) -> None:
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever is inherited
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            print("pressed")
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press())
+from tasp_lab.cli import main
+main()
+"""
+    done = run(program, *PREDICT, "--plot", str(tmp_path / "x.svg"))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "pressed\n", "tasp-lab: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", ["ImportError('initialization failed')", "SystemError('returned NULL')"])
+def test_an_interrupt_that_a_library_makes_another_error_of_is_still_one(error: str) -> None:
+    program = f"""
+import os, signal, sys
+from importlib import import_module
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def load(*_, **__):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt:
+        raise {error} from None
+import_module("tasp_lab.machines.catalogue").load_machine = load
+import_module("tasp_lab.cli").main()
+"""
+    done = run(program, *PREDICT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tasp-lab: interrupted\n")
+
+
+def test_a_defect_is_not_hidden() -> None:
+    program = """
+from importlib import import_module
+def load(*_, **__): raise ZeroDivisionError("a defect")
+import_module("tasp_lab.machines.catalogue").load_machine = load
+import_module("tasp_lab.cli").main()
+"""
+    done = run(program, *PREDICT)
+    assert done.returncode == 1
+    assert "ZeroDivisionError: a defect" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        (("predict", "nothing", *PREDICT[2:]), "machine 'nothing' is unknown"),
+        ((*PREDICT, "--frobnicate"), "Unknown option: --frobnicate"),
+        (("predikt",), 'Did you mean "predict"?'),
+        ((*PREDICT, "--trace", "no/such/folder/x"), "its folder does not exist"),
+        (("accuracy", "empty"), "empty"),
+        (("validate", "full-mesh:2", *PREDICT[2:], "--scale", "2"), "at most 1"),
+        (("profile", "show", "nothing"), "profile 'nothing' is unknown"),
+        (("topologies", "import", "nothing"), "nothing"),
+        (("calibrate",), "nothing to calibrate from"),
+        (("doctor", "extra"), "unexpected argument 'extra'"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_with_json_an_error_is_an_object_too(command: Command, arguments: tuple[str, ...], telling: str) -> None:
+    done = command(*arguments, "--json")
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert list(document) == ["error"]
+    assert telling in document["error"]
+    assert done.stderr == f"tasp-lab: {document['error']}\n"
+    plain = command(*arguments)
+    assert (plain.returncode, plain.stdout, plain.stderr) == (2, "", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        (("decompose", "full-mesh:5", "--lanes", "-1"), "-1 lanes: expected 1 or more"),
+        (("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "-1MiB"), "'-1MiB': expected more than 0"),
+        ((*PREDICT, "--link-latency", "-1us"), "'-1us': expected"),
+        ((*PREDICT, "--link-bandwidth", "-1GB/s"), "'-1GB/s': expected more than 0"),
+        (("predict", "full-mesh:4", "--schedule", "tasp", "--seq", "-8192"), "'-8192': expected"),
+        (("predict", "full-mesh:4", "--schedule", "tasp", "--seq", "8192", "--heads", "-2"), "heads: -2"),
+        (("predict", "full-mesh:4", "--schedule", "tasp", "--seq", "128k"), "128Ki (131072) or 128000"),
+        (("predict", "full-mesh:4", "--schedule", "tasp", "--documents", "2x1M"), "1Mi (1048576) or 1000000"),
+        (("validate", "full-mesh:2", *PREDICT[2:], "--scale", "-1"), "scale: -1.0, expected more than 0"),
+        ((*PREDICT, "--shard-byte", "1"), "Did you mean --shard-bytes?"),
+        ((*PREDICT, "--plot", "--json"), "--plot requires an argument"),
+        ((*PREDICT, "extra", "more"), "unexpected arguments 'extra', 'more'"),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, tuple) else "",
+)
+def test_wrong_values_are_named(command: Command, arguments: tuple[str, ...], telling: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert telling in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "telling"),
+    [
+        ("x.json", b"", "file 'x.json' is empty, expected a topology"),
+        ("x.toml", b" \n", "file 'x.toml' is empty, expected a topology"),
+        ("x.json", b"{\xff", "expected UTF-8 text, byte 1 is something else"),
+    ],
+)
+def test_a_file_without_a_topology(command: Command, name: str, content: bytes, telling: str) -> None:
+    (command.folder / name).write_bytes(content)
+    assert telling in command.refused("topologies", name)
+
+
+@pytest.mark.parametrize(
+    ("content", "telling"),
+    [(b"", "file 'x.toml' is empty, expected a profile"), (b"a\xff", "expected UTF-8 text, byte 1 is something else")],
+)
+def test_a_file_without_a_profile(command: Command, content: bytes, telling: str) -> None:
+    (command.folder / "x.toml").write_bytes(content)
+    assert telling in command.refused("profile", "show", "x.toml")
+
+
+def test_nothing_to_calibrate_from(command: Command) -> None:
+    (command.folder / "folder").mkdir()
+    (command.folder / "empty.log").touch()
+    (command.folder / "binary.log").write_bytes(bytes(range(256)))
+    assert "folder: no measurement in it, expected" in command.refused("calibrate", "folder", "--profile", "h100-8")
+    assert "empty.log: is empty, expected" in command.refused("calibrate", "empty.log")
+    assert "binary.log: is no text, expected" in command.refused("calibrate", "binary.log")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_pictures_have_the_format_that_their_name_asks_for(command: Command, ending: str) -> None:
+    assert command(*PREDICT, "--plot", f"x.{ending}").returncode == 0
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert (command.folder / f"x.{ending}").read_bytes().startswith(start)
+
+
+def test_help_groups_options_and_shows_every_command(command: Command) -> None:
+    overview = command("--help").stdout
+    assert all(f"│ {name} " in overview for name in COMMANDS)
+    shown = command("predict", "--help").stdout
+    groups = ("Work", "Attention layer", "Backward pass and buffers", "Machine", "Rings", "Run", "Output")
+    places = [shown.index(f"─ {group} ─") for group in groups]
+    assert places == sorted(places)
+    assert "─ Parameters ─" not in shown
+
+
+@pytest.mark.parametrize("name", ["accuracy", "calibrate", "profile show", "topologies import"])
+def test_other_commands_show_an_example_too(command: Command, name: str) -> None:
+    assert f"tasp-lab {name}" in " ".join(command(*name.split(), "--help").stdout.split("Example: ", 1)[1].split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_installed_in_the_home_folder(command: Command, shell: str) -> None:
+    for name in ("ZSH", "ZSH_CUSTOM", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"):
+        command.environment.pop(name, None)
+    command.environment["HOME"] = str(command.folder)
+    done = command.process("--install-completion", "--shell", shell)
+    assert done.returncode == 0, done.stderr
+    scripts = [path for path in command.folder.rglob("*tasp-lab*") if path.is_file()]
+    assert len(scripts) == 1
+    text = scripts[0].read_text()
+    assert all(word in text for word in (*COMMANDS, "shard-bytes"))
+
+
+def test_options_have_the_defaults_of_the_functions_that_they_are_given_to() -> None:
+    def defaults(function: Callable[..., object]) -> dict[str, object]:
+        return {name: parameter.default for name, parameter in signature(function).parameters.items()}
+
+    validated, shown = defaults(comparison.validate), defaults(validate)
+    assert (shown["fabric"], shown["scale"], shown["repeat"], shown["transport"]) == tuple(
+        validated[name] for name in ("fabric", "scale", "repeats", "transport")
+    )
+    assert defaults(predict)["engine"] == defaults(prediction.predict)["engine"]
+    assert LayerChoice().options() == AttentionOptions()
+    layer = LayerChoice(seq="64").work(None)
+    assert layer == Workload(sequence=64)

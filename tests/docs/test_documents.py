@@ -1,0 +1,187 @@
+"""What the documents state can be checked: commands, options, names, output, length and links."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tasp_lab
+from tasp_lab.cli.app import app
+from tasp_lab.cli.process import main
+from tests.conftest import ROOT
+from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, shown
+
+PUBLIC = {"predict", "validate", "decompose", "load_machine", "Workload", "Topology", "accuracy", "calibrate",
+          "__version__"}  # fmt: skip
+"""What `import tasp_lab` offers."""
+
+OF_OTHER_TOOLS = {"--nproc-per-node", "--showtopo", "--nnodes", "--node-rank", "--rdzv-endpoint", "--strict", "--slave"}
+OF_TRAIN_GPT = {"--text", "--sequence-parallel", "--checkpoint-activations", "--save", "--save-every", "--resume",
+                "--learning-rate", "--seed"}  # fmt: skip
+
+SHELL = ("sh", "bash", "console", "")
+
+
+def known_options() -> set[str]:
+    """Every option of every command."""
+    found = {"--help", "--version", "--install-completion"}
+    open_apps = [app]
+    while open_apps:
+        each = open_apps.pop()
+        open_apps += [each[name] for name in each if not name.startswith("-")]
+        if each.default_command is not None:
+            found |= {name for argument in each.assemble_argument_collection() for name in argument.names}
+    return found
+
+
+def ident(block: Block) -> str:
+    return f"{block.document.name}-{block.text[:40]}"
+
+
+def test_every_option_in_a_document_exists() -> None:
+    known = known_options() | OF_OTHER_TOOLS | OF_TRAIN_GPT
+    assert {"--schedule", "--plot", "--in-place", "--no-trim", "--link-bandwidth"} <= known
+    missing = [
+        f"{document.name}: {option}"
+        for document in DOCUMENTS
+        for code in inline_code(document)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", code)
+        if option not in known
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("block", [block for block in blocks(*SHELL) if any(commands(block))], ids=ident)
+def test_every_command_in_a_document_can_be_parsed(block: Block) -> None:
+    for arguments in commands(block):
+        app.parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+PRINTED = [
+    (arguments, output)
+    for block in blocks("console")
+    for arguments, output in shown(block)
+    if arguments[0] in ("predict", "decompose") and output.strip()
+]
+
+
+@pytest.mark.parametrize(("arguments", "output"), PRINTED, ids=[" ".join(arguments) for arguments, _ in PRINTED])
+def test_documents_show_what_the_command_prints(
+    arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Predictions are exact, so their output is compared word by word; a document may show its beginning only."""
+    main(arguments)
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert printed.startswith(output.rstrip())
+
+
+@pytest.mark.parametrize("block", list(blocks("python")), ids=ident)
+def test_python_in_a_document_uses_what_exists(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("tasp_lab", "sim", "runtime"):
+            module = importlib.import_module(str(node.module))
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tasp_lab":
+            assert node.attr in PUBLIC
+
+
+@pytest.mark.skipif(not hasattr(tasp_lab, "predict"), reason="import tasp_lab offers no functions yet")
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/reference/index.md", "docs/decomposition.md"])
+def test_python_in_a_document_runs(name: str) -> None:
+    for block in blocks("python"):
+        if block.document == ROOT / name:
+            exec(compile(block.text, name, "exec"), {})
+
+
+def test_every_name_of_code_in_a_document_exists() -> None:
+    names = {
+        (document.name, code)
+        for document in DOCUMENTS
+        for code in inline_code(document)
+        if re.fullmatch(r"(tasp_lab|sim|runtime)(\.\w+)+", code) and code.removeprefix("tasp_lab.") not in PUBLIC
+    }
+    assert len(names) > 100
+    assert sorted(f"{document}: {name}" for document, name in names if not exists(name)) == []
+
+
+def exists(name: str) -> bool:
+    """Whether this is a module, or something in one.
+
+    >>> exists("tasp_lab.units.parse_time_s"), exists("tasp_lab.units.parse"), exists("tasp_lab.unit.parse_time_s")
+    (True, False, False)
+    """
+    try:
+        importlib.import_module(name)
+        return True
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError:
+        return False
+
+
+def test_the_changelog_names_modules_that_exist() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    renamed = re.findall(r"^\| `([\w.]+)` \| `((?:tasp_lab|sim|runtime|experiments)\.[\w.]+)` \|$", text, re.MULTILINE)
+    assert len(renamed) > 100
+    assert [new for _, new in renamed if not exists(new)] == []
+    assert [old for old, new in renamed if is_module(old) and old + "." not in new] == []
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def test_the_readme_is_one_screen_of_links() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_lines_of_prose_are_short(document: Path) -> None:
+    """Tables aside."""
+    lines = prose(document).splitlines()
+    assert [line for line in lines if len(line) > 160 and not line.startswith("|")] == []
+
+
+def test_the_citation_has_what_its_format_requires_and_the_version_of_the_changelog() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["cff-version"] == "1.2.0"
+    assert all(author.keys() & {"name", "family-names"} for author in citation["authors"])
+    newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert (citation["version"], str(citation["date-released"])) == newest.groups()
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    """The rows of all tables of a document, each by its columns."""
+    found, header = list[dict[str, str]](), list[str]()
+    for line in (ROOT / path).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("|") else []
+        if cells and header and not set(line) <= set("|:- "):
+            found.append(dict(zip(header, cells, strict=True)))
+        header = header or cells if cells else []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("document", "results", "least"),
+    [
+        ("README.md", "experiments/results/all_gather.md", 6),
+        ("docs/decomposition.md", "experiments/results/decompositions.md", 14),
+    ],
+)
+def test_tables_of_documents_are_those_of_the_results(document: str, results: str, least: int) -> None:
+    """Some of their rows and columns."""
+    measured = rows(results)
+    columns = set(measured[0])
+    copied = [row for row in rows(document) if row.keys() <= columns]
+    assert len(copied) >= least
+    assert [row for row in copied if not any(row.items() <= each.items() for each in measured)] == []

@@ -1,0 +1,338 @@
+"""How fast ranks compute attention: by machine, dtype and pass, and where each rate comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.simulate import simulate
+from tasp_lab.analysis.predict import predict, with_compute
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.analysis.results import LayerPrediction
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.cli.process import main
+from tasp_lab.errors import TaspLabError
+from tasp_lab.machines.catalogue import catalogue_names, load_machine, topology_document
+from tasp_lab.machines.compute_rates import COMPUTE_RATES, accelerator_constants, accelerator_names, compute_of
+from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Constant, Machine
+from tasp_lab.machines.profile_files import load_profile, profile_names
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import ELEMENT_BYTES, Workload
+from tests.conftest import Command
+
+DTYPES = ("bf16", "fp16", "fp32")
+PASSES = ("forward", "backward")
+LAYER = ("--schedule", "zigzag-ring-attention", "--seq", "1Ki", "--heads", "8", "--mask", "causal")
+
+Tell = Callable[..., tuple[int, str, str]]
+
+TENSOR_PEAKS = {
+    "a10-4-pcie": 125e12,
+    "a100": 312e12,
+    "a100-8": 312e12,
+    "ascend-910b-8": None,
+    "b200": 2250e12,
+    "b200-8": 2250e12,
+    "dgx-1v": 125e12,
+    "gaudi2-8": 432e12,
+    "gaudi3-8": 1835e12,
+    "gb200": 2500e12,
+    "gb200-nvl72": 2500e12,
+    "gb300": 2500e12,
+    "gh200": 990e12,
+    "h100": 989.4e12,
+    "h100-2x8": 989.4e12,
+    "h100-2x8-rails": 989.4e12,
+    "h100-4x8": 989.4e12,
+    "h100-8": 989.4e12,
+    "h200": 989.4e12,
+    "h200-8": 989.4e12,
+    "mi300x": 1307.4e12,
+    "mi300x-2x8": 1307.4e12,
+    "mi300x-4x8": 1307.4e12,
+    "mi300x-8": 1307.4e12,
+    "mi355x": 2516.6e12,
+    "mi355x-8": 2516.6e12,
+}
+"""Dense bf16 (A10, V100: fp16), as the makers' data sheets print it; None where none was found."""
+
+MACHINES = sorted({*catalogue_names(), *profile_names()})
+
+
+def machine_of(name: str) -> Machine:
+    return load_machine(name) if name in catalogue_names() else load_profile(name).machine(1, 2)
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Runs a command in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def document(tell: Tell, *arguments: str) -> dict[str, Any]:
+    code, out, err = tell("predict", *arguments, "--json")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+# Data
+
+
+def test_every_dtype_of_a_layer_is_looked_at() -> None:
+    assert set(DTYPES) == set(ELEMENT_BYTES)
+
+
+def test_every_machine_has_a_published_peak() -> None:
+    assert set(TENSOR_PEAKS) == set(MACHINES)
+
+
+@pytest.mark.parametrize(("name", "dtype", "passing"), list(product(MACHINES, DTYPES, PASSES)))
+def test_a_rate_has_a_source_or_is_called_assumed(name: str, dtype: str, passing: str) -> None:
+    rate = with_compute(machine_of(name)).compute.rate(dtype, passing)
+    assert rate.flops_per_s is not None
+    assert rate.source.strip()
+    assert rate.assumed == rate.source.startswith("assumed")
+
+
+@pytest.mark.parametrize(("name", "passing"), list(product(MACHINES, PASSES)))
+def test_float32_is_no_faster_than_16_bits_and_both_are_below_the_peak(name: str, passing: str) -> None:
+    compute, peak = with_compute(machine_of(name)).compute, TENSOR_PEAKS[name]
+    fp32, fp16, bf16 = (compute.rate(dtype, passing).flops_per_s for dtype in ("fp32", "fp16", "bf16"))
+    assert fp32 is not None
+    assert bf16 is not None
+    assert fp32 <= bf16 == fp16
+    if peak is not None:
+        assert peak / 10 < bf16 < peak
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("passing", PASSES)
+def test_a_b200_is_no_slower_than_an_h100(dtype: str, passing: str) -> None:
+    b200, h100 = (load_machine(name).compute.rate(dtype, passing).flops_per_s for name in ("b200-8", "h100-8"))
+    assert b200 is not None
+    assert h100 is not None
+    assert b200 >= h100
+
+
+@pytest.mark.parametrize(("name", "tflops"), [("h100-8", 327.9), ("h100-4x8", 327.9), ("mi300x-8", 328.6)])
+def test_forward_rates_that_tables_were_made_with(name: str, tflops: float) -> None:
+    rate = load_machine(name).compute.rate("bf16", "forward")
+    assert (rate.flops_per_s, rate.assumed) == (pytest.approx(tflops * 1e12, rel=1e-12), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "seconds"),
+    [
+        # FlashAttention-2, batch 2, 16 heads of 128, 8192 positions, full mask: 9.460 ms (flash-attention pull 1791)
+        ("h100-8", 10 * 2 * 16 * 8192**2 * 128, 9.460e-3),
+        # one sequence of 8192, 32 heads of 128, causal: both passes less the forward one (ring-flash-attention README)
+        ("a100-8", 10 * 32 * 8192**2 * 128 / 2, 10559.7e-6 - 2678.1e-6),
+    ],
+)
+def test_a_backward_rate_counts_flops_as_a_backward_pass_does(name: str, flops: float, seconds: float) -> None:
+    """5/2 of the forward pass's 4 FLOPs per pair and element, as `AttentionTask.flops_per_pair`."""
+    rate = load_machine(name).compute.rate("bf16", "backward")
+    assert rate.flops_per_s == pytest.approx(flops / seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(accelerator_names()))
+def test_an_accelerator_has_constants_of_compute_rates_only(name: str) -> None:
+    constants = accelerator_constants(name)
+    assert {constant.name for constant in constants} <= set(COMPUTE_RATES)
+    assert "compute_rate" in {constant.name for constant in constants}
+    assert isinstance(compute_of(constants), ComputeRates)
+
+
+def test_a_machine_and_its_family_compute_alike() -> None:
+    for name in ("h100-8", "mi300x-8", "b200-8", "a100-8", "h200-8", "mi355x-8", "gb200-nvl72"):
+        assert machine_of(name).compute == load_profile(name.partition("-")[0]).machine(1, 2).compute
+
+
+# What is missing
+
+
+def constant(name: str, value: str) -> Constant:
+    return Constant(name, value, "a measurement")
+
+
+def test_no_constant_no_rate() -> None:
+    assert compute_of(()) == INSTANT
+
+
+def test_what_a_file_does_not_say_is_that_of_the_nearest_kind_and_assumed() -> None:
+    compute = compute_of((constant("compute_rate", "4e9"), constant("compute_rate_fp32", "1e9")))
+    found = {(d, p): compute.rate(d, p) for d, p in product(DTYPES, PASSES)}
+    assert {kind: rate.flops_per_s for kind, rate in found.items()} == {
+        ("bf16", "forward"): 4e9, ("fp16", "forward"): 4e9, ("fp32", "forward"): 1e9,
+        ("bf16", "backward"): 4e9, ("fp16", "backward"): 4e9, ("fp32", "backward"): 1e9,
+    }  # fmt: skip
+    assert {kind for kind, rate in found.items() if rate.assumed} == set(product(DTYPES, ["backward"]))
+    assert all(rate.source.startswith("assumed") for rate in found.values() if rate.assumed)
+
+
+def test_a_rate_of_every_kind_is_known_by_its_own_constant() -> None:
+    values = dict(zip(COMPUTE_RATES, ("4e9", "3e9", "2e9", "1e9"), strict=True))
+    compute = compute_of(tuple(constant(name, value) for name, value in values.items()))
+    for name, (dtype, passing) in COMPUTE_RATES.items():
+        rate = compute.rate(dtype, passing)
+        assert (rate.flops_per_s, rate.source, rate.assumed) == (float(values[name]), "a measurement", False)
+
+
+def test_a_machine_file_names_its_accelerator_and_may_state_a_rate_anew(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\naccelerator = "h100"\nexpression = "full-mesh:2"\nconstants = [\n'
+        '    { name = "link_bandwidth", value = "50GB/s", source = "here" },\n'
+        '    { name = "link_latency", value = "1us", source = "here" },\n'
+        '    { name = "compute_rate", value = "1TFLOP/s", source = "here" },\n]\n'
+    )
+    machine, h100 = load_machine(str(path)), load_machine("h100-8")
+    assert machine.compute.rate("bf16", "forward") == ComputeRate(1e12, "here")
+    assert machine.compute.rate("bf16", "backward") == h100.compute.rate("bf16", "backward")
+    copy = tmp_path / "copy.json"
+    copy.write_text(json.dumps(topology_document(machine)))
+    assert load_machine(str(copy)).compute == machine.compute
+
+
+def test_an_unknown_accelerator_is_answered_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\naccelerator = "h999"\nworld_size = 1\nlinks = []\n')
+    with pytest.raises(TaspLabError, match=r"accelerator 'h999' is unknown: expected one of .*h100") as raised:
+        load_machine(str(path))
+    assert "\n" not in str(raised.value)
+
+
+# Use
+
+
+@given(st.fractions(1, 100, max_denominator=4), st.fractions(1, 100, max_denominator=4))
+def test_each_pass_is_computed_at_its_own_rate(forward: Fraction, backward: Fraction) -> None:
+    """With one rank there is nothing but computing, so a pass takes its FLOPs over its rate; a bound likewise."""
+    rates = {("bf16", "forward"): ComputeRate(forward, "a"), ("bf16", "backward"): ComputeRate(backward, "b")}
+    machine, layer = Machine(full_mesh(1), compute=ComputeRates(rates)), Workload(sequence=6, head_dim=1, heads=1)
+    options = AttentionOptions(passes="both")
+    found = predict(machine, ["ring-attention"], layer, options=options)
+    one_way, back, both = (p for p in found if isinstance(p, LayerPrediction))
+    pairs = 4 * 6**2
+    assert (one_way.time_s, back.time_s) == (pairs / forward, pairs * Fraction(5, 2) / backward)
+    assert (one_way.bound_s, back.bound_s) == (one_way.time_s, back.time_s)
+    assert both.time_s == both.flops / Fraction(both.compute_flops_per_s or 0)
+    for schedule, p in zip(
+        build_schedules("ring-attention", machine.topology, layer, None, options), found, strict=False
+    ):
+        assert simulate(schedule, machine, "array").time_s == pytest.approx(float(p.time_s))
+
+
+@given(st.fractions(1, 100), st.fractions(Fraction(1, 100), 1))
+def test_scaled_rates_keep_their_ratios_and_what_is_assumed(rate: Fraction, scale: Fraction) -> None:
+    both = ComputeRates(
+        {("bf16", "forward"): ComputeRate(rate, "a"), ("bf16", "backward"): ComputeRate(3 * rate, "b", True)}
+    )
+    found = both.scaled(float(scale))
+    for passing, times, assumed in (("forward", 1, False), ("backward", 3, True)):
+        each = found.rate("bf16", passing)
+        assert each.flops_per_s == pytest.approx(float(times * rate * scale))
+        assert each.assumed is assumed
+    assert INSTANT.scaled(float(scale)) == INSTANT
+
+
+@pytest.mark.fabric
+def test_an_emulated_machine_computes_each_pass_at_its_own_rate_times_the_scale(command: Command) -> None:
+    layer = ("--schedule", "ring-attention", "--seq", "64", "--heads", "1", "--head-dim", "8", "--pass", "both")
+    machine = load_machine("a10-4-pcie")
+    done = command("validate", "a10-4-pcie", *layer, "--scale", "1e-4", "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for passing in PASSES:
+        rate = machine.compute.rate("bf16", passing)
+        assert found["compute"][passing]["flops_per_s"] == pytest.approx(float(rate.flops_per_s or 0) * 1e-4)
+        assert found["compute"][passing]["assumed"] is rate.assumed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_json_has_the_rate_of_each_pass_and_its_source(tell: Tell, dtype: str) -> None:
+    found = document(tell, "h100-8", *LAYER, "--dtype", dtype, "--pass", "both")
+    compute = load_machine("h100-8").compute
+    assert found["compute"] == {"dtype": dtype} | {
+        passing: {"flops_per_s": rate.flops_per_s, "source": rate.source, "assumed": rate.assumed}
+        for passing in PASSES
+        for rate in [compute.rate(dtype, passing)]
+    }
+    rows = {row["pass"]: row["compute_flops_per_s"] for row in found["predictions"]}
+    assert [rows[passing] for passing in PASSES] == [found["compute"][passing]["flops_per_s"] for passing in PASSES]
+
+
+def test_json_has_the_passes_that_were_asked_for(tell: Tell) -> None:
+    assert set(document(tell, "h100-8", *LAYER)["compute"]) == {"dtype", "forward"}
+    assert set(document(tell, "h100-8", *LAYER, "--pass", "backward")["compute"]) == {"dtype", "backward"}
+    assert document(tell, "h100-8", "--schedule", "ring", "--shard-bytes", "1MiB")["compute"] is None
+
+
+@pytest.mark.parametrize("topology", ["ascend-910b-8", "switch:8"])
+def test_a_machine_without_rates_computes_at_an_assumed_one(tell: Tell, topology: str) -> None:
+    rate = document(tell, topology, *LAYER)["compute"]["forward"]
+    assert (rate["flops_per_s"], rate["assumed"]) == (300e12, True)
+    assert "assumed" in rate["source"]
+
+
+@pytest.mark.parametrize("name", ["h100-8", "b200-8", "a10-4-pcie", "gaudi3-8", "ascend-910b-8", "switch:8"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_table_says_what_is_assumed_and_only_that(tell: Tell, name: str, dtype: str) -> None:
+    ranks = load_machine(name).topology.world_size
+    layer = ("--schedule", "ring-attention", "--seq", str(ranks), "--heads", "1", "--dtype", dtype, "--pass", "both")
+    code, out, err = tell("predict", name, *layer)
+    assert code == 0, err
+    rates = document(tell, name, *layer)["compute"]
+    lines = [line for line in out.splitlines() if line.startswith("compute:")]
+    assert len(lines) == len({rates[p]["source"] for p in PASSES if rates[p]["assumed"]})
+    assert all("assumed" in line and dtype in line and "--compute timed:RATE" in line for line in lines)
+    for passing in PASSES:
+        if rates[passing]["assumed"]:
+            assert any(passing in line and rates[passing]["source"] in line for line in lines)
+
+
+def test_the_title_has_the_rate_of_each_pass(tell: Tell) -> None:
+    out = " ".join(tell("predict", "h100-8", *LAYER, "--pass", "both")[1].split())
+    assert "8 ranks at 327.9 TFLOP/s forward and 290.6 TFLOP/s backward" in out
+    out = " ".join(tell("predict", "h100-8", *LAYER, "--pass", "both", "--compute", "timed:1TFLOP/s")[1].split())
+    assert "8 ranks at 1 TFLOP/s" in out
+    assert "backward at" not in out
+
+
+@pytest.mark.parametrize("name", ["h100-8", "gaudi3-8", "switch:8"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_given_rate_is_that_of_all_passes_and_is_not_assumed(tell: Tell, name: str, dtype: str) -> None:
+    given_ = ("--dtype", dtype, "--pass", "both", "--compute", "timed:5TFLOP/s")
+    found = document(tell, name, *LAYER, *given_)
+    rate = {"flops_per_s": 5e12, "source": "given", "assumed": False}
+    assert found["compute"] == {"dtype": dtype, "forward": rate, "backward": rate}
+    assert "assumed" not in tell("predict", name, *LAYER, *given_)[1]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["timed:", "timed:0", "timed:-1", "timed:300TFLOPS", "300TFLOP/s", "fast", "real", ""]
+)
+def test_a_wrong_compute_rate_is_answered_in_one_line(tell: Tell, wrong: str) -> None:
+    code, out, err = tell("predict", "h100-8", *LAYER, "--compute", wrong)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert "compute" in err

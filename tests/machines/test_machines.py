@@ -1,0 +1,99 @@
+"""The machines of the catalogue against what their makers publish, in figures taken from elsewhere than the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tasp_lab.machines.catalogue import catalogue_names, load_machine
+
+
+@dataclass(frozen=True)
+class Published:
+    """What one accelerator can move: inside its machine (or node) in both directions together, as makers count, and
+    one way through its NIC. `source` is where the first figure is printed."""
+
+    world_size: int
+    both_ways_gb_per_s: float
+    source: str
+    nic_gbit_per_s: float = 0
+
+    @property
+    def out_bytes_per_s(self) -> float:
+        return (self.both_ways_gb_per_s / 2 + self.nic_gbit_per_s / 8) * 1e9
+
+
+AZURE = "MicrosoftDocs/azure-compute-docs, articles/virtual-machines/sizes/gpu-accelerated/includes"
+NVLINK = "NVIDIA's table of NVLink generations, https://www.nvidia.com/en-us/data-center/nvlink"
+H100 = f"900 GB/s: {NVLINK}; 400 Gbit/s per GPU: {AZURE}/ndh100v5-series-summary.md"
+MI300X = f"896 GB/s aggregate; 400 Gbit/s per GPU: {AZURE}/ndmi300xv5-series-summary.md"
+INTEL = "https://docs.habana.ai/en/latest/Management_and_Monitoring/Network_Configuration"
+
+PUBLISHED = {
+    "a10-4-pcie": Published(4, 64 * 128 / 130, "PCIe Gen4 64 GB/s, here less line coding: NVIDIA A10 data sheet"),
+    "a100-8": Published(8, 600, f"600 GB/s: {NVLINK}"),
+    "ascend-910b-8": Published(8, 2 * 196, "196 GB/s one way: Ascend/msmodeling 1e5a50b1, tensor_cast/device.py"),
+    "b200-8": Published(8, 14_400 / 8, "DGX B200, 14.4 TB/s: https://www.nvidia.com/en-us/data-center/dgx-b200"),
+    "dgx-1v": Published(8, 300, f"300 GB/s: {NVLINK}"),
+    "gaudi2-8": Published(8, 525, f"525 GB/s, total of the scale-up ports, note on Gaudi 2: {INTEL}"),
+    "gaudi3-8": Published(8, 1050, f"1050 GB/s, total of the scale-up ports: {INTEL}"),
+    "gb200-nvl72": Published(72, 1800, f"4 x 1.8 TB/s for four GPUs: {AZURE}/nd-gb200-v6-series-summary.md"),
+    "h100-2x8": Published(16, 900, H100, nic_gbit_per_s=400),
+    "h100-2x8-rails": Published(16, 900, H100, nic_gbit_per_s=400),
+    "h100-4x8": Published(32, 900, H100, nic_gbit_per_s=400),
+    "h100-8": Published(8, 900, H100),
+    "h200-8": Published(8, 900, f"NVLink, 900 GB/s: {AZURE}/nd-h200-v5-series-summary.md"),
+    "mi300x-2x8": Published(16, 896, MI300X, nic_gbit_per_s=400),
+    "mi300x-4x8": Published(32, 896, MI300X, nic_gbit_per_s=400),
+    "mi300x-8": Published(8, 896, MI300X),
+    "mi355x-8": Published(8, 1075, "1075 GB/s: TechRadar, 2025-09-01, on AMD's talk at Hot Chips 2025"),
+}
+
+every_machine = pytest.mark.parametrize("name", catalogue_names())
+
+
+def test_every_machine_has_a_published_figure() -> None:
+    assert set(PUBLISHED) == set(catalogue_names())
+
+
+@every_machine
+def test_every_constant_says_where_it_comes_from(name: str) -> None:
+    constants = load_machine(name).constants
+    assert constants
+    assert all(constant.source.strip() for constant in constants)
+
+
+@every_machine
+def test_every_rank_sends_what_the_maker_publishes(name: str) -> None:
+    """Published figures are whole GB/s both ways, so half of half a GB/s may be lost in them."""
+    topology, published = load_machine(name).topology, PUBLISHED[name]
+    assert topology.world_size == published.world_size
+    for rank in range(topology.world_size):
+        out_bytes_per_s = sum(link.bandwidth_bytes_per_s for link in topology.links if link.source == rank)
+        assert out_bytes_per_s == pytest.approx(published.out_bytes_per_s, rel=0, abs=0.25e9)
+
+
+@every_machine
+def test_every_link_has_its_like_in_the_other_direction(name: str) -> None:
+    links = load_machine(name).topology.links
+    numbers = {(link.source, link.destination): (link.bandwidth_bytes_per_s, link.latency_s) for link in links}
+    assert numbers == {(b, a): of_link for (a, b), of_link in numbers.items()}
+
+
+@every_machine
+def test_every_rank_reaches_every_other_but_on_the_cube_mesh(name: str) -> None:
+    n = load_machine(name).topology.world_size
+    reached = 4 if name == "dgx-1v" else n - 1
+    assert load_machine(name).topology.linked_pairs.sum(axis=1).tolist() == [reached] * n
+
+
+def test_dgx_1v_is_a_cube_with_the_diagonals_of_two_faces_and_six_links_per_gpu() -> None:
+    """So the white paper draws it: GPUs 0 to 3 and 4 to 7 each all to all, and one edge from each to the other four."""
+    topology = load_machine("dgx-1v").topology
+    pairs = {(link.source, link.destination) for link in topology.links}
+    assert pairs == {(a, b) for a in range(8) for b in range(8) if a != b and (a // 4 == b // 4 or a % 4 == b % 4)}
+    widths = [round(link.bandwidth_bytes_per_s / 25e9) for link in topology.links]
+    assert sorted(widths) == [1] * 16 + [2] * 16
+    for rank in range(8):
+        assert sum(width for width, link in zip(widths, topology.links, strict=True) if link.source == rank) == 6

@@ -1,0 +1,207 @@
+"""Profiles: families of machines with their library, files of one's own, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tasp_lab.errors import ProfileError, TaspLabError
+from tasp_lab.libraries.channels import ChannelLibrary
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.machine import IDEAL
+from tasp_lab.machines.profile_files import (
+    find_profile,
+    listed_members,
+    load_profile,
+    member,
+    profile_document,
+    profile_names,
+)
+
+OWN = """
+name = "mine"
+summary = "two GPUs"
+library = "gloo"
+inside = "full-mesh"
+ranks_per_node = 2
+
+[[constants]]
+name = "link_bandwidth"
+value = "1GB/s"
+source = "read off the box"
+
+[[constants]]
+name = "link_latency"
+value = "10us"
+source = "ping"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_constant_can_be_read_and_has_a_source(name: str) -> None:
+    profile = load_profile(name)
+    for constant in profile.constants:
+        assert CONSTANTS[constant.name].parse(constant.value) >= 0
+        assert re.search(r"[A-Za-z]/[A-Za-z]|#[0-9]|\d{4}|RFC|assumption", constant.source), constant.name
+    assert len({constant.name for constant in profile.constants}) == len(profile.constants)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_payload_is_less_than_the_line_and_hops_are_no_shorter_than_the_wire(name: str) -> None:
+    of = load_profile(name).number
+    assert of("link_many_payload") <= of("link_payload") <= of("link_bandwidth")
+    assert of("nic_ring_rate") <= of("nic_bandwidth")
+    assert of("nic_payload") <= of("nic_bandwidth")
+    for protocol in ("ll", "ll128", "simple"):
+        assert of(f"link_hop_{protocol}") >= of("link_latency")
+        assert of(f"nic_hop_{protocol}") >= of("nic_latency")
+
+
+@pytest.mark.parametrize("name", listed_members())
+def test_members_that_a_profile_lists_have_a_summary_of_their_own(name: str) -> None:
+    found = member(name)
+    assert found is not None
+    assert found.summary != load_profile(name.partition("-")[0]).summary
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 17, 18])
+def test_a_rack_is_one_domain(nodes: int) -> None:
+    found = member(f"gb200-{nodes}x4")
+    assert found is not None
+    assert isinstance(found.comm_library, ChannelLibrary)
+    assert found.comm_library.domain_ranks == 4 * nodes
+    assert len(found.comm_library.media) == 1
+
+
+def test_two_racks_are_two_domains() -> None:
+    found = member("gb200-36x4")
+    assert found is not None
+    assert isinstance(found.comm_library, ChannelLibrary)
+    assert found.comm_library.domain_ranks == 72
+    assert len(found.comm_library.media) == 2
+    rack = member("gb200-nvl72")
+    assert rack is not None
+    assert rack.topology.world_size == 72
+
+
+def test_one_node_of_a_file_and_several(own: Path) -> None:
+    found = member(str(own))
+    assert found is not None
+    assert (found.topology.world_size, found.comm_library.name) == (2, "gloo")
+    with pytest.raises(ProfileError, match="constant 'nic_bandwidth' is missing"):
+        member(f"{own}:2x2")
+    profile, machine = find_profile(str(own))
+    assert profile.name == "mine"
+    assert machine.topology.world_size == 2
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_written_is_the_profile_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "copy.toml"
+    path.write_text(profile_document(load_profile(name)))
+    assert load_profile(str(path)) == load_profile(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('inside = "full-mesh"', 'inside = "full-mesh"\ncolour = "red"', "unknown field `colour`"),
+        ('source = "ping"', "", "missing required field `source`"),
+        ('source = "ping"', 'source = " "', "source"),
+        ('name = "link_latency"', 'name = "latency"', "unknown constant 'latency', expected one of link_bandwidth"),
+        ('name = "link_latency"', 'name = "link_bandwidth"', "constant 'link_bandwidth' occurs twice"),
+        ('"10us"', '"10us"\nat = "link_bandwidth = 1GB/s"', "constant 'link_latency' does not depend on another"),
+        ('"10us"', '"10"', "time '10': expected a number and a unit"),
+        ('"1GB/s"', '"-1GB/s"', "expected more than 0"),
+        ('library = "gloo"', 'library = "mpi"', "Invalid enum value 'mpi'"),
+        ("ranks_per_node = 2", "ranks_per_node = 0", "ranks_per_node"),
+        ('name = "mine"', "name = 3", "name"),
+        (
+            "[[constants]]",
+            '[machines]\n"2y8" = "two"\n\n[[constants]]',
+            "'2y8' is not a size, expected one like 8, 2x8",
+        ),
+        ("[[constants]]", '[aliases]\npair = "one"\n\n[[constants]]', "'one' is not a size, expected one like 8, 2x8"),
+        ('source = "ping"', 'source = "ping\\u202e"', "`source` has the character"),
+        ('"two GPUs"', '"two\\nGPUs"', "`summary` has the character"),
+        ("[[constants]]", "[[constants", "Unclosed array"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_line(own: Path, old: str, new: str, expected: str) -> None:
+    own.write_text(OWN.replace(old, new, 1))
+    with pytest.raises(ProfileError) as caught:
+        load_profile(str(own))
+    message = str(caught.value)
+    assert str(own) in message
+    assert "\n" not in message
+    if "Unclosed" not in expected:
+        assert re.search(re.escape(expected), message), message
+
+
+def test_payload_beyond_the_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fast.toml"
+    path.write_text(profile_document(load_profile("h100")).replace("370.8GB/s", "451GB/s"))
+    with pytest.raises(ProfileError, match=r"fast\.toml': link_payload is more than link_bandwidth"):
+        load_profile(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h100-2x9", "at most 8 ranks per node"),
+        ("h100-9999x8", "in all"),
+        ("gb200-19x4", "19 nodes do not fill 2 domains equally"),
+    ],
+)
+def test_sizes_that_do_not_exist(text: str, expected: str) -> None:
+    with pytest.raises(ProfileError, match=expected):
+        member(text)
+
+
+@pytest.mark.parametrize("text", ["nothing", "h100x", "missing.toml"])
+def test_names_of_nothing(text: str) -> None:
+    with pytest.raises(ProfileError, match=r"unknown|cannot be read"):
+        load_profile(text)
+    with pytest.raises(TaspLabError):
+        find_profile(text)
+
+
+def test_meanings_are_sentences_without_a_full_stop() -> None:
+    assert all(spec.meaning and not spec.meaning.endswith(".") for spec in CONSTANTS.values())
+    json.dumps({name: spec.unit for name, spec in CONSTANTS.items()})
+
+
+def test_without_the_library_its_constants_are_not_needed(own: Path) -> None:
+    own.write_text(OWN.replace('"gloo"', '"nccl"'))
+    wires = load_machine(str(own), library="ideal")
+    assert wires.comm_library == IDEAL
+    assert {constant.name for constant in wires.constants} == {"link_bandwidth", "link_latency"}
+    assert load_machine(str(own), library="gloo").comm_library.name == "gloo"
+    with pytest.raises(ProfileError, match="is missing; nccl needs it here"):
+        load_machine(str(own))
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ("nic_bandwidth = 1GB/s", "link_payload depends on link_bandwidth, expected `link_bandwidth = ...`"),
+        ("link_bandwidth = fast", "bandwidth 'fast'"),
+        ("1GB/s", "link_payload depends on link_bandwidth"),
+    ],
+)
+def test_a_constant_is_stated_at_a_value_of_the_one_it_depends_on(own: Path, at: str, expected: str) -> None:
+    constant = f'\n[[constants]]\nname = "link_payload"\nvalue = "900MB/s"\nsource = "a run"\nat = "{at}"\n'
+    own.write_text(OWN + constant)
+    with pytest.raises(ProfileError, match=re.escape(expected)):
+        load_profile(str(own))

@@ -1,0 +1,175 @@
+"""Backward passes by the executor, every rank a thread: sums of test patterns, which the trial checks bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from threading import Event
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.executor.executor import Executor
+from runtime.executor.transports import Message, Wait
+from runtime.sequence_parallel.gradient_sums import Sums
+from runtime.trials import patterns
+from runtime.trials.in_process import run_in_process
+from runtime.trials.workloads import PatternTrial
+from tasp_lab.attention.backward import DATAFLOWS
+from tasp_lab.errors import RunError
+from tasp_lab.schedule.buffer_layout import Sum
+from tasp_lab.timeline.events import DIFFERENTIATE, SEND
+from tasp_lab.workload.layer import Workload
+from tests.attention.test_backward import Case, cases_of
+
+FLOPS_PER_S = 1e12
+"""Test patterns instead of attention; a call takes no time worth waiting for."""
+
+TRANSPORTS = [(0, False), (4, False), (0, True)]
+"""Receives posted in their turn or steps ahead, and whole steps."""
+
+transports = st.sampled_from(TRANSPORTS)
+
+Sent = tuple[torch.Tensor, Event]
+"""What is sent, where it lies, and what is set when its receiver has it."""
+
+
+@settings(max_examples=100)
+@given(cases_of(st.sampled_from(DATAFLOWS), max_positions=24), transports)
+def test_every_gradient_is_the_sum_of_its_parts(case: Case, transport: tuple[int, bool]) -> None:
+    """The timeline has every transfer and every kernel call once."""
+    schedule = case.backward
+    timeline = run_in_process(schedule, *transport, flops_per_s=FLOPS_PER_S)
+    sends = Counter((e.step, e.rank, e.peer, e.lane, e.block, e.bytes) for e in timeline.events if e.kind == SEND)
+    calls = Counter((e.step, e.rank, e.flops) for e in timeline.events if e.kind == DIFFERENTIATE)
+    steps = list(enumerate(schedule.steps))
+    assert sends == Counter((at, *row, int(schedule.block_bytes[row[3]])) for at, step in steps for row in step.rows())
+    assert calls == Counter((at, c.rank, schedule.call_flops(c)) for at, step in steps for c in step.calls)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ten_runs_of_each_way(transport: tuple[int, bool]) -> None:
+    """Chance decides which thread is first; two buffers leave it the least freedom to be so."""
+    layer = Workload(30, head_dim=2, mask="causal", documents=(11, 19), heads=1)
+    for dataflow in DATAFLOWS:
+        case = Case("tasp", "full-mesh:5", layer, dataflow)
+        for _ in range(10):
+            run_in_process(case.backward, *transport, flops_per_s=FLOPS_PER_S)
+
+
+class Meeting:
+    """A transport of one rank that keeps no copies: a message is read where it lies when its receiver comes for it.
+
+    So it is wrong if what is being sent is overwritten, and nothing hides a buffer that is used too early.
+    """
+
+    receives_ahead, whole_steps = 4, False
+
+    def __init__(self, rank: int, boxes: dict[tuple[int, int, int], SimpleQueue[Sent]]) -> None:
+        self._rank, self._boxes = rank, boxes
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        return [partial(self._take, message) for message in messages]
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        taken = [Event() for _ in messages]
+        for message, each in zip(messages, taken, strict=True):
+            self._box(self._rank, message.peer, message.tag).put((message.data, each))
+        return [partial(self._until, each) for each in taken]
+
+    def _box(self, source: int, destination: int, tag: int) -> SimpleQueue[Sent]:
+        return self._boxes.setdefault((source, destination, tag), SimpleQueue())
+
+    def _take(self, message: Message) -> None:
+        data, taken = self._box(message.peer, self._rank, message.tag).get(timeout=20)
+        message.data.copy_(data)
+        taken.set()
+
+    def _until(self, taken: Event) -> None:
+        assert taken.wait(timeout=20), "nobody came for it"
+
+
+@settings(max_examples=50)
+@given(cases_of(st.sampled_from(DATAFLOWS), max_positions=16))
+def test_nothing_is_overwritten_before_its_receiver_has_it(case: Case) -> None:
+    boxes: dict[tuple[int, int, int], SimpleQueue[Sent]] = {}
+
+    def run(rank: int) -> None:
+        trial = PatternTrial(case.backward, rank, Meeting(rank, boxes), FLOPS_PER_S)
+        trial.set_up(checked=True)
+        trial.executor.prepare()
+        trial.executor.run()
+        trial.check()
+
+    with ThreadPoolExecutor(case.world_size) as threads:
+        list(threads.map(run, range(case.world_size)))
+
+
+# ---------------------------------------------------------------------------------------- the checks above can fail
+
+
+CASE = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), "rotate-kv-back")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_part_that_is_left_out_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    join = Sums.join
+
+    def forgetful(self: Sums, each: Sum) -> None:
+        if each.arrives:
+            self._parts.pop((each.block, each.since), None)
+        join(self, each)
+
+    monkeypatch.setattr(Sums, "join", forgetful)
+    with pytest.raises(RunError, match=r"rank \d: gradient block \d+ is not the sum of its parts"):
+        run_in_process(CASE.backward, *transport, flops_per_s=FLOPS_PER_S)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_sum_that_is_made_twice_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    join = Sums.join
+
+    def eager(self: Sums, each: Sum) -> None:
+        join(self, each)
+        if each.block in self._part.gradients:
+            join(self, each)
+
+    monkeypatch.setattr(Sums, "join", eager)
+    with pytest.raises(RunError, match=r"rank \d: gradient block \d+ is not the sum of its parts"):
+        run_in_process(CASE.backward, *transport, flops_per_s=FLOPS_PER_S)
+
+
+def test_gradients_that_start_as_garbage_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = patterns.fill
+
+    def careless(executor: Executor) -> None:
+        fill(executor)
+        for block, offset in executor.part.gradients.items():
+            executor.block(block, offset).fill_(1)
+
+    monkeypatch.setattr("runtime.trials.workloads.fill", careless)
+    with pytest.raises(RunError, match="is not the sum of its parts"):
+        run_in_process(CASE.backward, flops_per_s=FLOPS_PER_S)
+
+
+def test_buffers_need_not_start_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes into a buffer takes the place of whatever lay there: garbage at first, a block or a gradient later."""
+    fill = patterns.fill
+
+    def dirty(executor: Executor) -> None:
+        fill(executor)
+        schedule = executor.schedule
+        resident = [*executor.part.resident.items(), *executor.part.gradients.items()]
+        end = sum(int(schedule.block_bytes[block]) for block, _ in resident)
+        executor.memory[end:] = torch.randint(0, 256, executor.memory[end:].shape, dtype=torch.uint8)
+
+    monkeypatch.setattr("runtime.trials.workloads.fill", dirty)
+    for dataflow in DATAFLOWS:
+        for transport in TRANSPORTS:
+            run_in_process(replace(CASE, dataflow=dataflow).backward, *transport, flops_per_s=FLOPS_PER_S)

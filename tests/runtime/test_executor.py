@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.executor.executor import Executor
+from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
+from runtime.trials.patterns import fill, test_pattern, verify
+from tasp_lab.collectives.registry import collective
+from tasp_lab.errors import RunError
+from tasp_lab.schedule.step import Step
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.graph import Topology
+from tests.support.strategies import topologies_and_schedules
+
+
+@settings(max_examples=200)
+@given(topologies_and_schedules(), st.integers(1, 300), st.integers(0, 5), st.booleans())
+def test_every_schedule_gathers_every_bit(
+    case: tuple[Topology, str], shard: int, receives_ahead: int, whole_steps: bool
+) -> None:
+    """Walked by lanes or by steps. The executor checks the data; the timeline has every transfer once."""
+    topology, name = case
+    schedule = collective(name, topology, shard)
+    timeline = run_in_process(schedule, receives_ahead, whole_steps)
+    expected = {
+        (index, *row): int(schedule.block_bytes[row[3]])
+        for index, step in enumerate(schedule.steps)
+        for row in step.rows()
+    }
+    assert {(e.step, e.rank, e.peer, e.lane, e.block): e.bytes for e in timeline.events} == expected
+    assert len(timeline.events) == schedule.transfers
+    assert all(event.end_s >= event.start_s >= 0 for event in timeline.events)
+
+
+def test_wrong_data_is_noticed() -> None:
+    executor = Executor(collective("ring", full_mesh(2), 100), 1, InProcess(1, Mailboxes(), 1.0))
+    fill(executor)
+    with pytest.raises(RunError, match="rank 1: block 0 is not what its owner sent"):
+        verify(executor)
+
+
+def test_a_silent_peer_is_named() -> None:
+    executor = Executor(collective("ring", full_mesh(3), 100), 1, InProcess(1, Mailboxes(), 0.01))
+    fill(executor)
+    executor.prepare()
+    with pytest.raises(RunError, match="rank 1, step 0: lost rank 0 waiting for block 0 from it"):
+        executor.run()
+
+
+def test_patterns_tell_blocks_and_positions_apart() -> None:
+    first, second = test_pattern(0, 1000), test_pattern(1, 1000)
+    assert torch.equal(first, test_pattern(0, 1000))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[:999], first[1:])
+
+
+def test_no_lane_waits_for_another() -> None:
+    """Lane 0's block comes late; lane 1's is passed on before it."""
+    schedule = collective("multi-ring", full_mesh(3), 10)
+    mailboxes = Mailboxes()
+    executor = Executor(schedule, 1, InProcess(1, mailboxes, 5.0))
+    fill(executor)
+    executor.prepare()
+    first, second = (step.rows() for step in schedule.steps)
+    incoming = {lane: (source, block) for source, destination, lane, block in first if destination == 1}
+    onward = {lane: destination for source, destination, lane, _ in second if source == 1}
+    late = threading.Timer(0.5, lambda: deliver(mailboxes, incoming[0], lane=0))
+    late.start()
+    deliver(mailboxes, incoming[1], lane=1)
+    running = threading.Thread(target=executor.run, daemon=True)
+    running.start()
+    mailboxes.box(1, onward[1], 1 * schedule.lanes + 1).get(timeout=0.4)
+    assert mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).empty()
+    mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).get(timeout=5)
+    for lane, (source, _) in {row[2]: (row[0], 0) for row in second if row[1] == 1}.items():
+        mailboxes.box(source, 1, schedule.lanes + lane).put(test_pattern(0, 5))
+    running.join(timeout=5)
+    assert not running.is_alive()
+
+
+def deliver(mailboxes: Mailboxes, message: tuple[int, int], lane: int) -> None:
+    """Put the test pattern of a block of step 0 into rank 1's mailbox."""
+    source, block = message
+    mailboxes.box(source, 1, lane).put(test_pattern(block, 5))
+
+
+def test_several_blocks_on_one_lane_of_one_step() -> None:
+    """A lane takes its blocks one after the other, also when a step gives it several for the same peer."""
+    schedule = collective("multi-ring", full_mesh(3), 10)
+    steps = [Step.of((s, d, 0, b) for s, d, _, b in step.rows()) for step in schedule.steps]
+    assert len(run_in_process(replace(schedule, steps=steps)).events) == schedule.transfers

@@ -1,0 +1,81 @@
+"""What needs a GPU: one is enough. Chosen by ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime import attention_with_lse
+from runtime.executor.streams import CudaStreams
+from runtime.kernels.registry import KERNELS
+from tasp_lab.attention.registry import ATTENTION
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_in_a_world_of_one(group: None, name: str, dtype: torch.dtype, causal: bool) -> None:
+    q, k, v = (torch.randn(2, 300, heads, 64, device="cuda").to(dtype) for heads in (8, 2, 2))
+    out, lse = attention_with_lse(q, k, v, schedule=name, causal=causal)
+    expected = KERNELS["reference"].attend(q, k, v, scale=0.125, low=0 if causal else -299, high=299)
+    allowed = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}[dtype]
+    assert (out.double() - expected.out).norm() <= allowed * expected.out.norm()
+    assert (lse.transpose(1, 2).double() - expected.lse).norm() <= allowed * expected.lse.norm()
+
+
+def test_streams_order_what_they_are_told_to() -> None:
+    """A copy on the communication stream waits for a kernel, and a kernel for the copy, without the host."""
+    streams = CudaStreams(timed=True)
+    source, target = torch.zeros(2**26, device="cuda"), torch.zeros(2**26, device="cuda")
+    streams.begin()
+    for value in range(1, 20):
+        source.fill_(value)
+        filled = streams.mark()
+        with streams.communicating():
+            streams.wait(filled)
+            target.copy_(source)
+            copied = streams.mark()
+        streams.wait(copied)
+        target.add_(1)
+        source.copy_(target)
+    streams.finish()
+    assert bool((target == 20).all())
+
+
+def test_a_copy_runs_beside_attention() -> None:
+    """Kernel and copy between host and GPU on their streams take less than one after the other."""
+    q = torch.randn(1, 16384, 16, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+
+    def attend() -> None:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    def seconds(compute: bool, copy: bool) -> float:
+        torch.cuda.synchronize()
+        streams = CudaStreams(timed=True)
+        streams.begin()
+        for _ in range(8):
+            if copy:
+                with streams.communicating():
+                    device.copy_(host, non_blocking=True)
+            if compute:
+                attend()
+        streams.finish()
+        return streams.mark()()
+
+    seconds(True, True)
+    alone = seconds(True, False), seconds(False, True)
+    assert seconds(True, True) < 0.9 * sum(alone)

@@ -1,0 +1,308 @@
+"""A walk by steps on GPU-like streams: whatever order the events allow, kernels read what was sent to them.
+
+Three streams per rank (computing, communication, the library's own) run their operations in order, but each stream as
+early or late as chance wills, only events hold them back. Kernels and transfers take time: what they read must be the
+same when they begin and when they end, and what is being received is garbage until it has arrived. So do sums: what is
+added up is read when that begins and written when it ends, and what was written in between is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.executor.executor import Executor
+from runtime.executor.streams import Mark
+from runtime.executor.transports import Message, Wait
+from runtime.trials.patterns import fill, part_of_gradient, verify, verify_gradients, verify_reads
+from tasp_lab.attention.backward import DATAFLOWS, Dataflow
+from tasp_lab.attention.forward import attention
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.errors import RunError
+from tasp_lab.schedule.buffer_layout import INITIAL, CallRow, Sum
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+from tests.attention.test_backward import Case, cases_of
+
+Operation = tuple[Callable[[], bool], Callable[[], None]]
+
+
+class Device:
+    """All streams of all ranks: each runs its operations in order, the next one is drawn among those that can run.
+
+    Some streams are far slower than others.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.streams: defaultdict[tuple[int, str], deque[Operation]] = defaultdict(deque)
+        self.mail: defaultdict[tuple[int, int, int], deque[torch.Tensor]] = defaultdict(deque)
+        self._random = random.Random(seed)
+
+    def run(self) -> None:
+        weight = {name: self._random.choice([1, 1e-4]) for name in self.streams}
+        while waiting := [name for name, stream in self.streams.items() if stream]:
+            able = [name for name in waiting if self.streams[name][0][0]()]
+            assert able, "a deadlock"
+            drawn = self._random.choices(able, [weight[name] for name in able])[0]
+            self.streams[drawn].popleft()[1]()
+
+
+class Reached:
+    """A point in a stream."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream, self.reached = stream, False
+
+    def reach(self) -> None:
+        self.reached = True
+
+    def __call__(self) -> float:
+        return 0.0
+
+
+Edge = tuple[str, str]
+"""A stream, and one that waits for it."""
+
+EDGES = [
+    ("computing", "communicating"),
+    ("communicating", "computing"),
+    ("communicating", "library"),
+    ("library", "communicating"),
+]
+
+
+class DrawnStreams:
+    """The streams of one rank; over the `ignored` edges nothing waits for anything."""
+
+    def __init__(self, device: Device, rank: int, ignored: Collection[Edge]) -> None:
+        self.device, self.rank, self.ignored, self.current = device, rank, ignored, "computing"
+
+    def queue(self, run: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
+        self.device.streams[self.rank, self.current].append((ready, run))
+
+    def begin(self) -> None:
+        begun = self.mark()
+        with self.communicating():
+            self.wait(begun)
+
+    @contextlib.contextmanager
+    def in_stream(self, name: str) -> Iterator[None]:
+        before, self.current = self.current, name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def communicating(self) -> contextlib.AbstractContextManager[object]:
+        return self.in_stream("communicating")
+
+    def mark(self) -> Mark:
+        mark = Reached(self.current)
+        self.queue(mark.reach)
+        return mark
+
+    def wait(self, mark: Mark) -> None:
+        assert isinstance(mark, Reached)
+        if (mark.stream, self.current) not in self.ignored:
+            self.queue(lambda: None, lambda: mark.reached)
+
+    def finish(self) -> None:
+        with self.communicating():
+            ended = self.mark()
+        self.wait(ended)
+
+
+class Library:
+    """Batches of one rank on the library's own stream, as NCCL runs them."""
+
+    receives_ahead = 0
+    whole_steps = True
+
+    def __init__(self, streams: DrawnStreams) -> None:
+        self._streams, self._receives, self._done = streams, [], Reached("library")  # type: ignore[var-annotated]
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        self._receives, self._done = list(messages), Reached("library")
+        return [self._wait_for(self._done)] * len(messages)
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        streams, receives, done, rank = self._streams, self._receives, self._done, self._streams.rank
+        mail, sent = streams.device.mail, [(message, []) for message in messages]  # type: ignore[var-annotated]
+        posted = streams.mark()
+
+        def begin() -> None:
+            for message in receives:
+                message.data.fill_(255)
+            for message, copies in sent:
+                copies.append(message.data.clone())
+                mail[rank, message.peer, message.tag].append(copies[0])
+
+        def arrived() -> bool:
+            found: defaultdict[tuple[int, int, int], int] = defaultdict(int)
+            for message in receives:
+                found[message.peer, rank, message.tag] += 1
+            return all(len(mail[box]) >= count for box, count in found.items())
+
+        def end() -> None:
+            for message in receives:
+                message.data.copy_(mail[message.peer, rank, message.tag].popleft())
+            for message, copies in sent:
+                if not torch.equal(message.data, copies[0]):
+                    raise RunError("what was being sent has changed")
+            done.reach()
+
+        with streams.in_stream("library"):
+            streams.wait(posted)
+            streams.queue(begin)
+            streams.queue(end, arrived)
+        return [self._wait_for(done)] * len(messages)
+
+    def _wait_for(self, done: Reached) -> Wait:
+        return lambda: self._streams.wait(done)
+
+
+class SlowSums:
+    """What kernel calls add to gradients, and joins, on the streams of a rank. The host notes what it queues."""
+
+    def __init__(self, executor: Executor, streams: DrawnStreams) -> None:
+        self._executor, self._streams = executor, streams
+        self._parts: defaultdict[tuple[int, int], list[list[torch.Tensor]]] = defaultdict(list)
+
+    def add(self, row: CallRow, at: int) -> None:
+        """A kernel call computes its part of a gradient."""
+        place, part = row.adds[at], list[torch.Tensor]()
+        self._streams.queue(lambda: part.append(part_of_gradient(self._executor, row, at)))
+        if place.since == INITIAL:
+            self._sum_up(place.block, place.offset, [part], [place.offset])
+        else:
+            self._parts[place.key].append(part)
+
+    def join(self, each: Sum) -> None:
+        assert self._streams.current == "communicating"
+        part = self._executor.part
+        if each.block in part.gradients:
+            resident = part.gradients[each.block]
+            self._sum_up(each.block, resident, [], [each.offset, resident])
+            return
+        parts = self._parts.pop((each.block, each.since), [])
+        if len(parts) != each.computed:
+            raise RunError(f"{each} is joined when the host knows of {len(parts)} parts")
+        self._sum_up(each.block, each.offset, parts, [each.offset] * each.arrives)
+
+    def _sum_up(self, block: int, into: int, parts: list[list[torch.Tensor]], offsets: list[int]) -> None:
+        """Write to a place the sum of parts and of what lies at some offsets."""
+        found: list[torch.Tensor] = []
+
+        def begin() -> None:
+            if not all(parts):
+                raise RunError(f"a part of gradient block {block} is not computed yet")
+            terms = [part[0] for part in parts] + [self._executor.block(block, offset) for offset in offsets]
+            found.append(torch.stack(terms).sum(0, dtype=torch.uint8))
+
+        def end() -> None:
+            self._executor.block(block, into).copy_(found[0])
+
+        self._streams.queue(begin)
+        self._streams.queue(end)
+
+
+def run(schedule: Schedule, seed: int, ignored: Collection[Edge] = ()) -> int:
+    """Run a schedule on all ranks; returns how many kernel calls were checked. Raises `RunError`.
+
+    Whatever comes next in the stream of computing finds all gradients complete.
+    """
+    device = Device(seed)
+    checked: list[CallRow] = []
+    for rank in range(schedule.world_size):
+        streams = DrawnStreams(device, rank, ignored)
+        executor = _executor(schedule, rank, streams, checked)
+        fill(executor)
+        executor.prepare(streams)
+        executor.run()
+        streams.queue(partial(verify, executor))
+        streams.queue(partial(verify_gradients, executor))
+    device.run()
+    return len(checked)
+
+
+def _executor(schedule: Schedule, rank: int, streams: DrawnStreams, checked: list[CallRow]) -> Executor:
+    def compute(row: CallRow) -> None:
+        assert streams.current == "computing"
+        streams.queue(lambda: verify_reads(executor, row))
+        streams.queue(lambda: verify_reads(executor, row))
+        for at in range(len(row.adds)):
+            sums.add(row, at)
+        streams.queue(lambda: checked.append(row))
+
+    executor = Executor(schedule, rank, Library(streams), compute, lambda each: sums.join(each))
+    sums = SlowSums(executor, streams)
+    return executor
+
+
+@given(
+    st.sampled_from(sorted(ATTENTION)),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.sampled_from(["full", "causal"]),
+    st.integers(2, 4),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_every_kernel_reads_what_was_sent(
+    name: str, world_size: int, sequence: int, mask: str, buffers: int, trim: bool, seed: int
+) -> None:
+    workload = Workload(sequence, head_dim=4, mask=mask, heads=1)  # type: ignore[arg-type]
+    schedule = attention(name, full_mesh(world_size), workload, buffers=buffers, trim=trim)
+    assert run(schedule, seed) == sum(len(step.calls) for step in schedule.steps)
+
+
+@settings(max_examples=150)
+@given(cases_of(st.sampled_from(DATAFLOWS), max_positions=20), st.integers(0, 2**32))
+def test_every_gradient_is_complete(case: Case, seed: int) -> None:
+    assert run(case.backward, seed) == sum(len(step.calls) for step in case.backward.steps)
+
+
+def test_what_comes_home_is_added_when_the_rank_has_added_its_own() -> None:
+    """Rank 0 sees no keys but its own: nothing else makes communication wait for its call."""
+    case = Case("ring-attention", "full-mesh:3", Workload(6, head_dim=2, mask="causal", heads=1), "rotate-kv")
+    for seed in range(100):
+        run(case.backward, seed)
+
+
+def test_own_gradients_may_come_home_before_the_rank_has_added_its_own() -> None:
+    """Calls on own blocks at the last step instead of the first: now they wait for what came home."""
+    schedule = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), "rotate-kv").backward
+    first, *others, last = schedule.steps
+    steps = [replace(first, calls=()), *others, replace(last, calls=first.calls)]
+    for seed in range(100):
+        run(replace(schedule, steps=steps), seed)
+
+
+def test_without_events_it_goes_wrong() -> None:
+    """So the tests above can fail."""
+    schedule = attention("tasp", full_mesh(5), Workload(40, head_dim=4, heads=1))
+    with pytest.raises(RunError):
+        run(schedule, seed=0, ignored=EDGES)
+
+
+@pytest.mark.parametrize("edge", EDGES, ids="->".join)
+@pytest.mark.parametrize("dataflow", DATAFLOWS)
+def test_no_event_can_be_left_out_of_a_backward_pass(dataflow: Dataflow, edge: Edge) -> None:
+    case = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), dataflow)
+
+    def run_often() -> None:
+        for seed in range(20):
+            run(case.backward, seed, ignored=[edge])
+
+    with pytest.raises(RunError):
+        run_often()

@@ -1,0 +1,232 @@
+"""A rank's memory, byte by byte and step by step, against what its part of a schedule says of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.attention.forward import attention
+from tasp_lab.collectives.registry import collective
+from tasp_lab.decomposition.decompose import Decomposition, decompose
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.buffer_layout import INITIAL, RankPart, memory_bytes, rank_part, resident_blocks
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
+from tasp_lab.workload.layer import Workload
+from tests.support.schedules import parts
+
+NAMES = ["ring-attention", "zigzag-ring-attention", "striped-ring-attention", "tasp"]
+TOPOLOGIES = {
+    topology.name: topology
+    for topology in [*map(full_mesh, range(1, 7)), *map(switch, (3, 5)), nodes(2, 2), nodes(3, 2), torus((3, 3))]
+}
+
+
+@cache
+def rings_of(topology: str) -> Decomposition:
+    return decompose(TOPOLOGIES[topology])
+
+
+def built(name: str, topology: str, layer: Workload, *, trim: bool = True, buffers: int = 2) -> Schedule:
+    rings = rings_of(topology) if name == "tasp" else None
+    return attention(name, TOPOLOGIES[topology], layer, rings, trim=trim, buffers=buffers)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Workload:
+    sequence = draw(st.integers(1, 40))
+    mask = draw(st.sampled_from(["full", "causal", "window"]))
+    if mask == "full":
+        return Workload(sequence, head_dim=1, dtype="fp32", heads=1)
+    window = draw(st.integers(1, sequence)) if mask == "window" else None
+    return Workload(sequence, head_dim=1, heads=3, mask="causal", window=window)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Attention with two to four buffers, or an AllGather, which keeps all."""
+    topology = draw(st.sampled_from(sorted(TOPOLOGIES)))
+    if draw(st.integers(0, 4)) == 0:
+        name = draw(st.sampled_from(["ring", "multi-ring"]))
+        return collective(name, TOPOLOGIES[topology], draw(st.integers(1, 30)), rings_of(topology))
+    name, trim, buffers = draw(st.sampled_from(NAMES)), draw(st.booleans()), draw(st.integers(2, 4))
+    return built(name, topology, draw(layers()), trim=trim, buffers=buffers)
+
+
+class Stay(NamedTuple):
+    """A block lies at [first, end) of a memory from the step that brings it to the last that uses it."""
+
+    first: int
+    end: int
+    arrives: int
+    last_used: float
+
+
+def stays(schedule: Schedule, part: RankPart) -> list[Stay]:
+    """From the rows alone. What a rank starts with is there all the time."""
+    size, for_good = schedule.block_bytes.tolist(), float("inf")
+    uses: dict[tuple[int, int, int], float] = {}
+    for row in part.receives:
+        uses[row.block, row.offset, row.since] = row.step
+    used = [(row.block, row.offset, row.since, row.step) for row in part.sends]
+    for call_row in part.calls:
+        offset = call_row.offset
+        brought = {row.block: row.since for row in part.receives if row.step < call_row.step}
+        for key, since in call_row.reads:
+            assert since == brought.get(key, INITIAL)
+            used.append((key, offset, since, call_row.step))
+            offset += size[key]
+        assert offset == call_row.offset + call_row.size_bytes
+    for block, offset, arrived, step in used:
+        at = (block, offset, arrived)
+        assert arrived == INITIAL or (at in uses and arrived < step), "what is used arrived at its place before"
+        uses[at] = for_good if arrived == INITIAL else max(uses[at], step)
+    return [Stay(offset, offset + size[block], arrived, last) for (block, offset, arrived), last in uses.items()]
+
+
+@settings(max_examples=150)
+@given(schedules())
+def test_no_two_blocks_are_in_use_at_one_place(schedule: Schedule) -> None:
+    """What arrives at step s may write from s on, so what lies there was last used before s."""
+    for part in parts(schedule):
+        for one, other in combinations(sorted(stays(schedule, part), key=lambda stay: stay.arrives), 2):
+            apart = one.end <= other.first or other.end <= one.first
+            assert apart or (other.arrives > one.arrives and one.last_used < other.arrives)
+
+
+@given(schedules())
+def test_a_buffer_is_the_home_and_the_buffers(schedule: Schedule) -> None:
+    """Every buffer holds the most that arrives in a step; without buffers there is a place for every block."""
+    size = schedule.block_bytes
+    for part in parts(schedule):
+        if schedule.buffers is None:
+            assert part.memory_bytes == size.sum()
+        else:
+            arriving: Counter[int] = Counter()
+            for row in part.receives:
+                arriving[row.step] += int(size[row.block])
+            most = max(arriving.values(), default=0)
+            assert part.memory_bytes == size[resident_blocks(schedule, part.rank)].sum() + schedule.buffers * most
+        assert all(stay.first >= 0 and stay.end <= part.memory_bytes for stay in stays(schedule, part))
+        assert memory_bytes(schedule)[part.rank] == part.memory_bytes
+
+
+@given(schedules())
+def test_home_is_what_travels_of_what_a_rank_starts_with(schedule: Schedule) -> None:
+    """Queries lie elsewhere. Home blocks lie side by side from the start of the memory, where there are buffers."""
+    for part in parts(schedule):
+        blocks = resident_blocks(schedule, part.rank)
+        keys = len(schedule.block_bytes) if schedule.task is None else schedule.task.first_query
+        assert blocks == [block for block in range(keys) if schedule.initial[part.rank, block]]
+        starts = np.cumsum(schedule.block_bytes[blocks]) - schedule.block_bytes[blocks]
+        offset = dict(zip(blocks, starts.tolist(), strict=True))
+        if schedule.buffers is not None:
+            assert part.resident == part.kept == offset
+        assert all(row.offset == part.resident[row.block] for row in part.sends if row.since == INITIAL)
+        assert all(row.offset == part.kept[row.block] for row in part.receives if schedule.buffers is None)
+        assert set(part.kept) == set(np.flatnonzero(schedule.final[part.rank, :keys]).tolist())
+
+
+@given(schedules())
+def test_every_send_has_its_receive(schedule: Schedule) -> None:
+    """One to one, and both are the transfers of the schedule."""
+    found = parts(schedule)
+    sent = [(row.step, row.lane, part.rank, row.peer, row.block) for part in found for row in part.sends]
+    received = [(row.step, row.lane, row.peer, part.rank, row.block) for part in found for row in part.receives]
+    rows = [
+        (index, lane, a, b, block) for index, step in enumerate(schedule.steps) for a, b, lane, block in step.rows()
+    ]
+    assert sorted(sent) == sorted(received) == sorted(rows)
+
+
+@given(schedules())
+def test_a_part_is_in_the_order_of_steps_and_lanes(schedule: Schedule) -> None:
+    """And two messages from one rank to another on one lane of one step are in the same order at both ends."""
+    found = parts(schedule)
+    for part in found:
+        for rows in (part.sends, part.receives):
+            assert [(row.step, row.lane) for row in rows] == sorted((row.step, row.lane) for row in rows)
+        for row in part.sends:
+            at = row.step, row.lane, part.rank, row.peer
+            out = [other.block for other in part.sends if (other.step, other.lane, part.rank, other.peer) == at]
+            peer = found[row.peer]
+            into = [other.block for other in peer.receives if (other.step, other.lane, other.peer, peer.rank) == at]
+            assert out == into
+
+
+@given(schedules())
+def test_a_part_has_the_calls_of_its_rank(schedule: Schedule) -> None:
+    for part in parts(schedule):
+        wanted = [
+            (index, call.queries.tolist(), call.keys.tolist(), call.low, call.high)
+            for index, step in enumerate(schedule.steps)
+            for call in step.calls
+            if call.rank == part.rank
+        ]
+        found = [
+            (row.step, row.call.queries.tolist(), [key for key, _ in row.reads], row.call.low, row.call.high)
+            for row in part.calls
+        ]
+        assert found == wanted
+        flops = Counter[int]()
+        for row in part.calls:
+            flops[row.step] += row.flops
+        assert [flops[step] for step in range(len(schedule.steps))] == schedule.flops()[:, part.rank].tolist()
+
+
+@given(schedules())
+def test_the_occupants_of_a_buffer_are_its_arrivals_and_their_uses(schedule: Schedule) -> None:
+    """A send uses one arrival of one step; a call counts once for each step that brought some of its keys."""
+    for part in parts(schedule):
+        arrived = Counter(row.step for row in part.receives)
+        sent = Counter(row.since for row in part.sends)
+        called = Counter(since for row in part.calls for since in {since for _, since in row.reads})
+        expected = arrived + sent + called
+        del expected[INITIAL]
+        assert part.pending_uses == expected
+        assert set(part.pending_uses) == set(arrived)
+
+
+@given(st.sampled_from(sorted(TOPOLOGIES)), st.integers(0, 60), st.sampled_from(["full", "causal"]), st.booleans())
+def test_tasp_needs_about_as_much_memory_as_ring_attention(topology: str, more: int, mask: str, trim: bool) -> None:
+    """Three shards each; where shards are uneven but no ring is without positions, at most a fifth more."""
+    n, rings = TOPOLOGIES[topology].world_size, max(len(rings_of(topology).rings), 1)
+    layer = Workload(2 * n * rings + more, head_dim=1, mask="causal" if mask == "causal" else "full", heads=1)
+    ring, tasp = (
+        max(part.memory_bytes for part in parts(built(name, topology, layer, trim=trim)))
+        for name in ("ring-attention", "tasp")
+    )
+    assert tasp <= 1.2 * ring
+    if layer.sequence % (2 * n) == 0:
+        shards = 1 if n == 1 else 3
+        assert tasp == ring == shards * layer.sequence // n * layer.kv_bytes_per_position
+
+
+def test_calls_whose_keys_lie_apart_are_named() -> None:
+    """Of three blocks that came together, the first and the last are not one stretch of memory."""
+    schedule = built("tasp", "full-mesh:5", Workload(20, heads=1))
+    step = schedule.steps[1]
+    call = step.calls[0]
+    first, second, *others = call.keys.tolist()
+    keys = np.array([second, first, *others])
+    calls = (replace(call, keys=keys), *step.calls[1:])
+    steps = [*schedule.steps]
+    steps[1] = Step(step.source, step.destination, step.lane, step.block, calls)
+    with pytest.raises(ScheduleError, match=rf"step 1: rank {call.rank} computes with block {first}, which"):
+        rank_part(replace(schedule, steps=steps), call.rank)
+
+
+def test_one_rank_alone_has_no_buffers() -> None:
+    layer = Workload(12, heads=1)
+    part = rank_part(attention("tasp", full_mesh(1), layer), 0)
+    assert part.memory_bytes == layer.sequence * layer.kv_bytes_per_position
+    assert (part.sends, part.receives, part.pending_uses, len(part.calls)) == ((), (), Counter(), 1)

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.event.engine import simulate
+from tasp_lab.collectives.all_gather import multi_ring_all_gather
+from tasp_lab.collectives.registry import collective
+from tasp_lab.decomposition.decompose import decompose
+from tasp_lab.decomposition.shares import MAX_LANES_OF_SHARES, lanes_of, split_bytes
+from tasp_lab.errors import ScheduleError
+from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.topology.builders import full_mesh, ring
+from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.graph import Topology
+from tests.support.strategies import topologies_and_schedules
+
+
+@given(st.integers(1, 10**9), st.lists(st.integers(1, 10**6), min_size=1, max_size=60))
+def test_pieces_are_their_shares_rounded_down_or_up(size_bytes: int, weights: list[int]) -> None:
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    chunks = split_bytes(size_bytes, shares)
+    assert sum(chunks) == size_bytes
+    assert all(abs(chunk - size_bytes * share) < 1 for chunk, share in zip(chunks, shares, strict=True))
+
+
+@given(st.integers(1, 10**9), st.integers(1, 600))
+def test_equal_pieces_differ_by_at_most_one_byte(size_bytes: int, count: int) -> None:
+    chunks = split_bytes(size_bytes, [Fraction(1, count)] * count)
+    assert max(chunks) - min(chunks) <= 1
+
+
+@given(topologies_and_schedules(), st.integers(1, 1000))
+def test_an_all_gather_delivers_each_shard_to_each_other_rank_once(case: tuple[Topology, str], shard: int) -> None:
+    """The ledger: every rank sends as many bytes as it receives, (n-1) shards, in (n-1) x chunks x n transfers."""
+    topology, name = case
+    schedule = collective(name, topology, shard)
+    n = topology.world_size
+    received = np.zeros(n, dtype=np.int64)
+    for step in schedule.steps:
+        np.add.at(received, step.destination, schedule.block_bytes[step.block])
+    assert (received == (n - 1) * shard).all()
+    assert (schedule.bytes_sent().sum(axis=(0, 2)) == (n - 1) * shard).all()
+    assert schedule.block_bytes.sum() == n * shard
+    assert schedule.transfers == sum(len(step) for step in schedule.steps)
+
+
+def test_multi_ring_loads_every_link_of_a_mesh_equally_at_every_step() -> None:
+    for world_size in (2, 3, 4, 5, 6, 8):
+        schedule = collective("multi-ring", full_mesh(world_size), 10 * 7 * 8 * 9)
+        for step in schedule.steps:
+            load = np.zeros((world_size, world_size), dtype=np.int64)
+            np.add.at(load, (step.source, step.destination), schedule.block_bytes[step.block])
+            assert len(set(load[~np.eye(world_size, dtype=bool)].tolist())) == 1
+
+
+def test_steps_are_made_when_asked_for() -> None:
+    """A schedule of 512 ranks holds arrays of one step, not its 261,632 transfers."""
+    schedule = collective("ring", ring(512), 512)
+    assert schedule.transfers == 512 * 511
+    assert len(schedule.steps) == 511
+    assert len(schedule.steps[7]) == 512
+    assert [len(step) for step in schedule.steps[3:5]] == [512, 512]
+    with pytest.raises(IndexError):
+        schedule.steps[511]
+
+
+def corrupted(schedule: Schedule, step: int, change: Any) -> None:
+    """Rebuild the schedule with the rows of one step changed."""
+    steps = list(schedule.steps)
+    steps[step] = Step.of(change(steps[step].rows()))
+    replace(schedule, steps=steps)
+
+
+def multi_ring() -> Schedule:
+    return collective("multi-ring", full_mesh(5), 100)
+
+
+def test_the_uncorrupted_schedule_is_accepted() -> None:
+    corrupted(multi_ring(), 1, lambda rows: rows)
+
+
+def test_a_dropped_transfer_is_named_where_it_is_missed() -> None:
+    _, destination, _, block = multi_ring().steps[1].rows()[3]
+    with pytest.raises(ScheduleError, match=rf"step 2: .*rank {destination} does not hold block {block}"):
+        corrupted(multi_ring(), 1, lambda rows: rows[:3] + rows[4:])
+    _, last, _, block = multi_ring().steps[3].rows()[0]
+    with pytest.raises(ScheduleError, match=rf"after step 3: rank {last} never received block {block}"):
+        corrupted(multi_ring(), 3, lambda rows: rows[1:])
+
+
+def test_a_doubled_transfer_is_named() -> None:
+    source, destination, lane, block = multi_ring().steps[2].rows()[7]
+    told = f"step 2: rank {source} sends block {block} to rank {destination} on lane {lane}: .* twice in this step"
+    with pytest.raises(ScheduleError, match=told):
+        corrupted(multi_ring(), 2, lambda rows: [*rows, rows[7]])
+    with pytest.raises(ScheduleError, match=rf"step 3: .*rank {destination} already holds block {block}"):
+        corrupted(multi_ring(), 3, lambda rows: [*rows, (source, destination, lane, block)])
+
+
+def test_a_transfer_sent_too_early_is_named() -> None:
+    source, _, _, block = early = multi_ring().steps[2].rows()[4]
+    with pytest.raises(ScheduleError, match=rf"step 1: .*rank {source} does not hold block {block} when the step"):
+        corrupted(multi_ring(), 1, lambda rows: [*rows, early])
+
+
+def test_a_block_cannot_be_passed_on_in_the_step_that_brings_it() -> None:
+    steps: Sequence[Step] = [Step.of([(0, 1, 0, 0), (1, 2, 0, 0)])]
+    initial = np.array([[True], [False], [False]])
+    with pytest.raises(ScheduleError, match=r"step 0: .*rank 1 does not hold block 0 when the step begins"):
+        Schedule("relay", 3, 1, np.array([1]), initial, np.ones((3, 1), dtype=bool), steps)
+
+
+def test_a_transfer_to_the_wrong_peer_is_named() -> None:
+    def wrong(rows: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+        source, destination, lane, block = rows[0]
+        other = next(rank for rank in range(5) if rank not in (source, destination))
+        return [(source, other, lane, block), *rows[1:]]
+
+    with pytest.raises(ScheduleError, match=r"step \d: .*rank \d .*block \d"):
+        corrupted(multi_ring(), 0, wrong)
+
+
+@pytest.mark.parametrize("row", [(0, 9, 0, 0), (-1, 1, 0, 0), (0, 1, 99, 0), (0, 1, 0, 999)])
+def test_what_is_out_of_range_is_named(row: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ScheduleError, match=r"step 0: rank .* there are 5 ranks, 4 lanes and 20 blocks"):
+        corrupted(multi_ring(), 0, lambda rows: [row, *rows])
+
+
+def test_a_rank_does_not_send_to_itself() -> None:
+    with pytest.raises(ScheduleError, match=r"step 0: .* a rank sends to itself"):
+        corrupted(multi_ring(), 0, lambda rows: [(0, 0, 0, 0), *rows])
+
+
+@given(topologies_and_schedules(max_ranks=6), st.data())
+def test_no_single_corruption_passes(case: tuple[Topology, str], data: st.DataObject) -> None:
+    """Dropping, doubling, advancing or misdirecting any one transfer is refused."""
+    schedule = collective(case[1], case[0], 60)
+    if not schedule.transfers:
+        return
+    index = data.draw(st.integers(0, len(schedule.steps) - 1))
+    rows = schedule.steps[index].rows()
+    at = data.draw(st.integers(0, len(rows) - 1))
+    source, destination, lane, block = rows[at]
+    steps = [step.rows() for step in schedule.steps]
+    kind = data.draw(st.sampled_from(["drop", "double", "early", "peer"]))
+    if kind == "drop":
+        del steps[index][at]
+    elif kind == "double":
+        steps[index].append(rows[at])
+    elif kind == "early":
+        if index == 0:
+            return
+        steps[index - 1].append(steps[index].pop(at))
+        # Moved one step up, a transfer is early unless its sender owns the block.
+        if schedule.initial[source, block]:
+            return
+    else:
+        others = [rank for rank in range(schedule.world_size) if rank != destination]
+        steps[index][at] = (source, data.draw(st.sampled_from(others)), lane, block)
+    with pytest.raises(ScheduleError):
+        replace(schedule, steps=[Step.of(step) for step in steps])
+
+
+def test_a_schedule_needs_its_links() -> None:
+    with pytest.raises(ScheduleError, match="step 0: rank 0 sends to rank 2, but ring:4 has no such link"):
+        collective("direct", ring(4), 8)
+    with pytest.raises(ScheduleError, match="is for 5 ranks, full-mesh:4 has 4"):
+        multi_ring().check_routes(full_mesh(4))
+
+
+@pytest.mark.parametrize("shard", [0, -1])
+def test_a_shard_has_bytes(shard: int) -> None:
+    with pytest.raises(ScheduleError, match=f"shard size is {shard} bytes"):
+        collective("multi-ring", full_mesh(4), shard)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(
+        ScheduleError,
+        match="unknown schedule 'tree', did you mean 'trees'",
+    ):
+        collective("tree", full_mesh(4), 1)
+
+
+def test_what_was_proven_cannot_be_changed() -> None:
+    for name in ("ring", "direct"):
+        schedule = collective(name, full_mesh(4), 8)
+        for values in (schedule.block_bytes, schedule.initial, schedule.final, schedule.steps[0].block):
+            with pytest.raises(ValueError, match="read-only"):
+                values[:] = 0
+        assert not isinstance(schedule.steps, list)
+
+
+def test_fewer_bytes_than_rings() -> None:
+    assert collective("multi-ring", full_mesh(8), 3).lanes == 3
+    assert collective("multi-ring", full_mesh(1), 3).transfers == 0
+
+
+def test_a_schedule_too_large_to_replay_is_refused_at_once() -> None:
+    """Around a ring it needs no replay; that its steps are known one by one does not help."""
+    schedule = collective("ring", full_mesh(40_000), 1)
+    with pytest.raises(ScheduleError, match="40000 ranks and 40000 blocks are too many to replay"):
+        replace(schedule, steps=[])
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40))
+def test_lanes_of_unequal_rings_carry_about_equal_shares(weights: list[int]) -> None:
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    lanes = lanes_of(shares)
+    assert min(lanes) == 1
+    assert sum(lanes) <= 2 * (MAX_LANES_OF_SHARES + len(shares))
+    per_lane = [share / count for share, count in zip(shares, lanes, strict=True)]
+    assert max(per_lane) <= 2 * max(min(per_lane), Fraction(1, MAX_LANES_OF_SHARES))
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(4, 30), (5, 30), (3, 10), (8, 20)])
+def test_rings_with_shares_carry_in_the_simulator_what_was_counted(ranks: int, slow: int) -> None:
+    """(n-1) shards at the rate of the decomposition: the slow link is shared as the shares say."""
+    topology = with_links(full_mesh(ranks, 50e9, 0.0), [f"0-1={slow}GB/s"])
+    found = decompose(topology)
+    time_s = simulate(multi_ring_all_gather(topology, 2**30, found), Machine(topology)).time_s
+    assert float(time_s) == pytest.approx((ranks - 1) * 2**30 / float(found.rate_bytes_per_s), rel=1e-3)

@@ -1,0 +1,323 @@
+"""Attention layers in the simulator: closed forms of overlap, what bounds them, and that buffers are obeyed. Exact."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.event.engine import simulate
+from tasp_lab.attention.forward import attention
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.collectives.registry import collective
+from tasp_lab.errors import ScheduleError
+from tasp_lab.machines.machine import INSTANT, CommLibrary, ComputeRate, Machine
+from tasp_lab.schedule.buffer_layout import INITIAL, rank_part
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, SEND, Event
+from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import Number
+from tasp_lab.workload.layer import Mask, Workload
+from tests.sim.test_engine_against_reference import attention_cases, computes, launches, uneven_topologies
+from tests.support.schedules import time_s
+
+seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
+latencies = st.just(Fraction(0)) | st.fractions(Fraction(0), Fraction(5), max_denominator=5)
+
+
+def layer(positions: int, mask: Mask = "full") -> Workload:
+    """4 FLOPs per pair, and 4 bytes of keys and values per position."""
+    return Workload(positions, head_dim=1, mask=mask, heads=1)
+
+
+# ------------------------------------------------------------------------------------------------- closed forms
+
+
+@given(st.integers(1, 8), st.booleans(), st.integers(1, 3), seconds, seconds)
+def test_ring_attention_hides_the_shorter_of_both(
+    n: int, is_mesh: bool, length: int, hop_s: Fraction, call_s: Fraction
+) -> None:
+    """T = K/n + max(K (n-1)/n, C): the first of n equal calls, then hops and calls beside each other."""
+    topology = (full_mesh if is_mesh else ring)(n, 4 * length / hop_s, Fraction(0))
+    compute = ComputeRate(4 * length**2 / call_s)
+    schedule = attention("ring-attention", topology, layer(n * length))
+    assert time_s(schedule, topology, compute) == call_s + max((n - 1) * call_s, (n - 1) * hop_s)
+
+
+@given(st.sampled_from([1, 2, 3, 5, 7, 8]), st.integers(1, 3), seconds, seconds)
+def test_tasp_sends_in_pieces_over_all_links(n: int, chunks: int, hop_s: Fraction, call_s: Fraction) -> None:
+    """The same with hops of a chunk, the (n-1)-th part of a shard."""
+    length = chunks * max(n - 1, 1)
+    topology = full_mesh(n, 4 * chunks / hop_s, Fraction(0))
+    compute = ComputeRate(4 * length**2 / call_s)
+    schedule = attention("tasp", topology, layer(n * length))
+    assert time_s(schedule, topology, compute) == call_s + max((n - 1) * call_s, (n - 1) * hop_s)
+
+
+@given(st.integers(1, 7), st.booleans(), st.integers(1, 3), st.booleans(), st.fractions(Fraction(1, 9), 3))
+def test_zigzag_balances_a_causal_mask(n: int, is_mesh: bool, half: int, trim: bool, ratio: Fraction) -> None:
+    """Every rank computes L(L+1)/2 pairs at step 0 and L^2/2 at each later one, whatever the rest of the mask hides.
+
+    Where hops are no longer than the later calls, the time is all compute; where they are at least as long as the
+    first call, it is all hops and the last call.
+    """
+    length = 2 * half
+    first_s, later_s = Fraction(length * (length + 1), 2), Fraction(length**2, 2)
+    hop_s = later_s * ratio if ratio <= 1 else first_s * ratio
+    topology = (full_mesh if is_mesh else ring)(n, 4 * length / hop_s, Fraction(0))
+    schedule = attention("zigzag-ring-attention", topology, layer(n * length, "causal"), trim=trim)
+    assert (schedule.flops() == [[4 * (first_s if step == 0 else later_s)] * n for step in range(n)]).all()
+    found = time_s(schedule, topology, ComputeRate(Fraction(4)))
+    if n == 1 or ratio <= 1:
+        assert found == first_s + (n - 1) * later_s
+    elif not trim:
+        assert found == (n - 1) * hop_s + later_s
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 7), st.booleans(), st.integers(1, 3), seconds, seconds)
+def test_trimming_one_ring_saves_bytes_and_no_time(
+    n: int, is_mesh: bool, half: int, hop_s: Fraction, call_s: Fraction
+) -> None:
+    """Rank n-1's shard stays whole on every one of its hops: nobody is done before it has come around."""
+    length = 2 * half
+    topology = (full_mesh if is_mesh else ring)(n, 4 * length / hop_s, Fraction(0))
+    compute = ComputeRate(2 * length**2 / call_s)
+    workload = layer(n * length, "causal")
+    whole, trimmed = (attention("zigzag-ring-attention", topology, workload, trim=trim) for trim in (False, True))
+    assert trimmed.bytes_sent().sum() < whole.bytes_sent().sum()
+    assert time_s(trimmed, topology, compute) == time_s(whole, topology, compute)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from([2, 3, 5, 7, 8]), st.sampled_from(["tasp", "zigzag-ring-attention"]), st.booleans(), seconds)
+def test_trimming_saves_no_time_where_a_port_is_shared(n: int, name: str, trim: bool, port: Fraction) -> None:
+    """Rank 0's last queries see every key, so all other shards must pass its port, however they come."""
+    topology = switch(n, port, Fraction(0))
+    length = 2 * (n - 1)
+    schedule = attention(name, topology, layer(n * length, "causal"), trim=trim)
+    assert time_s(schedule, topology) == (n - 1) * 4 * length / port
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 4), st.integers(1, 3), seconds)
+def test_trimming_one_ring_saves_time_between_nodes(m: int, half: int, shard_s: Fraction) -> None:
+    """Of all 2m-1 shards that a ring carries from one node to the other, m-1 have no back half any more."""
+    nic = 8 * half / shard_s
+    topology = nodes(
+        2, m, link_bandwidth_bytes_per_s=10 * nic, link_latency_s=Fraction(0),
+        nic_bandwidth_bytes_per_s=nic, nic_latency_s=Fraction(0),
+    )  # fmt: skip
+    workload = layer(2 * m * 2 * half, "causal")
+    whole, trimmed = (attention("zigzag-ring-attention", topology, workload, trim=trim) for trim in (False, True))
+    assert time_s(whole, topology) == (2 * m - 1) * shard_s
+    assert time_s(trimmed, topology) == (m + Fraction(m - 1, 2)) * shard_s
+
+
+@settings(max_examples=50)
+@given(attention_cases())
+def test_trimming_never_sends_more(case: tuple[Topology, Schedule]) -> None:
+    topology, schedule = case
+    assert schedule.task is not None
+    workload = schedule.task.workload
+    trimmed, whole = (attention(schedule.name, topology, workload, trim=trim) for trim in (True, False))
+    assert trimmed.bytes_sent().sum() <= whole.bytes_sent().sum()
+
+
+@given(st.integers(1, 8), st.sampled_from([full_mesh, switch, ring]), seconds, latencies, st.integers(2, 4))
+def test_without_compute_a_ring_is_an_all_gather(
+    n: int, build: Callable[[int, Fraction, Fraction], Topology], bandwidth: Fraction, latency: Fraction, buffers: int
+) -> None:
+    """Sent and computed with at once, what came never stands in the way of what comes."""
+    topology = build(n, bandwidth, latency)
+    schedule = attention("ring-attention", topology, layer(3 * n), trim=False, buffers=buffers)
+    assert time_s(schedule, topology) == time_s(collective("ring", topology, 12), topology)
+
+
+@given(st.integers(2, 8), seconds, latencies, st.integers(2, 4))
+def test_without_compute_tasp_is_a_multi_ring_all_gather(
+    n: int, bandwidth: Fraction, latency: Fraction, buffers: int
+) -> None:
+    mesh = full_mesh(n, bandwidth, latency)
+    length = {4: 6, 6: 10}.get(n, n - 1)  # the number of rings
+    schedule = attention("tasp", mesh, layer(length * n), trim=False, buffers=buffers)
+    assert time_s(schedule, mesh) == time_s(collective("multi-ring", mesh, 4 * length), mesh)
+
+
+# ------------------------------------------------------------------------------------------------------- bounds
+
+
+@settings(max_examples=50)
+@given(attention_cases(), computes)
+def test_never_faster_than_the_busiest_rank(case: tuple[Topology, Schedule], compute: ComputeRate) -> None:
+    topology, schedule = case
+    assert time_s(schedule, topology, compute) >= max(map(compute.time_s, schedule.flops().sum(axis=0).tolist()))
+
+
+@st.composite
+def uncontended_cases(draw: st.DrawFn) -> tuple[Topology, str, Workload]:
+    """A layer whose transfers share no link with others: all there is to wait for comes from the schedule.
+
+    Then every start is the latest of some ends, and everything later can only make what depends on it later.
+    """
+    topology = draw(
+        st.builds(full_mesh, st.sampled_from([1, 2, 3, 5]), seconds, latencies)
+        | st.builds(ring, st.integers(1, 5), seconds, latencies)
+    )
+    mask: Mask = draw(st.sampled_from(["full", "causal"]))
+    workload = Workload(draw(st.integers(1, 40)), head_dim=1, mask=mask, heads=1)
+    return topology, draw(st.sampled_from(sorted(ATTENTION))), workload
+
+
+@given(uncontended_cases(), st.booleans(), st.integers(2, 4), seconds, st.fractions(1, 5, max_denominator=5))
+def test_slower_compute_never_ends_earlier(
+    case: tuple[Topology, str, Workload], trim: bool, buffers: int, rate: Fraction, factor: Fraction
+) -> None:
+    topology, name, workload = case
+    schedule = attention(name, topology, workload, trim=trim, buffers=buffers)
+    computes = INSTANT, ComputeRate(rate * factor), ComputeRate(rate)
+    times = [time_s(schedule, topology, compute) for compute in computes]
+    assert times == sorted(times)
+
+
+@given(uncontended_cases(), seconds)
+def test_more_buffers_never_end_later(case: tuple[Topology, str, Workload], rate: Fraction) -> None:
+    """Untrimmed, every lane sends at every step: a transfer's predecessor has waited for the buffer before its own."""
+    topology, name, workload = case
+    times = [
+        time_s(attention(name, topology, workload, trim=False, buffers=buffers), topology, ComputeRate(rate))
+        for buffers in (4, 3, 2)
+    ]
+    assert times == sorted(times)
+
+
+# ------------------------------------------------------------------------------------------------ what happened
+
+
+@given(attention_cases(), launches, computes)
+def test_everything_starts_as_soon_as_it_may_and_says_what_it_waited_for(
+    case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate
+) -> None:
+    """What may be waited for is taken from the ranks' parts of the schedule, when it was there from the events."""
+    topology, schedule = case
+    events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events
+    history = History(topology, schedule, events)
+    for rank in range(schedule.world_size):
+        for event, may_start_s in (*history.calls(rank), *history.sends(rank)):
+            assert event.start_s == max(may_start_s.values())
+            assert event.start_s == may_start_s[event.waited_for]
+
+
+class History:
+    """When what the events of a timeline had to wait for was over."""
+
+    def __init__(self, topology: Topology, schedule: Schedule, events: tuple[Event, ...]) -> None:
+        self._buffers = schedule.buffers or 0
+        self._parts = [rank_part(schedule, rank) for rank in range(schedule.world_size)]
+        self._sends = {(e.rank, e.step, e.lane, e.block): e for e in events if e.kind == SEND}
+        self._calls = [[e for e in events if e.kind == ATTEND and e.rank == part.rank] for part in self._parts]
+        self._left_s = {k: e.end_s - topology.route(e.rank, e.peer).latency_s for k, e in self._sends.items()}
+        self._arrived_s = {(e.peer, e.block, e.step): e.end_s for e in self._sends.values()}
+        self._emptied_s: defaultdict[tuple[int, int], Number] = defaultdict(Fraction)
+        self._users: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for part, calls in zip(self._parts, self._calls, strict=True):
+            for row in part.receives:
+                self._use(part.rank, row.step, self._arrived_s[part.rank, row.block, row.step])
+            for row in part.sends:
+                self._use(part.rank, row.since, self._left_s[part.rank, row.step, row.lane, row.block])
+            for call, event in zip(part.calls, calls, strict=True):
+                for since in call.since:
+                    self._use(part.rank, since, event.end_s)
+            assert part.pending_uses == {step: n for (rank, step), n in self._users.items() if rank == part.rank}
+        assert len(events) == len(self._sends) + sum(map(len, self._calls))
+
+    def _use(self, rank: int, since: int, until_s: Number) -> None:
+        if since != INITIAL:
+            self._users[rank, since] += 1
+            self._emptied_s[rank, since] = max(self._emptied_s[rank, since], until_s)
+
+    def calls(self, rank: int) -> list[tuple[Event, dict[str, Number]]]:
+        """A rank's calls in their order, each with the times before which it may not start."""
+        found = []
+        before: dict[str, Number] = {"": 0}
+        for row, event in zip(self._parts[rank].calls, self._calls[rank], strict=True):
+            assert (event.step, event.block) == (row.step, row.call.keys[0])
+            arrivals = [self._arrived_s[rank, key, since] for key, since in row.reads if since != INITIAL]
+            found.append((event, before | {"block": max(arrivals, default=0)}))
+            before = {"compute": event.end_s}
+        return found
+
+    def sends(self, rank: int) -> list[tuple[Event, dict[str, Number]]]:
+        """A rank's transfers, each with the times before which it may not start."""
+        found = []
+        before: dict[int, dict[str, Number]] = defaultdict(lambda: {"": 0})
+        for row in self._parts[rank].sends:
+            key = rank, row.step, row.lane, row.block
+            arrived_s = 0 if row.since == INITIAL else self._arrived_s[rank, row.block, row.since]
+            before_in_buffer = range(row.step - self._buffers, -1, -self._buffers) if self._buffers else ()
+            buffer_s = max((self._emptied_s[row.peer, step] for step in before_in_buffer), default=0)
+            found.append((self._sends[key], before[row.lane] | {"block": arrived_s, "buffer": buffer_s}))
+            before[row.lane] = {"lane": self._left_s[key]}
+        return found
+
+
+@settings(max_examples=50)
+@given(attention_cases(), computes)
+def test_events_say_what_the_schedule_says(case: tuple[Topology, Schedule], compute: ComputeRate) -> None:
+    topology, schedule = case
+    events = [e for e in simulate(schedule, Machine(topology, compute=compute)).events if e.kind == ATTEND]
+    for event in events:
+        assert (event.lane, event.peer, event.bytes, event.bound_by) == (COMPUTE_LANE, event.rank, 0, "compute")
+        assert event.end_s - event.start_s == compute.time_s(event.flops)
+    flops = schedule.flops() * 0
+    for event in events:
+        flops[event.step, event.rank] += event.flops
+    assert (flops == schedule.flops()).all()
+
+
+def test_waiting_for_buffer_is_explained() -> None:
+    """Calls of 3 s and hops of 1 s: the third hop, at 2 s, needs the buffer that the call from 3 s to 6 s reads."""
+    topology = ring(4, Fraction(4), Fraction(0))
+    schedule = attention("ring-attention", topology, layer(4), buffers=2)
+    events = simulate(schedule, Machine(topology, compute=ComputeRate(Fraction(4, 3)))).events
+    found = {(e.kind, e.step, e.start_s, e.waited_for) for e in events}
+    assert found == {
+        ("send", 0, 0, ""), ("send", 1, 1, "block"), ("send", 2, 6, "buffer"),
+        ("attend", 0, 0, ""), ("attend", 1, 3, "compute"), ("attend", 2, 6, "compute"), ("attend", 3, 9, "compute"),
+    }  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(uneven_topologies(("full-mesh", "switch"), max_ranks=4), st.integers(1, 20))
+def test_calls_without_buffers_wait_for_their_blocks_only(topology: Topology, positions: int) -> None:
+    """With as many buffers as steps nothing is overwritten, which is what a schedule without buffers says."""
+    roomy = attention("zigzag-ring-attention", topology, layer(positions, "causal"), buffers=topology.world_size + 1)
+    steps, n = list(roomy.steps), topology.world_size
+    final = roomy.initial.copy()
+    for step in steps:
+        final[step.destination, step.block] = True
+    unlimited = Schedule(roomy.name, n, roomy.lanes, roomy.block_bytes, roomy.initial, final, steps, task=roomy.task)
+    machine = Machine(topology, compute=ComputeRate(Fraction(3)))
+    assert simulate(unlimited, machine) == simulate(roomy, machine)
+
+
+def test_calls_count_among_the_events_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = full_mesh(4)
+    schedule = attention("ring-attention", mesh, layer(8))
+    monkeypatch.setattr("sim.event.engine.MAX_TRANSFERS", 28)
+    assert len(simulate(schedule, Machine(mesh)).events) == 28
+    monkeypatch.setattr("sim.event.engine.MAX_TRANSFERS", 27)
+    with pytest.raises(ScheduleError, match=r"has 12 transfers and 16 kernel calls; this engine keeps .* at most 27"):
+        simulate(schedule, Machine(mesh))
+
+
+def test_ten_runs_are_identical() -> None:
+    topology = switch(8)
+    schedule = attention("tasp", topology, layer(333, "causal"), buffers=3)
+    machine = Machine(topology, CommLibrary("test", 1e-6), ComputeRate(1e9))
+    assert len({simulate(schedule, machine).events for _ in range(10)}) == 1

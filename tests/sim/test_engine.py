@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.event.engine import simulate
+from tasp_lab.collectives.bound import all_gather_bound_s
+from tasp_lab.collectives.kinds import busbw_bytes_per_s
+from tasp_lab.collectives.registry import collective
+from tasp_lab.errors import ScheduleError
+from tasp_lab.machines.machine import CommLibrary, Machine
+from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
+from tasp_lab.topology.graph import Link, SharedCapacity, Topology, both_ways
+from tasp_lab.units import Number
+from tests.support.strategies import exact_bandwidths, exact_latencies, topologies_and_schedules
+
+world_sizes = st.integers(2, 9)
+
+
+def time_s(name: str, topology: Topology, shard_bytes: int, launch_s: Number = 0) -> Number:
+    schedule = collective(name, topology, shard_bytes)
+    return simulate(schedule, Machine(topology, CommLibrary("test", launch_s))).time_s
+
+
+@given(world_sizes, exact_bandwidths, exact_latencies, st.integers(1, 100))
+def test_closed_forms_on_a_mesh(n: int, bandwidth: Fraction, latency: Fraction, units: int) -> None:
+    """Exact, with a shard that divides into all numbers of rings (4 and 6 ranks have 6 and 10)."""
+    shard = units * 2520
+    mesh = full_mesh(n, bandwidth, latency)
+    assert time_s("ring", mesh, shard) == (n - 1) * (latency + shard / bandwidth)
+    assert time_s("direct", mesh, shard) == latency + shard / bandwidth
+    assert time_s("multi-ring", mesh, shard) == (n - 1) * (latency + shard / ((n - 1) * bandwidth))
+
+
+@given(world_sizes, exact_bandwidths, exact_latencies, st.integers(1, 100))
+def test_closed_forms_on_a_switch(n: int, port: Fraction, latency: Fraction, units: int) -> None:
+    shard = units * 2520
+    star = switch(n, port, latency)
+    assert time_s("ring", star, shard) == (n - 1) * (latency + shard / port)
+    assert time_s("multi-ring", star, shard) == (n - 1) * (latency + shard / port)
+    assert time_s("direct", star, shard) == latency + (n - 1) * shard / port
+
+
+@given(st.integers(2, 4), st.sampled_from([2, 4, 5]), exact_bandwidths, st.integers(1, 5))
+def test_a_ring_through_nodes_is_as_slow_as_its_slowest_hop(u: int, m: int, link: Fraction, units: int) -> None:
+    """With NICs slower than links, the steps of one ring keep the pace of the NIC from the first round on."""
+    nic = link / 3
+    cluster = nodes(
+        u, m, link_bandwidth_bytes_per_s=link, link_latency_s=Fraction(0),
+        nic_bandwidth_bytes_per_s=nic, nic_latency_s=Fraction(0),
+    )  # fmt: skip
+    assert time_s("ring", cluster, units) == (u * m - 1) * (units / nic)
+
+
+@given(topologies_and_schedules(), st.integers(1, 500))
+def test_no_schedule_beats_the_bound(case: tuple[Topology, str], shard: int) -> None:
+    topology, name = case
+    assert time_s(name, topology, shard) >= all_gather_bound_s(topology, shard)
+
+
+@given(world_sizes, exact_bandwidths, exact_latencies, st.integers(1, 500))
+def test_direct_reaches_the_bound(n: int, bandwidth: Fraction, latency: Fraction, shard: int) -> None:
+    for topology in (full_mesh(n, bandwidth, latency), switch(n, bandwidth, latency)):
+        assert time_s("direct", topology, shard) == all_gather_bound_s(topology, shard)
+
+
+@given(topologies_and_schedules(), st.integers(1, 200))
+def test_what_is_transferred_is_what_the_schedule_says(case: tuple[Topology, str], shard: int) -> None:
+    """Conservation: each transfer appears once with its bytes, and starts only when its rank holds the block."""
+    topology, name = case
+    schedule = collective(name, topology, shard)
+    events = simulate(schedule, Machine(topology)).events
+    expected = {
+        (index, *row): int(schedule.block_bytes[row[3]])
+        for index, step in enumerate(schedule.steps)
+        for row in step.rows()
+    }
+    assert {(e.step, e.rank, e.peer, e.lane, e.block): e.bytes for e in events} == expected
+    arrival = {(e.peer, e.block): e.end_s for e in events}
+    for event in events:
+        assert event.start_s >= arrival.get((event.rank, event.block), 0)
+        assert event.end_s > event.start_s
+
+
+@given(topologies_and_schedules(), st.integers(1, 200))
+def test_no_constraint_is_ever_exceeded(case: tuple[Topology, str], shard: int) -> None:
+    """Between the first byte and the last, no link has carried more than its bandwidth times that span."""
+    topology, name = case
+    events = simulate(collective(name, topology, shard), Machine(topology)).events
+    carried: dict[int, int] = defaultdict(int)
+    first: dict[int, Number] = {}
+    last: dict[int, Number] = {}
+    for event in events:
+        route = topology.route(event.rank, event.peer)
+        for constraint in route.constraints:
+            carried[constraint] += event.bytes
+            first[constraint] = min(first.get(constraint, event.start_s), event.start_s)
+            sent_s = event.end_s - route.latency_s
+            last[constraint] = max(last.get(constraint, sent_s), sent_s)
+    for constraint, size in carried.items():
+        limit = topology.constraints[constraint].bandwidth_bytes_per_s * (last[constraint] - first[constraint])
+        assert size <= limit
+
+
+@given(topologies_and_schedules(), st.fractions(Fraction(1, 100), Fraction(1), max_denominator=100))
+def test_slow_motion_takes_longer_by_the_scale(case: tuple[Topology, str], scale: Fraction) -> None:
+    topology, name = case
+    assert time_s(name, topology.scaled(scale), 60) * scale == time_s(name, topology, 60)
+
+
+@given(topologies_and_schedules(), st.integers(1, 2**30))
+def test_floats_agree_with_fractions(case: tuple[Topology, str], shard: int) -> None:
+    topology, name = case
+    rounded = topology.map_links(
+        lambda _, link: replace(
+            link,
+            bandwidth_bytes_per_s=float(link.bandwidth_bytes_per_s),
+            latency_s=float(link.latency_s),
+        )
+    )
+    assert float(time_s(name, rounded, shard)) == pytest.approx(float(time_s(name, topology, shard)), rel=1e-9)
+
+
+def test_ten_runs_are_identical() -> None:
+    topology = nodes(2, 4, "switch", "rails")
+    schedule = collective("multi-ring", topology, 12345)
+    machine = Machine(topology, CommLibrary("test", 1e-6))
+    assert len({simulate(schedule, machine).events for _ in range(10)}) == 1
+
+
+def test_launches_of_a_rank_come_one_after_the_other() -> None:
+    # Three launches of 1 s each delay the last of three transfers to 3 s; it then takes 6 B / 1 B/s and 2 s latency.
+    assert time_s("direct", full_mesh(4, Fraction(1), Fraction(2)), 6, Fraction(1)) == 3 + 6 + 2
+    # Around a ring every hop launches once: 3 x (1 + 6 + 2).
+    assert time_s("ring", full_mesh(4, Fraction(1), Fraction(2)), 6, Fraction(1)) == 3 * 9
+
+
+@given(world_sizes, exact_bandwidths, exact_bandwidths, exact_latencies, st.integers(1, 200))
+def test_the_bound_of_a_shared_medium_is_reached(
+    n: int, link: Fraction, medium: Fraction, latency: Fraction, shard: int
+) -> None:
+    """All n(n-1) shards go through one capacity, or through the links where those are tighter."""
+    mesh = full_mesh(n, link, latency)
+    shared = replace(mesh, shared=(SharedCapacity("medium", medium, tuple(each.name for each in mesh.links)),))
+    expected = latency + max(shard / link, n * (n - 1) * shard / medium)
+    assert all_gather_bound_s(shared, shard) == time_s("direct", shared, shard) == expected
+
+
+def test_what_bound_a_transfer() -> None:
+    def bounds(topology: Topology, launch_s: Number = 0) -> set[str]:
+        schedule = collective("ring", topology, 6)
+        return {event.bound_by for event in simulate(schedule, Machine(topology, CommLibrary("t", launch_s))).events}
+
+    assert bounds(full_mesh(2, Fraction(1), Fraction(2))) == {"0->1", "1->0"}
+    assert bounds(full_mesh(2, Fraction(1), Fraction(7))) == {"latency"}
+    assert bounds(full_mesh(2, Fraction(1), Fraction(2)), Fraction(9)) == {"launch"}
+    # Both links of a route tie; the links are listed 0->switch, switch->0, 1->switch, switch->1.
+    assert bounds(switch(2, Fraction(1), Fraction(0))) == {"0->switch", "switch->0"}
+    links = (*both_ways(0, "hub", Fraction(5), 0), Link(1, "hub", Fraction(5), 0), Link("hub", 1, Fraction(1), 0))
+    assert bounds(Topology("funnel", 2, links)) == {"hub->1", "hub->0"}
+
+
+def test_a_shared_capacity_binds() -> None:
+    mesh = full_mesh(3, Fraction(10), Fraction(0))
+    bus = SharedCapacity("bus", Fraction(3), tuple(link.name for link in mesh.links))
+    shared = replace(mesh, shared=(bus,))
+    # Six transfers of 6 bytes over 3 bytes/s together.
+    assert time_s("direct", shared, 6) == 12
+    events = simulate(collective("direct", shared, 6), Machine(shared)).events
+    assert {event.bound_by for event in events} == {"bus"}
+
+
+def test_a_flow_speeds_up_when_another_leaves() -> None:
+    # Rank 0 sends over a port of 2 bytes/s to ranks 1 and 2, whose ports take 2 and 1/2 bytes/s. Both blocks have
+    # 6 bytes. To 2: 1/2 bytes/s, 12 s. To 1: 3/2 bytes/s, 4 s. Nothing else of the exchange shares those ports
+    # longer than that.
+    links = (
+        Link(0, "hub", Fraction(2), 0), Link("hub", 0, Fraction(100), 0),
+        Link(1, "hub", Fraction(100), 0), Link("hub", 1, Fraction(2), 0),
+        Link(2, "hub", Fraction(100), 0), Link("hub", 2, Fraction(1, 2), 0),
+    )  # fmt: skip
+    topology = Topology("uneven", 3, links)
+    events = simulate(collective("direct", topology, 6), Machine(topology)).events
+    end = {(event.rank, event.peer): event.end_s for event in events}
+    # Into 2 come two blocks at 1/4 bytes/s each: 24 s. So 0->1 has 7/4 of port 0, and shares port 1 (2 bytes/s)
+    # with 2->1: 1 byte/s each, 6 s.
+    assert end[0, 2] == end[1, 2] == 24
+    assert end[0, 1] == end[2, 1] == 6
+
+
+def test_waiting_is_explained() -> None:
+    topology = full_mesh(3, Fraction(1), Fraction(1))
+    events = simulate(collective("ring", topology, 5), Machine(topology)).events
+    assert {(event.step, event.waited_for) for event in events} == {(0, ""), (1, "block")}
+
+
+def test_a_schedule_for_other_ranks_is_refused() -> None:
+    schedule = collective("ring", full_mesh(4), 8)
+    with pytest.raises(ScheduleError, match="is for 4 ranks"):
+        simulate(schedule, Machine(full_mesh(5)))
+    with pytest.raises(ScheduleError, match="rank 3 sends to rank 0"):
+        simulate(schedule, Machine(replace(nothing_back_to_zero(), name="broken")))
+
+
+def nothing_back_to_zero() -> Topology:
+    hops = [(0, 1), (1, 2), (2, 3), (3, 1), (1, 0)]
+    return Topology("broken", 4, tuple(Link(a, b, 1.0, 0.0) for a, b in hops))
+
+
+def test_more_transfers_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.event.engine.MAX_TRANSFERS", 55)
+    assert time_s("ring", full_mesh(4), 8) > 0
+    with pytest.raises(ScheduleError, match=r"'ring' has 56 transfers; this engine keeps a timeline of at most 55"):
+        time_s("ring", full_mesh(8), 8)
+
+
+def test_one_rank_needs_no_time() -> None:
+    alone = full_mesh(1)
+    assert time_s("multi-ring", alone, 5) == 0
+    assert all_gather_bound_s(alone, 5) == 0
+    assert busbw_bytes_per_s(1, 5, 0) == 0
+
+
+def test_events_grow_with_transfers_only() -> None:
+    """Doubling the ranks of a ring quadruples transfers and timeline rows, nothing grows faster."""
+    rows = [len(simulate(collective("ring", ring(n), n), Machine(ring(n))).events) for n in (8, 16, 32)]
+    assert rows == [56, 240, 992]

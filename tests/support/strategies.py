@@ -1,0 +1,47 @@
+"""What Hypothesis draws from."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+from tasp_lab.collectives.registry import schedules_of
+from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
+from tasp_lab.topology.graph import Topology
+
+schedule_names = st.sampled_from(schedules_of("AllGather"))
+exact_bandwidths = st.fractions(Fraction(1, 10), Fraction(1000), max_denominator=50)
+exact_latencies = st.fractions(Fraction(0), Fraction(10), max_denominator=50)
+
+
+@st.composite
+def complete_topologies(draw: st.DrawFn, max_ranks: int = 9) -> Topology:
+    """A mesh, a switch or nodes: topologies on which every schedule runs. All numbers are exact."""
+    bandwidth, latency = draw(exact_bandwidths), draw(exact_latencies)
+    kind = draw(st.sampled_from(["full-mesh", "switch", "nodes"]))
+    if kind == "nodes":
+        node_count, per_node = draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (3, 3)]))
+        return nodes(
+            node_count,
+            per_node,
+            draw(st.sampled_from(["full-mesh", "switch"])),
+            draw(st.sampled_from(["fabric", "rails"])),
+            link_bandwidth_bytes_per_s=bandwidth,
+            link_latency_s=latency,
+            nic_bandwidth_bytes_per_s=draw(exact_bandwidths),
+            nic_latency_s=draw(exact_latencies),
+        )
+    world_size = draw(st.integers(1, max_ranks))
+    return (full_mesh if kind == "full-mesh" else switch)(world_size, bandwidth, latency)
+
+
+@st.composite
+def topologies_and_schedules(draw: st.DrawFn, max_ranks: int = 9) -> tuple[Topology, str]:
+    """A topology and the name of a schedule that runs on it."""
+    if draw(st.booleans()):
+        topology = draw(complete_topologies(max_ranks))
+        few = topology.world_size <= 4  # trees of more ranks are many blocks
+        return topology, draw(schedule_names if few else schedule_names.filter(lambda name: name != "trees"))
+    rings = st.builds(ring, st.integers(1, max_ranks), exact_bandwidths, exact_latencies)
+    return draw(rings), draw(st.sampled_from(["ring", "multi-ring"]))
