@@ -1,0 +1,242 @@
+"""The order of messages suffices: NCCL has no tags, so both ends of every pair of ranks must agree on the order.
+
+The real per-step executor makes its calls without a network (`tests.support.recorded_calls`), for every rank of every
+schedule, and a simulated NCCL pairs them. Modelled are group semantics: the operations of a communicator execute in
+the order in which they were issued on a stream, those of one group progress together, a send ends when its receive is
+posted, and collective calls pair by their order on each rank. `tests.support.simulated_nccl` names the source. What
+NCCL delivers must be the transfers of the schedule, each block to its place and once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from runtime.executor.transports import AllToAll, Batched, Message, Wait
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.choices import Dataflow
+from tasp_lab.collectives.registry import COLLECTIVES, collective
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+from tests.support.recorded_calls import recorded_all_to_alls, recorded_groups
+from tests.support.simulated_nccl import (
+    AllToAllCall,
+    Delivered,
+    Group,
+    NcclError,
+    Operation,
+    run_all_to_alls,
+    run_groups,
+)
+
+WORLD_SIZES = range(2, 9)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_messages_of_collectives(name: str, world_size: int) -> None:
+    for shard_bytes in (1, 5, 1000):
+        check(collective(name, full_mesh(world_size), shard_bytes))
+
+
+@pytest.mark.parametrize("machine", ["h100-8", "mi300x-8", "h100-2x8"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_messages_of_collectives_on_machines(name: str, machine: str) -> None:
+    """Rings, trees and their lanes depend on the topology."""
+    check(collective(name, load_machine(machine).topology, 2**12))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_messages_of_attention(name: str, world_size: int) -> None:
+    for layer, options in product(layers(world_size), options_of(world_size)):
+        for schedule in build_schedules(name, full_mesh(world_size), layer, options=options):
+            check(schedule)
+
+
+def layers(world_size: int) -> Iterator[Workload]:
+    """Full, causal, windowed and packed layers, of lengths that divide into blocks and that do not."""
+    even = 16 * world_size
+    for sequence in (even, even + 3):
+        layer = Workload(sequence=sequence, heads=4, kv_heads=2, head_dim=8)
+        causal = replace(layer, mask="causal")
+        yield from (layer, causal, replace(causal, window=9), replace(causal, documents=(10, sequence - 10)))
+
+
+def options_of(world_size: int) -> list[AttentionOptions]:
+    """Both passes, with all dataflows on some numbers of ranks; on four, also untrimmed and with two buffers."""
+    dataflows: list[Dataflow] = ["auto", "rotate-kv", "rotate-kv-back", "rotate-q"]
+    if world_size == 4:
+        variants = product(dataflows, ((True, 3), (True, 2), (False, 3)))
+        return [AttentionOptions("both", trim, buffers, dataflow) for dataflow, (trim, buffers) in variants]
+    return [AttentionOptions("both", dataflow=each) for each in (dataflows if world_size in (3, 8) else dataflows[:1])]
+
+
+def check(schedule: Schedule) -> None:
+    """Both transports deliver every transfer of a schedule, and nothing else."""
+    schedule = replace(schedule, steps=list(schedule.steps))  # lazy steps are generated for every rank anew
+    expected = transfers(schedule)
+    assert Counter(run_groups(recorded_groups(schedule))) == expected
+    assert Counter(run_all_to_alls(recorded_all_to_alls(schedule))) == expected
+
+
+def transfers(schedule: Schedule) -> Counter[Delivered]:
+    """The transfers of a schedule as messages."""
+    return Counter(
+        Delivered(source, destination, index * schedule.lanes + lane, block, int(schedule.block_bytes[block]))
+        for index, step in enumerate(schedule.steps)
+        for source, destination, lane, block in step.rows()
+    )
+
+
+# Planted faults
+
+
+def test_two_messages_of_a_pair_in_the_other_order() -> None:
+    """Rank 0 sends blocks 0 and 2 to rank 1 at steps 0 and 1, here in two groups the other way round."""
+    groups = ring_groups()
+    first, second = groups[0][:2]
+    groups[0][:2] = [first._replace(sends=second.sends), second._replace(sends=first.sends)]
+    with pytest.raises(NcclError, match="rank 0 sends block 2 to rank 1, paired with a receive of 0"):
+        run_groups(groups)
+
+
+def test_two_messages_of_one_group_in_the_other_order() -> None:
+    """All messages of the two lanes of a step go to the only other rank."""
+    sends, receives = (Operation(1, 0, 0, 8), Operation(1, 1, 1, 8)), (Operation(0, 0, 0, 8), Operation(0, 1, 1, 8))
+    run_groups([[Group((), sends)], [Group(receives, ())]])
+    with pytest.raises(NcclError, match="rank 0 sends block 1 to rank 1, paired with a receive of 0"):
+        run_groups([[Group((), sends[::-1])], [Group(receives, ())]])
+
+
+def test_a_missing_receive() -> None:
+    groups = ring_groups()
+    groups[1][1] = groups[1][1]._replace(receives=())
+    with pytest.raises(NcclError, match="1 receives missing of the messages from rank 0 to 1"):
+        run_groups(groups)
+
+
+def test_a_missing_send() -> None:
+    groups = ring_groups()
+    groups[2][0] = groups[2][0]._replace(sends=())
+    with pytest.raises(NcclError, match="rank 2 sends block 1 to rank 0, paired with a receive of 2"):
+        run_groups(groups)
+
+
+def test_a_wrong_size() -> None:
+    groups = ring_groups()
+    send = groups[1][0].sends[0]
+    groups[1][0] = groups[1][0]._replace(sends=(send._replace(size_bytes=99),))
+    with pytest.raises(NcclError, match="rank 1 sends size_bytes 99 to rank 2, paired with a receive of 100"):
+        run_groups(groups)
+
+
+def test_groups_of_one_rank_in_another_order() -> None:
+    """Rank 0 first exchanges with rank 1, rank 1 with rank 2, rank 2 with rank 0."""
+
+    def exchange(peer: int, tag: int) -> Group:
+        return Group((Operation(peer, tag, 0, 8),), (Operation(peer, tag, 0, 8),))
+
+    in_order = [[exchange(1, 0), exchange(2, 1)], [exchange(0, 0), exchange(2, 2)], [exchange(0, 1), exchange(1, 2)]]
+    assert len(run_groups(in_order)) == 6
+    circular = [in_order[0], in_order[1][::-1], in_order[2]]
+    with pytest.raises(NcclError, match=r"deadlock: ranks \[0, 1, 2\]"):
+        run_groups(circular)
+
+
+def test_a_rank_that_skips_a_collective() -> None:
+    calls = ring_calls()
+    del calls[1][1]
+    with pytest.raises(NcclError, match=r"ranks make \[2, 1, 2\] all-to-all calls"):
+        run_all_to_alls(calls)
+
+
+def test_split_sizes_that_differ() -> None:
+    calls = ring_calls()
+    calls[1][0] = calls[1][0]._replace(receive_splits=(99, 0, 0))
+    with pytest.raises(NcclError, match="call 0: rank 0 sends 100 bytes to rank 1, which expects 99"):
+        run_all_to_alls(calls)
+
+
+def test_collectives_in_another_order() -> None:
+    """Their split sizes are the same, what they carry is not."""
+    calls = ring_calls()
+    calls[1].reverse()
+    with pytest.raises(NcclError, match="rank 0 sends block 0 to rank 1, paired with a receive of 2"):
+        run_all_to_alls(calls)
+
+
+def test_a_transport_that_skips_steps_without_messages() -> None:
+    """An all-to-all is a call of all ranks, also of those with no message; in trimmed causal attention, some have none.
+
+    Without an all-to-all, empty groups may be skipped.
+    """
+    layer = Workload(sequence=64, heads=1, mask="causal")
+    (schedule,) = build_schedules("ring-attention", full_mesh(4), layer)
+    assert any(0 < len(step) < 4 for step in schedule.steps)
+    check(schedule)
+    with pytest.raises(NcclError, match="all-to-all calls, expected the same number"):
+        run_all_to_alls(recorded_all_to_alls(schedule, SkipsEmptySteps))
+
+
+class SkipsEmptySteps(AllToAll):
+    """A faulty all-to-all: ranks without a message do not call."""
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        self._empty = not messages
+        return super().receive(messages)
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        return [] if self._empty and not messages else super().send(messages)
+
+
+def test_a_transport_that_sends_before_it_receives() -> None:
+    """Sends and receives must be posted in one group: here each rank waits until its send has ended."""
+    with pytest.raises(NcclError, match=r"deadlock: ranks \[0, 1, 2\]"):
+        run_groups(recorded_groups(collective("ring", full_mesh(3), 100), SendsFirst))
+
+
+class SendsFirst(Batched):
+    """A faulty batch: two groups per step."""
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        self._later = messages
+        return [lambda: None] * len(messages)
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        super().receive([])
+        waits = super().send(messages)
+        super().receive(self._later)
+        super().send([])
+        return waits
+
+
+def test_data_from_another_place() -> None:
+    """The block of a message is found by its data, not by what the executor claims to send."""
+    with pytest.raises(NcclError, match="no block of a message with rank 1 lies at byte 1"):
+        recorded_groups(collective("ring", full_mesh(3), 100), Shifted)
+
+
+class Shifted(Batched):
+    """A faulty transport: messages begin one byte late."""
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        return super().send([message._replace(data=message.data[1:]) for message in messages])
+
+
+def ring_groups() -> list[list[Group]]:
+    """The groups of a ring AllGather of three ranks, 100 bytes each."""
+    return recorded_groups(collective("ring", full_mesh(3), 100))
+
+
+def ring_calls() -> list[list[AllToAllCall]]:
+    """As `ring_groups`, as all-to-all calls."""
+    return recorded_all_to_alls(collective("ring", full_mesh(3), 100))

@@ -1,0 +1,176 @@
+"""The library calls that the per-step executor makes with the product's transports, recorded without a network.
+
+Each rank executes its whole part alone. Every call ends at once, as for the host of a GPU, which only queues calls;
+kernel calls and sums do nothing. The order of the calls does not depend on what arrives, so this is their order in
+every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from runtime.executor import transports
+from runtime.executor.executor import Executor
+from runtime.executor.transports import Group as ProcessGroup
+from runtime.executor.transports import Message, Transport, Wait
+from tasp_lab.schedule.schedule import Schedule
+from tests.support.simulated_nccl import AllToAllCall, Group, NcclError, Operation
+
+MakeTransport = Callable[[float, ProcessGroup, torch.device], Transport]
+
+
+def recorded_groups(schedule: Schedule, make_transport: MakeTransport = transports.Batched) -> list[list[Group]]:
+    """The groups of sends and receives that each rank issues."""
+    return [_record(schedule, rank, make_transport).groups() for rank in range(schedule.world_size)]
+
+
+def recorded_all_to_alls(
+    schedule: Schedule, make_transport: MakeTransport = transports.AllToAll
+) -> list[list[AllToAllCall]]:
+    """The all-to-all calls that each rank makes."""
+    return [_record(schedule, rank, make_transport).all_to_alls() for rank in range(schedule.world_size)]
+
+
+class _PointToPoint(NamedTuple):
+    """As `torch.distributed.P2POp`."""
+
+    call: str
+    data: torch.Tensor
+    group: ProcessGroup
+    group_peer: int
+    tag: int
+
+    @property
+    def message(self) -> Message:
+        return Message(self.group_peer, self.tag, self.data)
+
+
+class _Splits(NamedTuple):
+    """The bytes from and to each rank of an all-to-all."""
+
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+class _Done:
+    """A call that has ended."""
+
+    def wait(self, timeout: object = None) -> None:
+        """No-op."""
+
+
+class _Library:
+    """Stands in for `torch.distributed` in `runtime.executor.transports` and records the calls."""
+
+    isend, irecv = "send", "receive"
+    P2POp = _PointToPoint
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self.batches: list[Sequence[_PointToPoint]] = []
+        self.all_to_alls: list[_Splits] = []
+
+    def get_world_size(self, group: ProcessGroup) -> int:
+        return self._world_size
+
+    def batch_isend_irecv(self, operations: Sequence[_PointToPoint]) -> list[_Done]:
+        self.batches.append(operations)
+        return [_Done()]
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        data: torch.Tensor,
+        receive_splits: Sequence[int],
+        send_splits: Sequence[int],
+        group: ProcessGroup,
+        async_op: bool,
+    ) -> _Done:
+        if (sum(receive_splits), sum(send_splits)) != (output.numel(), data.numel()):
+            raise NcclError(f"splits {receive_splits} and {send_splits} differ from the sizes of the tensors")
+        self.all_to_alls.append(_Splits(tuple(receive_splits), tuple(send_splits)))
+        return _Done()
+
+
+class _Recorder:
+    """Passes the messages of a rank on to a transport, and keeps those that it passed on before each all-to-all."""
+
+    receives_ahead = 0
+    whole_steps = True
+
+    def __init__(self, transport: Transport, library: _Library) -> None:
+        self._transport, self._library = transport, library
+        self._receives: Sequence[Message] = ()
+        self.packed: list[tuple[Sequence[Message], Sequence[Message]]] = []
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        self._receives = messages
+        return self._transport.receive(messages)
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        waits = self._transport.send(messages)
+        if len(self._library.all_to_alls) > len(self.packed):
+            self.packed.append((self._receives, messages))
+        return waits
+
+
+class _Record:
+    """The recorded calls of one rank. The block of a message is found by its place in the rank's memory."""
+
+    def __init__(self, executor: Executor, recorder: _Recorder, library: _Library) -> None:
+        self._recorder, self._library = recorder, library
+        part, lanes = executor.part, executor.schedule.lanes
+        self._blocks = {
+            (sends, row.peer, row.step * lanes + row.lane, row.offset): row.block
+            for sends, rows in ((True, part.sends), (False, part.receives))
+            for row in rows
+        }
+
+    def groups(self) -> list[Group]:
+        """The groups of sends and receives."""
+        return [
+            Group(
+                self._operations(False, (each.message for each in batch if each.call == _Library.irecv)),
+                self._operations(True, (each.message for each in batch if each.call == _Library.isend)),
+            )
+            for batch in self._library.batches
+        ]
+
+    def all_to_alls(self) -> list[AllToAllCall]:
+        """The all-to-all calls."""
+        return [
+            AllToAllCall(Group(self._packed(False, receives), self._packed(True, sends)), *splits)
+            for (receives, sends), splits in zip(self._recorder.packed, self._library.all_to_alls, strict=True)
+        ]
+
+    def _packed(self, sends: bool, messages: Iterable[Message]) -> tuple[Operation, ...]:
+        """The operations in the order in which `AllToAll` packs them: by peer, then by tag."""
+        return self._operations(sends, sorted(messages, key=lambda message: (message.peer, message.tag)))
+
+    def _operations(self, sends: bool, messages: Iterable[Message]) -> tuple[Operation, ...]:
+        return tuple(self._operation(sends, message) for message in messages)
+
+    def _operation(self, sends: bool, message: Message) -> Operation:
+        peer, tag, data = message
+        place = sends, peer, tag, int(data.storage_offset())
+        if place not in self._blocks:
+            raise NcclError(f"tag {tag}: no block of a message with rank {peer} lies at byte {place[-1]}")
+        return Operation(peer, tag, self._blocks[place], data.numel())
+
+
+def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Record:
+    library = _Library(schedule.world_size)
+    with patch.object(transports, "dist", library):
+        recorder = _Recorder(make_transport(1.0, None, torch.device("cpu")), library)
+        executor = Executor(schedule, rank, recorder, compute=_nothing, join=_nothing)
+        executor.prepare()
+        executor.run()
+    return _Record(executor, recorder, library)
+
+
+def _nothing(_: object) -> None:
+    """Instead of a kernel call or a sum."""
