@@ -22,6 +22,7 @@ from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.decomposition.rings import is_ring
 from tasp_lab.decomposition.shares import over_lanes, split_bytes
 from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.ring_proof import all_blocks, own_blocks, proves
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import LazySteps, Step
@@ -158,7 +159,7 @@ def _all_gather(
         name=name,
         world_size=n,
         lanes=max(lanes, 1),
-        block_bytes=np.tile(np.array(chunk_bytes, dtype=np.int64), n),
+        blocks=Blocks.of_data(np.tile(np.array(chunk_bytes, dtype=np.int64), n)),
         initial=own_blocks(n, chunks),
         final=all_blocks(n, n * chunks),
         steps=steps,

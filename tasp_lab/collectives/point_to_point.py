@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.replay import MAX_HOLDINGS
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
@@ -40,7 +41,7 @@ def all_to_all(topology: Topology, chunk_bytes: int, fused: bool = False) -> Sch
         name="all-to-all",
         world_size=n,
         lanes=max(n - 1, 1),
-        block_bytes=np.full(n * n, chunk_bytes, dtype=np.int64),
+        blocks=Blocks.of_data(np.full(n * n, chunk_bytes, dtype=np.int64)),
         initial=owned,
         final=owned | received,
         steps=[Step(sender, receiver, offset - 1, sender * n + receiver)] if n > 1 else [],
@@ -68,7 +69,7 @@ def send_recv(topology: Topology, message_bytes: int, fused: bool = False) -> Sc
         name="send-recv",
         world_size=n,
         lanes=1,
-        block_bytes=np.full(n, message_bytes, dtype=np.int64),
+        blocks=Blocks.of_data(np.full(n, message_bytes, dtype=np.int64)),
         initial=own,
         final=own | np.roll(own, 1, axis=0),
         steps=[Step(rank, np.roll(rank, -1), np.zeros_like(rank), rank)] if n > 1 else [],

@@ -7,16 +7,17 @@ complete sum circulates once more and is copied (P. Patarasuk and X. Yuan, Bandw
 clusters of workstations, J. Parallel Distrib. Comput. 69, 2009). Parts may be cut into chunks, as in
 `tasp_lab.collectives.all_gather`.
 
-Theorem. Let every ring be a permutation of the n ranks, let every rank have a part of every block at the start, and let
-blocks be copied from step (n - 1) p on, p being the chunks. Then the steps of ReduceScatter leave each rank the
-complete sums of its own blocks and no others, those of AllReduce leave every rank all complete sums, and both follow
-the rules of `tasp_lab.schedule.reduction`.
+Theorem. Let every ring be a permutation of the n ranks, let every block have n parts, let rank r have part r of every
+block at the start, and let all copies stay where they are. Then the steps of ReduceScatter leave each rank the complete
+sums of its own blocks and no others, those of AllReduce leave every rank all complete sums, and both follow the rules
+of `tasp_lab.schedule.proof`.
 
-Proof. Take a block whose owner is at position i of its ring; positions are modulo n. At hop k < n - 1 it goes from
+Proof. Take a block whose owner is at position i of its ring; positions are modulo n. At hop k < n - 1 it is given by
 position i + 1 + k to i + 2 + k. By induction on k the source has the parts of positions i + 1 to i + 1 + k, its own
-among them, and gives them away for the first time; the destination, which is not the source, still has its own. After
-hop n - 2 position i has all parts, and no other rank has any. From there on the block goes from the owner once around
-the ring as in AllGather, to ranks that have nothing of it (`tasp_lab.schedule.ring_proof`). []
+among them, and gives them away for the first time; the destination, which is not the source, still has its own part,
+which is none of these. After hop n - 2 position i has all parts, and no other rank has any. From there on the block is
+copied from the owner once around the ring as in AllGather, to ranks that have nothing of it
+(`tasp_lab.schedule.ring_proof`). []
 
 So there are n (n - 1) transfers per ring and chunk, or twice as many, and no rank ever holds more than all blocks,
 which it starts with.
@@ -31,7 +32,7 @@ import numpy.typing as npt
 
 from tasp_lab.collectives.all_gather import RingSteps, multi_ring_all_gather, ring_all_gather
 from tasp_lab.decomposition.decompose import Decomposition
-from tasp_lab.schedule.reduction import Reduction
+from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.ring_proof import all_blocks, are_permutations, own_blocks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -43,8 +44,8 @@ class RingSumSteps(RingSteps):
     """Steps of sums that circulate around rings, each ring's part of a shard cut into `chunks`, 1 or more.
 
     `rings` is an int array (rings, world_size). At step ``k * chunks + q`` position i of a ring forwards chunk q of the
-    part owned by position i - 1 - k: a hop further than in AllGather, whose blocks have the same numbers. With `copies`
-    sums are copied to all once they are complete, as in AllReduce.
+    part owned by position i - 1 - k: a hop further than in AllGather, whose blocks have the same numbers. In the first
+    n - 1 hops it gives what it has of the block. With `copies` sums are then copied to all, as in AllReduce.
     """
 
     copies: bool = False
@@ -53,7 +54,9 @@ class RingSumSteps(RingSteps):
         return super().__len__() * (2 if self.copies else 1)
 
     def step(self, index: int) -> Step:
-        return super().step(index + self.chunks)
+        hops = super().step(index + self.chunks)
+        gives = np.full(len(hops), index < super().__len__())
+        return Step(hops.source, hops.destination, hops.lane, hops.block, gives)
 
     def prove(self, schedule: Schedule) -> int | None:
         """By the theorem of this module."""
@@ -62,18 +65,17 @@ class RingSumSteps(RingSteps):
 
 def _proves(steps: RingSumSteps, schedule: Schedule) -> bool:
     """Whether all premises of the theorem hold for a schedule of these steps."""
-    (count, n), reduction = steps.rings.shape, schedule.reduction
+    (count, n), own_part = steps.rings.shape, schedule.initial_part
     blocks = n * count * steps.chunks
     promised = all_blocks(n, blocks) if steps.copies else own_blocks(n, count * steps.chunks)
     return (
-        reduction is not None
-        and schedule.task is None
-        and schedule.buffers is None
+        schedule.task is None
         and (schedule.world_size == n and schedule.lanes >= count and steps.chunks >= 1 and blocks > 0)
-        and schedule.block_bytes.shape == reduction.first_copy_step.shape == (blocks,)
-        and schedule.initial.shape == schedule.final.shape == (n, blocks)
-        and int(schedule.block_bytes.min()) >= 1
-        and bool((reduction.first_copy_step == (n - 1) * steps.chunks).all())
+        and len(schedule.blocks) == blocks
+        and not schedule.blocks.pools
+        and bool((schedule.blocks.parts == n).all())
+        and own_part is not None
+        and np.array_equal(own_part, np.arange(n)[:, None])
         and are_permutations(steps.rings)
         and all(row.all() for row in schedule.initial)
         and all(np.array_equal(row, wanted) for row, wanted in zip(schedule.final, promised, strict=True))
@@ -98,9 +100,9 @@ def ring_reduce_scatter(
 
     >>> from tasp_lab.topology.builders import full_mesh
     >>> print(ring_reduce_scatter(full_mesh(3), 64).steps[0])
-    0->1 lane 0 block 2
-    1->2 lane 0 block 0
-    2->0 lane 0 block 1
+    0->1 lane 0 block 2 given
+    1->2 lane 0 block 0 given
+    2->0 lane 0 block 1 given
 
     Raises `ScheduleError` as `ring_all_gather` does.
     """
@@ -166,15 +168,15 @@ def _sums(name: str, gathering: Schedule, fused: bool, *, copies: bool) -> Sched
     With `copies`, complete sums are copied to all ranks.
     """
     steps = gathering.steps if isinstance(gathering.steps, RingSteps) else RingSteps(np.zeros((1, 1), dtype=np.int64))
-    hops = gathering.world_size - 1
+    n = gathering.world_size
     return Schedule(
         name=name,
-        world_size=gathering.world_size,
+        world_size=n,
         lanes=gathering.lanes,
-        block_bytes=gathering.block_bytes,
+        blocks=Blocks.of_sums(gathering.block_bytes, n),
         initial=gathering.final,
         final=gathering.final if copies else gathering.initial,
         steps=RingSumSteps(steps.rings, steps.chunks, copies),
         fused=fused,
-        reduction=Reduction(np.full(len(gathering.block_bytes), hops * steps.chunks, dtype=np.int64)),
+        initial_part=np.arange(n)[:, None],
     )

@@ -15,6 +15,7 @@ from tasp_lab.arrays import FloatArray, IntArray
 from tasp_lab.decomposition.shares import split_bytes
 from tasp_lab.decomposition.tree_packing import TreePacking, pack_trees
 from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.topology.graph import Topology
@@ -79,7 +80,7 @@ def tree_all_gather(
         name="trees",
         world_size=topology.world_size,
         lanes=int(steps.lane.max(initial=0)) + 1,
-        block_bytes=np.array([size for blocks in sizes for size in blocks], dtype=np.int64),
+        blocks=Blocks.of_data(np.array([size for each in sizes for size in each], dtype=np.int64)),
         initial=np.repeat(trees.roots, counts) == np.arange(topology.world_size)[:, None],
         final=np.ones((topology.world_size, sum(counts)), dtype=bool),
         steps=steps,

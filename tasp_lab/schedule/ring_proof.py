@@ -38,12 +38,11 @@ def proves(rings: IntArray, chunks: int, schedule: Schedule) -> bool:
     blocks = n * count * chunks
     return (
         schedule.task is None
-        and schedule.buffers is None
-        and schedule.reduction is None
+        and schedule.initial_part is None
         and (schedule.world_size == n and schedule.lanes >= count and chunks >= 1 and blocks > 0)
-        and schedule.block_bytes.shape == (blocks,)
-        and schedule.initial.shape == schedule.final.shape == (n, blocks)
-        and int(schedule.block_bytes.min()) >= 1
+        and len(schedule.blocks) == blocks
+        and not schedule.blocks.pools
+        and bool((schedule.blocks.parts == 1).all())
         and are_permutations(rings)
         and all(row.all() for row in schedule.final)
         and _holds_own(schedule.initial, count * chunks)

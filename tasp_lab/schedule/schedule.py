@@ -1,28 +1,25 @@
-"""A schedule: which rank sends which block to which rank at each step, and what it computes. Validated on construction.
+"""A schedule: which rank sends which block to which rank at each step, and what it computes. Proven when built.
 
-**Blocks** are numbered; each has a size in bytes. At the start a rank holds some blocks (`initial`), at the end
-it must hold what the collective promises (`final`). A **step** is a set of transfers and kernel calls that may run
-concurrently; they use only blocks that the rank held when the step began. A **lane** is a sequence of transfers: a
-rank's transfers on one lane run one after another, those on different lanes independently. A rank's kernel calls run
-one after another. There is no barrier between steps.
+**Blocks** are sums of parts (`tasp_lab.schedule.blocks`). At the start ranks have copies of some blocks, complete ones
+or single parts; at the end they must have the complete copies that are promised. A **step** is a set of transfers and
+kernel calls that may run concurrently. A transfer copies what its source has of a block, or *gives* it, and then the
+source has nothing of it. A kernel call reads complete blocks and adds parts. What arrives or is added joins the copy
+that is there. A **lane** is a sequence of transfers: a rank's transfers on one lane run one after another, those on
+different lanes independently; the same holds for compute lanes. There is no barrier between steps.
 
-**Buffers** limit how long a rank keeps the blocks it receives. Without buffers it keeps them until the end. With b
-buffers, the arrivals of step s occupy buffer s mod b until those of step s + b overwrite them: they may be sent and
-computed with at steps s + 1 to s + b - 1, and the transfers of step s + b wait for these uses. So communication may run
-b - 1 steps ahead of compute; b = 2 is double buffering. Blocks held at the start are kept. A gradient computed at step
-s is added to the gradient that arrives at step s, in the same buffer.
+**Residents and buffers.** A copy is *resident* if it is there at the start, promised at the end, in `kept`, or of a
+kind without a pool: it stays at its rank. Any other copy comes at one step s into buffer s mod b of its kind's pool,
+which has b buffers, and is overwritten at step s + b. So it may be used at steps s + 1 to s + b - 1, and communication
+may run b - 1 steps ahead of compute; b = 2 is double buffering.
+A schedule says of every copy that is there at the end why: it was there at the start, is promised, or is in `kept`.
+
+**What a step does.** 1. The buffers of step s - b are emptied. 2. Transfers take what their source has when the step
+begins; calls read copies as they are then. 3. What was given is gone. 4. Calls add their parts. 5. Arrivals join.
+`tasp_lab.schedule.proof` states the rules, `tasp_lab.schedule.dependencies` what waits for what.
 
 Steps are generated lazily (a 511-ring AllGather on 512 ranks has 134 million transfers), each as arrays. Constructing a
 `Schedule` replays all of them once, unless a theorem proves them (`LazySteps.prove`). A broken rule raises
-`ScheduleError` with step, rank and block. The rules:
-
-- a rank sends only what it held when the step began, and never to itself;
-- no block is delivered to a rank that holds it;
-- a rank computes only with blocks that it held when the step began;
-- the calls compute the schedule's attention task, each tile once (`tasp_lab.schedule.coverage`);
-- a gradient block carries all parts that its sender holds, one step behind, and every part ends at its owner;
-- blocks that are sums follow the rules of `tasp_lab.schedule.reduction` instead;
-- at the end every rank holds exactly what the collective promises, not counting buffers.
+`ScheduleError` with step, rank and block.
 """
 
 from __future__ import annotations
@@ -36,13 +33,11 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.reduction import Reduction
-from tasp_lab.schedule.replay import Replay
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.calls import Task
+from tasp_lab.schedule.proof import prove
 from tasp_lab.schedule.step import LazySteps, Step
-from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.attention_task import AttentionTask
-from tasp_lab.workload.kernel_calls import Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +49,15 @@ class Schedule:
     name : the schedule's name, as on the command line.
     world_size : number of ranks.
     lanes : number of lanes.
-    block_bytes : int array (blocks,), the size of each block.
-    initial : bool array (world_size, blocks), what each rank holds at the start.
-    final : bool array (world_size, blocks), what each rank must hold at the end.
+    blocks : the blocks.
+    initial : bool array (world_size, blocks), the copies that ranks have at the start.
+    final : bool array (world_size, blocks), the copies that ranks must have complete at the end.
     steps : the steps, possibly lazy; any sequence of `Step`.
-    buffers : number of buffers per rank, 2 or more; None to keep all arrivals (not in a backward pass).
-    task : the attention task that the kernel calls compute; None for a schedule without kernel calls.
+    task : what the kernel calls compute; None for a schedule without kernel calls.
     fused : whether all steps are one call of the communication library, as its own collectives are; else one per step.
-    reduction : which transfers add and which copy, if blocks are sums; then `buffers` and `task` are None.
+    initial_part : int array that broadcasts to (world_size, blocks), the one part that an initial copy has, or -1 for
+        all parts; None if all initial copies are complete.
+    kept : bool array (world_size, blocks), further copies that stay where they arrive; None for none.
 
     Attributes
     ----------
@@ -71,22 +67,42 @@ class Schedule:
     name: str
     world_size: int
     lanes: int
-    block_bytes: IntArray
+    blocks: Blocks
     initial: BoolArray
     final: BoolArray
     steps: Sequence[Step]
-    buffers: int | None = None
-    task: AttentionTask | None = None
+    task: Task | None = None
     fused: bool = False
-    reduction: Reduction | None = None
+    initial_part: IntArray | None = None
+    kept: BoolArray | None = None
     transfers: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps) if isinstance(self.steps, list) else self.steps)
-        for values in (self.block_bytes, self.initial, self.final):
-            values.flags.writeable = False
+        shape = (self.world_size, len(self.blocks))
+        for name in ("initial", "final", "kept"):
+            values = getattr(self, name)
+            if values is not None and values.shape != shape:
+                raise ScheduleError(f"schedule {self.name!r}: {name} has the shape {values.shape}, expected {shape}")
+            if values is not None:
+                values.flags.writeable = False
+        if self.task is not None:
+            try:
+                self.task.check(self.blocks.bytes, self.blocks.parts)
+            except ScheduleError as error:
+                raise ScheduleError(f"schedule {self.name!r}: {error}") from None
         proved = self.steps.prove(self) if isinstance(self.steps, LazySteps) else None
-        object.__setattr__(self, "transfers", Replay(self).run() if proved is None else proved)
+        object.__setattr__(self, "transfers", prove(self) if proved is None else proved)
+
+    @property
+    def block_bytes(self) -> IntArray:
+        """The size of each block on the wire, int array (blocks,)."""
+        return self.blocks.bytes
+
+    def is_resident(self, rank: IntArray, block: IntArray) -> BoolArray:
+        """Whether copies of these blocks stay at these ranks."""
+        found: BoolArray = (self.blocks.buffers[block] == 0) | self.initial[rank, block] | self.final[rank, block]
+        return found if self.kept is None else found | self.kept[rank, block]
 
     def bytes_sent(self) -> IntArray:
         """The bytes that each rank sends on each lane at each step, as an int array (steps, world_size, lanes)."""
@@ -95,43 +111,42 @@ class Schedule:
             np.add.at(ledger[index], (step.source, step.lane), self.block_bytes[step.block])
         return ledger
 
-    @cached_property
-    def digest(self) -> str:
-        """A short hash of the schedule: its task, its layout and every step."""
-        task = self.task and self.task.content
-        found = hashlib.sha256(
-            repr((self.name, self.initial.shape, self.lanes, self.buffers, self.fused, task)).encode()
-        )
-        found.update(self.block_bytes.tobytes())
-        for row in (*self.initial, *self.final):
-            found.update(row.tobytes())
-        if self.reduction is not None:
-            found.update(self.reduction.first_copy_step.tobytes())
-        for step in self.steps:
-            found.update(repr((len(step), len(step.calls))).encode())
-            for values in (step.source, step.destination, step.lane, step.block):
-                found.update(values.tobytes())
-            for call in step.calls:
-                found.update(repr((call.rank, call.queries.tolist(), call.keys.tolist(), call.low, call.high)).encode())
-        return found.hexdigest()[:16]
-
     def flops(self) -> IntArray:
         """The FLOPs that each rank computes at each step, as an int array (steps, world_size)."""
         ledger = np.zeros((len(self.steps), self.world_size), dtype=np.int64)
         for index, step in enumerate(self.steps):
-            for call in step.calls:
-                ledger[index, call.rank] += self.call_flops(call)
+            for calls in step.calls:
+                assert self.task is not None, "a schedule with calls has a task"
+                np.add.at(ledger[index], calls.rank, self.task.flops(calls))
         return ledger
 
-    @property
-    def call_kind(self) -> str:
-        """The event kind of its kernel calls in a timeline."""
-        return DIFFERENTIATE if self.task is not None and self.task.is_backward else ATTEND
-
-    def call_flops(self, call: Call) -> int:
-        """The FLOPs of a kernel call."""
-        assert self.task is not None, "a schedule with calls has a task"
-        return self.task.flops(call)
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of the schedule: its blocks, its task, what stays where, and every step."""
+        task = self.task and self.task.content
+        found = hashlib.sha256(repr((self.name, self.initial.shape, self.lanes, self.fused, task)).encode())
+        found.update(repr(self.blocks.kinds).encode())
+        for values in (self.blocks.kind, self.blocks.bytes, self.blocks.parts):
+            found.update(values.tobytes())
+        for rows in (self.initial, self.final, () if self.kept is None else self.kept):
+            for row in rows:
+                found.update(row.tobytes())
+        if self.initial_part is not None:
+            found.update(self.initial_part.tobytes())
+        for step in self.steps:
+            found.update(repr((len(step), len(step.calls))).encode())
+            for values in (step.source, step.destination, step.lane, step.block):
+                found.update(values.tobytes())
+            found.update(step.gives.tobytes())
+            for calls in step.calls:
+                found.update(repr((calls.kernel, calls.lane, calls.params.shape)).encode())
+                for values in (
+                    calls.rank,
+                    calls.params,
+                    *(x for each in calls.operands for x in (each.offset, each.block)),
+                ):
+                    found.update(values.tobytes())
+        return found.hexdigest()[:16]
 
     def check_routes(self, topology: Topology) -> None:
         """Raise `ScheduleError` unless the topology has the same world size and a route for every transfer."""

@@ -1,50 +1,58 @@
-"""A step of a schedule, its transfers as arrays and its kernel calls; lazily generated sequences of steps."""
+"""A step of a schedule, its transfers and kernel calls as arrays; lazily generated sequences of steps."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, overload
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.workload.kernel_calls import Call
+from tasp_lab.schedule.calls import Calls
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
 
+_NO_CALLS: tuple[Calls, ...] = ()
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """One step: its transfers as four int arrays (transfers,), and its kernel calls, each rank's in execution order.
+    """One step: its transfers as int arrays (transfers,), and its kernel calls.
 
-    A rank's arrivals are placed into its buffer in the order of these arrays.
+    A transfer *gives* if its source keeps nothing of the block (`gives`, a bool array; by default none does). A rank's
+    arrivals are placed into its buffers in the order of these arrays.
 
-    >>> print(Step.of([(0, 1, 0, 5)]))
+    >>> print(Step.of([(0, 1, 0, 5), (1, 0, 0, 6, True)]))
     0->1 lane 0 block 5
+    1->0 lane 0 block 6 given
     """
 
     source: IntArray
     destination: IntArray
     lane: IntArray
     block: IntArray
-    calls: tuple[Call, ...] = ()
+    gives: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    calls: tuple[Calls, ...] = _NO_CALLS
 
     def __post_init__(self) -> None:
-        lengths = {len(self.source), len(self.destination), len(self.lane), len(self.block)}
+        if not len(self.gives):
+            object.__setattr__(self, "gives", np.zeros(len(self.source), dtype=bool))
+        columns = (self.source, self.destination, self.lane, self.block, self.gives)
+        lengths = {len(column) for column in columns}
         if len(lengths) != 1:
             raise ScheduleError(f"a step's arrays have lengths {sorted(lengths)}, expected one length")
-        for values in (self.source, self.destination, self.lane, self.block):
+        for values in columns:
             values.flags.writeable = False
 
     @classmethod
-    def of(cls, transfers: Iterable[tuple[int, int, int, int]]) -> Step:
-        """A step from (source, destination, lane, block) rows."""
-        rows = np.array(list(transfers), dtype=np.int64).reshape(-1, 4)
-        return cls(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3])
+    def of(cls, transfers: Iterable[Sequence[int]], calls: Iterable[Calls] = ()) -> Step:
+        """A step from (source, destination, lane, block) rows; a fifth column says whether the source gives."""
+        rows = np.array([(*row, 0)[:5] for row in transfers], dtype=np.int64).reshape(-1, 5)
+        return cls(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4].astype(bool), tuple(calls))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -55,7 +63,8 @@ class Step:
         return list(zip(*columns, strict=True))
 
     def __str__(self) -> str:
-        return "\n".join(f"{s}->{d} lane {lane} block {block}" for s, d, lane, block in self.rows())
+        rows = zip(self.rows(), self.gives.tolist(), strict=True)
+        return "\n".join(f"{s}->{d} lane {lane} block {b}{' given' * given}" for (s, d, lane, b), given in rows)
 
 
 class LazySteps(Sequence[Step]):

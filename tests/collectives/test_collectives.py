@@ -32,7 +32,7 @@ from tasp_lab.collectives.ring_reductions import (
 )
 from tasp_lab.errors import NoDecompositionError, ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
-from tasp_lab.schedule.reduction import Reduction
+from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
@@ -186,7 +186,7 @@ def test_every_rank_sends_what_its_collective_needs(topology: Topology, name: st
 def test_reduce_scatter_backwards_is_an_all_gather(topology: Topology, way: str, shard: int) -> None:
     forward = collective(f"{way}-reduce-scatter", topology, shard)
     backwards = [Step(step.destination, step.source, step.lane, step.block) for step in reversed(forward.steps)]
-    fields = (forward.world_size, forward.lanes, forward.block_bytes)
+    fields = (forward.world_size, forward.lanes, Blocks.of_data(forward.block_bytes))
     assert Schedule("backwards", *fields, forward.final, forward.initial, backwards).transfers == forward.transfers
 
 
@@ -245,23 +245,30 @@ def test_both_engines_agree(topology: Topology, build: Callable[..., Schedule], 
 
 @st.composite
 def spoilt(draw: st.DrawFn, schedule: Schedule) -> dict[str, object]:
-    """What may make a schedule wrong: a holding more or less, copies at another step, a rank twice in a ring."""
+    """What may make a schedule wrong: a holding or part more or less, other copies, a rank twice in a ring."""
     assert isinstance(schedule.steps, RingSumSteps)
-    assert schedule.reduction is not None
-    what = draw(st.sampled_from(["initial", "final", "reduction", "steps", "lanes", "block_bytes"]))
+    assert schedule.initial_part is not None
+    sizes, parts = schedule.block_bytes, schedule.blocks.parts
+    what = draw(st.sampled_from(["initial", "final", "initial_part", "parts", "copies", "steps", "lanes", "blocks"]))
     if what in ("initial", "final"):
         holds = np.array(getattr(schedule, what))
         holds.flat[draw(st.integers(0, holds.size - 1))] ^= True
         return {what: holds}
-    if what == "reduction":
-        first_copy_step = schedule.reduction.first_copy_step.copy()
-        first_copy_step[draw(st.integers(0, len(first_copy_step) - 1))] += draw(st.sampled_from([-1, 1]))
-        return {what: Reduction(first_copy_step)}
+    if what == "initial_part":
+        part = np.array(np.broadcast_to(schedule.initial_part, schedule.initial.shape))
+        part.flat[draw(st.integers(0, part.size - 1))] += draw(st.sampled_from([-1, 1]))
+        return {what: part}
+    if what == "parts":
+        wrong = np.arange(len(parts)) == draw(st.integers(0, len(parts) - 1))
+        kind = schedule.blocks.kind
+        return {"blocks": Blocks(schedule.blocks.kinds, kind, sizes, parts + wrong * draw(st.sampled_from([-1, 1])))}
+    if what == "copies":
+        return {"steps": replace(schedule.steps, copies=not schedule.steps.copies)}
     if what == "steps":
         rings = schedule.steps.rings.copy()
         rings.flat[draw(st.integers(0, rings.size - 1))] = draw(st.integers(0, schedule.world_size - 1))
         return {what: replace(schedule.steps, rings=rings)}
-    return {what: schedule.lanes - 1} if what == "lanes" else {what: schedule.block_bytes[1:]}
+    return {what: schedule.lanes - 1} if what == "lanes" else {what: Blocks.of_sums(sizes[1:], schedule.world_size)}
 
 
 def is_accepted(schedule: Schedule, **changes: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -14,15 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.attention.forward import attention
+from tasp_lab.attention.task import KEYS
 from tasp_lab.collectives.registry import collective
 from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.buffer_layout import INITIAL, RankPart, memory_bytes, rank_part, resident_blocks
+from tasp_lab.schedule.buffer_layout import OUTSIDE
+from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT, Dependencies, dependencies
+from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
-from tests.support.schedules import parts
+from tests.support.kernel_calls import as_arrays, buffers_of, calls_of
+from tests.support.schedules import parts, task_of
 
 NAMES = ["ring-attention", "zigzag-ring-attention", "striped-ring-attention", "tasp"]
 TOPOLOGIES = {
@@ -72,24 +76,28 @@ class Stay(NamedTuple):
 
 
 def stays(schedule: Schedule, part: RankPart) -> list[Stay]:
-    """From the rows alone. What a rank starts with is there all the time."""
+    """From the rows alone. Resident copies are there all the time."""
     size, for_good = schedule.block_bytes.tolist(), float("inf")
     uses: dict[tuple[int, int, int], float] = {}
+    uses |= {(block, offset, RESIDENT): for_good for block, offset in part.resident.items()}
     for row in part.receives:
-        uses[row.block, row.offset, row.since] = row.step
+        uses.setdefault((row.block, row.offset, row.since), row.step)
     used = [(row.block, row.offset, row.since, row.step) for row in part.sends]
     for call_row in part.calls:
-        offset = call_row.offset
         brought = {row.block: row.since for row in part.receives if row.step < call_row.step}
-        for key, since in call_row.reads:
-            assert since == brought.get(key, INITIAL)
-            used.append((key, offset, since, call_row.step))
-            offset += size[key]
-        assert offset == call_row.offset + call_row.size_bytes
+        for operand in call_row.operands:
+            offset = operand.offset
+            for block, since in zip(operand.blocks, operand.since, strict=True):
+                assert since == brought.get(block, RESIDENT)
+                if offset != OUTSIDE:
+                    used.append((block, offset, since, call_row.step))
+                    offset += size[block]
+            assert offset == OUTSIDE or offset == operand.offset + operand.size_bytes
     for block, offset, arrived, step in used:
         at = (block, offset, arrived)
-        assert arrived == INITIAL or (at in uses and arrived < step), "what is used arrived at its place before"
-        uses[at] = for_good if arrived == INITIAL else max(uses[at], step)
+        assert at in uses, "what is used arrived at its place"
+        assert arrived < step, "and before"
+        uses[at] = max(uses[at], step)
     return [Stay(offset, offset + size[block], arrived, last) for (block, offset, arrived), last in uses.items()]
 
 
@@ -104,36 +112,34 @@ def test_no_two_blocks_are_in_use_at_one_place(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_a_buffer_is_the_home_and_the_buffers(schedule: Schedule) -> None:
+def test_a_memory_is_the_residents_and_the_buffers(schedule: Schedule) -> None:
     """Every buffer holds the most that arrives in a step; without buffers there is a place for every block."""
     size = schedule.block_bytes
     for part in parts(schedule):
-        if schedule.buffers is None:
+        if not schedule.blocks.pools:
             assert part.memory_bytes == size.sum()
         else:
             arriving: Counter[int] = Counter()
             for row in part.receives:
                 arriving[row.step] += int(size[row.block])
             most = max(arriving.values(), default=0)
-            assert part.memory_bytes == size[resident_blocks(schedule, part.rank)].sum() + schedule.buffers * most
+            assert part.memory_bytes == size[list(part.resident)].sum() + buffers_of(schedule) * most
         assert all(stay.first >= 0 and stay.end <= part.memory_bytes for stay in stays(schedule, part))
         assert memory_bytes(schedule)[part.rank] == part.memory_bytes
 
 
 @given(schedules())
-def test_home_is_what_travels_of_what_a_rank_starts_with(schedule: Schedule) -> None:
-    """Queries lie elsewhere. Home blocks lie side by side from the start of the memory, where there are buffers."""
+def test_residents_are_what_circulates_of_what_a_rank_starts_with(schedule: Schedule) -> None:
+    """Queries lie elsewhere. Resident blocks lie side by side from the start of the memory, in their order."""
     for part in parts(schedule):
-        blocks = resident_blocks(schedule, part.rank)
-        keys = len(schedule.block_bytes) if schedule.task is None else schedule.task.first_query
-        assert blocks == [block for block in range(keys) if schedule.initial[part.rank, block]]
+        blocks = np.arange(len(schedule.block_bytes))
+        if schedule.task is not None:
+            blocks = task_of(schedule).blocks_of(KEYS)
+            blocks = blocks[schedule.initial[part.rank, blocks]]
         starts = np.cumsum(schedule.block_bytes[blocks]) - schedule.block_bytes[blocks]
-        offset = dict(zip(blocks, starts.tolist(), strict=True))
-        if schedule.buffers is not None:
-            assert part.resident == part.kept == offset
-        assert all(row.offset == part.resident[row.block] for row in part.sends if row.since == INITIAL)
-        assert all(row.offset == part.kept[row.block] for row in part.receives if schedule.buffers is None)
-        assert set(part.kept) == set(np.flatnonzero(schedule.final[part.rank, :keys]).tolist())
+        assert part.resident == dict(zip(blocks.tolist(), starts.tolist(), strict=True))
+        assert all(row.offset == part.resident[row.block] for row in part.sends if row.since == RESIDENT)
+        assert all(row.offset == part.resident[row.block] for row in part.receives if row.since == RESIDENT)
 
 
 @given(schedules())
@@ -167,15 +173,12 @@ def test_a_part_is_in_the_order_of_steps_and_lanes(schedule: Schedule) -> None:
 def test_a_part_has_the_calls_of_its_rank(schedule: Schedule) -> None:
     for part in parts(schedule):
         wanted = [
-            (index, call.queries.tolist(), call.keys.tolist(), call.low, call.high)
+            (index, call.queries, call.keys, [call.low, call.high])
             for index, step in enumerate(schedule.steps)
-            for call in step.calls
+            for call in calls_of(step)
             if call.rank == part.rank
         ]
-        found = [
-            (row.step, row.call.queries.tolist(), [key for key, _ in row.reads], row.call.low, row.call.high)
-            for row in part.calls
-        ]
+        found = [(row.step, *(list(each.blocks) for each in row.operands), list(row.params)) for row in part.calls]
         assert found == wanted
         flops = Counter[int]()
         for row in part.calls:
@@ -184,16 +187,46 @@ def test_a_part_has_the_calls_of_its_rank(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_the_occupants_of_a_buffer_are_its_arrivals_and_their_uses(schedule: Schedule) -> None:
-    """A send uses one arrival of one step; a call counts once for each step that brought some of its keys."""
+def test_a_buffer_is_released_by_its_arrivals_and_their_uses(schedule: Schedule) -> None:
+    """It waits for every arrival of a step, every send of it and every call that reads some of it, and nothing else."""
     for part in parts(schedule):
-        arrived = Counter(row.step for row in part.receives)
-        sent = Counter(row.since for row in part.sends)
-        called = Counter(since for row in part.calls for since in {since for _, since in row.reads})
-        expected = arrived + sent + called
-        del expected[INITIAL]
-        assert part.pending_uses == expected
-        assert set(part.pending_uses) == set(arrived)
+        arrived, used = defaultdict(set), defaultdict(set)
+        for row in part.receives:
+            arrived[row.step].add((row.operation, ARRIVED))
+        for row in part.sends:
+            used[row.since].add((row.operation, SENT))
+        for call in part.calls:
+            for _, since in call.reads:
+                used[since].add((call.operation, ARRIVED))
+        expected = [arrived[step] | used[step] for step in sorted(arrived)] if schedule.blocks.pools else []
+        numbers = range(part.first_buffer, part.first_join)
+        assert [set(part.waits[number]) for number in numbers] == expected
+        assert not part.joins
+
+
+@given(schedules())
+def test_the_conditions_of_a_rank_are_its_own_of_all(schedule: Schedule) -> None:
+    """What is derived for one rank is what is derived for all, as far as the rank itself can wait for it."""
+    whole = dependencies(schedule)
+    for rank in range(schedule.world_size):
+        own = dependencies(schedule, rank)
+        assert edges_of(own, rank) == edges_of(whole, rank)
+
+
+def edges_of(derived: Dependencies, rank: int) -> set[tuple[object, ...]]:
+    """The edges from what a rank has, by names instead of numbers: messages, calls and buffers."""
+    sends = [("send", *row) for row in zip(*(column.tolist() for column in derived.transfers), strict=True)]
+    calls, names, number = derived.calls, list[tuple[object, ...]](sends), Counter[int]()
+    place = [(source, destination) for _, _, source, destination, *_ in sends]
+    for owner in calls.rank.tolist():
+        names.append(("call", owner, number[owner]))
+        place.append((owner, owner))
+        number[owner] += 1
+    for row in zip(*(column.tolist() for column in derived.buffers), strict=True):
+        names.append(("buffer", *row))
+        place.append((row[0], row[0]))
+    rows = zip(*(column.tolist() for column in derived.edges), strict=True)
+    return {(names[before], names[after], *row) for before, after, *row in rows if place[before][row[0]] == rank}
 
 
 @given(st.sampled_from(sorted(TOPOLOGIES)), st.integers(0, 60), st.sampled_from(["full", "causal"]), st.booleans())
@@ -215,18 +248,17 @@ def test_calls_whose_keys_lie_apart_are_named() -> None:
     """Of three blocks that came together, the first and the last are not one stretch of memory."""
     schedule = built("tasp", "full-mesh:5", Workload(20, heads=1))
     step = schedule.steps[1]
-    call = step.calls[0]
-    first, second, *others = call.keys.tolist()
-    keys = np.array([second, first, *others])
-    calls = (replace(call, keys=keys), *step.calls[1:])
+    first, *others = calls_of(step)
+    a, b, *keys = first.keys
+    calls = as_arrays(task_of(schedule), [first._replace(keys=[b, a, *keys]), *others])
     steps = [*schedule.steps]
-    steps[1] = Step(step.source, step.destination, step.lane, step.block, calls)
-    with pytest.raises(ScheduleError, match=rf"step 1: rank {call.rank} computes with block {first}, which"):
-        rank_part(replace(schedule, steps=steps), call.rank)
+    steps[1] = replace(step, calls=calls)
+    with pytest.raises(ScheduleError, match=rf"step 1: rank {first.rank} computes with block {a}, which is not contig"):
+        rank_part(replace(schedule, steps=steps), first.rank)
 
 
 def test_one_rank_alone_has_no_buffers() -> None:
     layer = Workload(12, heads=1)
     part = rank_part(attention("tasp", full_mesh(1), layer), 0)
     assert part.memory_bytes == layer.sequence * layer.kv_bytes_per_position
-    assert (part.sends, part.receives, part.pending_uses, len(part.calls)) == ((), (), Counter(), 1)
+    assert (part.sends, part.receives, part.waits, len(part.calls)) == ((), (), {}, 1)

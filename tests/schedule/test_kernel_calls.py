@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasp_lab.workload.kernel_calls import Call, clip_band, pairs_in_band
+from tasp_lab.schedule.calls import Calls
+from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
 
 sizes = st.integers(1, 9)
 limits = st.integers(-12, 12)
@@ -72,8 +73,8 @@ def test_the_longest_sequences_fit_into_64_bits(queries: int, keys: int) -> None
     assert pairs_in_band(0, queries, queries, queries).item() == Fraction(queries * (queries + 1), 2)
 
 
-def test_the_blocks_of_a_call_cannot_be_changed() -> None:
-    call = Call(0, np.array([4]), np.array([0, 1]), 0, 1)
-    for blocks in (call.queries, call.keys):
+def test_the_arrays_of_calls_cannot_be_changed() -> None:
+    calls = Calls.of("attend", [(0, [[4], [0, 1]], [0, 1])])
+    for values in (calls.rank, calls.params, *(operand.block for operand in calls.operands)):
         with pytest.raises(ValueError, match="read-only"):
-            blocks[0] = 9
+            values[0] = 9

@@ -1,7 +1,7 @@
 """The library calls that the per-step executor makes with the product's transports, recorded without a network.
 
 Each rank executes its whole part alone. Every call ends at once, as for the host of a GPU, which only queues calls;
-kernel calls and sums do nothing. The order of the calls does not depend on what arrives, so this is their order in
+kernel calls compute nothing. The order of the calls does not depend on what arrives, so this is their order in
 every run.
 """
 
@@ -17,6 +17,7 @@ from runtime.executor import transports
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Group as ProcessGroup
 from runtime.executor.transports import Message, Transport, Wait
+from runtime.trials.patterns import PatternWork
 from tasp_lab.schedule.schedule import Schedule
 from tests.support.simulated_nccl import AllToAllCall, Group, NcclError, Operation
 
@@ -166,11 +167,7 @@ def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Re
     library = _Library(schedule.world_size)
     with patch.object(transports, "dist", library):
         recorder = _Recorder(make_transport(1.0, None, torch.device("cpu")), library)
-        executor = Executor(schedule, rank, recorder, compute=_nothing, join=_nothing)
+        executor = Executor(schedule, rank, recorder, PatternWork(schedule, rank, checked=False), as_bytes=True)
         executor.prepare()
         executor.run()
     return _Record(executor, recorder, library)
-
-
-def _nothing(_: object) -> None:
-    """Instead of a kernel call or a sum."""

@@ -8,39 +8,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
-import numpy as np
-
 from tasp_lab.machines.machine import INSTANT, ComputeRate
+from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
-from tasp_lab.workload.kernel_calls import Call
 
 Key = tuple[int, int, int, int, int]
 """Step, rank, peer, lane and block of a transfer."""
 
+Place = tuple[int, int]
+"""Rank and block."""
+
 Span = tuple[Fraction, Fraction]
 """Start and end of something, in seconds."""
-
-Stay = tuple[int, int, int]
-"""Rank, block, and the step at which the block comes to the rank; `INITIAL` if it is there from the start.
-
-A gradient comes when all of it has that comes at one step: what arrives, and what the rank computes.
-"""
-
-INITIAL = -1
-"""Instead of a step: from the start."""
 
 
 @dataclass(eq=False)
 class Transfer:
-    """One transfer of a block that lies at its rank, and how far it is: each time is None until it is known."""
+    """One transfer of a block from its rank, and how far it is: each time is None until it is known."""
 
     key: Key
-    stay: Stay
     under: tuple[int, ...]
     latency_s: Fraction
     bytes_left: Fraction
@@ -49,8 +40,20 @@ class Transfer:
     end_s: Fraction | None = None
 
     @property
+    def step(self) -> int:
+        return self.key[0]
+
+    @property
     def lane_of_rank(self) -> tuple[int, int]:
         return self.key[1], self.key[3]
+
+    @property
+    def reads(self) -> set[Place]:
+        return {(self.key[1], self.key[4])}
+
+    @property
+    def adds(self) -> set[Place]:
+        return {(self.key[2], self.key[4])}
 
     def streams(self, now: Fraction) -> bool:
         return self.launched_s is not None and self.launched_s <= now and self.bytes_left > 0
@@ -62,11 +65,75 @@ class Computation:
 
     step: int
     rank: int
-    reads: set[Stay]
-    adds: set[Stay]
+    lane: int
+    reads: set[Place]
+    adds: set[Place]
     time_s: Fraction
     start_s: Fraction | None = None
     end_s: Fraction | None = None
+
+
+Work = Transfer | Computation
+
+
+class Memory:
+    """Where what comes to a rank lies, and who brings and reads it."""
+
+    def __init__(self, schedule: Schedule, work: Sequence[Work]) -> None:
+        self.blocks = schedule.blocks
+        self.stays = schedule.initial | schedule.final
+        if schedule.kept is not None:
+            self.stays = self.stays | schedule.kept
+        self.brought: dict[Place, list[Work]] = defaultdict(list)
+        self.read: dict[Place, list[Work]] = defaultdict(list)
+        for each in work:
+            for place in each.adds:
+                self.brought[place].append(each)
+            for place in each.reads:
+                self.read[place].append(each)
+        self.places: dict[tuple[int, Pool], set[Place]] = defaultdict(set)
+        for rank, block in self.brought:
+            if (pool := self.blocks.kind_of(block).pool) is not None:
+                self.places[rank, pool].add((rank, block))
+
+    def is_resident(self, place: Place) -> bool:
+        return bool(self.stays[place]) or self.blocks.kind_of(place[1]).pool is None
+
+    def is_sum(self, place: Place) -> bool:
+        return bool(self.blocks.kind_of(place[1]).join)
+
+    def parts(self, place: Place, step: int) -> list[Work]:
+        """What brings the copy that is there when a step begins: of the last step that brought something, or of all."""
+        before = [each for each in self.brought[place] if each.step < step]
+        if self.is_resident(place):
+            return before
+        last = max((each.step for each in before), default=-1)
+        return [each for each in before if each.step == last]
+
+    def changes(self, place: Place, step: int) -> list[Work]:
+        """Who read a resident sum at a step or before it: what comes at this step joins it after they have done so."""
+        if not self.is_resident(place) or not self.is_sum(place):
+            return []
+        return [each for each in self.read[place] if each.step <= step]
+
+    def into_buffer(self, each: Work, place: Place) -> bool:
+        """Whether what this brings comes into a buffer: if it is not resident, or is a sum that arrives."""
+        return not self.is_resident(place) or (isinstance(each, Transfer) and self.is_sum(place))
+
+    def users_before(self, rank: int, block: int, step: int) -> list[Work]:
+        """Who used the buffer of a step at a rank before: what came to it, and who read it or kept it from joining."""
+        pool = self.blocks.kind_of(block).pool
+        if pool is None:
+            return []
+        steps = set(range(step - pool.buffers, -1, -pool.buffers))
+        found: list[Work] = []
+        for place in self.places[rank, pool] if steps else ():
+            landed = [each for each in self.brought[place] if each.step in steps and self.into_buffer(each, place)]
+            found += landed + [reader for each in landed for reader in self.changes(place, each.step)]
+            for reader in self.read[place] if not self.is_resident(place) else ():
+                if {each.step for each in self.parts(place, reader.step)} & steps:
+                    found.append(reader)
+        return found
 
 
 @dataclass
@@ -75,36 +142,42 @@ class State:
 
     transfers: list[Transfer]
     computations: list[Computation]
-    at_home: set[Stay]
-    buffers: int | None
+    memory: Memory
     now: Fraction = Fraction(0)
+    waits: dict[int, tuple[list[Work], list[Work]]] = field(default_factory=dict)
 
-    def has_ended(self, what: Transfer | Computation) -> bool:
+    def has_ended(self, what: Work) -> bool:
         return what.end_s is not None and what.end_s <= self.now
 
-    def have_ended(self, several: Sequence[Transfer | Computation]) -> bool:
+    def have_ended(self, several: Sequence[Work]) -> bool:
         return all(map(self.has_ended, several))
 
-    def arrived(self) -> set[Stay]:
-        """What lies where."""
-        ended, missing = set(self.at_home), set[Stay]()
-        for t in self.transfers:
-            (ended if self.has_ended(t) else missing).add((t.key[2], t.key[4], t.key[0]))
-        for c in self.computations:
-            (ended if self.has_ended(c) else missing).update(c.adds)
-        return ended - missing
+    def has_left(self, what: Work) -> bool:
+        return what.bytes_left == 0 if isinstance(what, Transfer) else self.has_ended(what)
 
-    def has_buffer(self, rank: int, comes: int) -> bool:
-        """Whether what came to a rank before, into the buffer of what comes at a step, is no longer used there."""
-        if self.buffers is None:
-            return True
-        before = {(rank, step) for step in range(comes - self.buffers, -1, -self.buffers)}
-        if not before:
-            return True
-        arrivals = [t for t in self.transfers if (t.key[2], t.key[0]) in before]
-        sends = [t for t in self.transfers if (t.stay[0], t.stay[2]) in before]
-        calls = [c for c in self.computations if any((rank, step) in before for rank, _, step in c.reads | c.adds)]
-        return self.have_ended(arrivals) and self.have_ended(calls) and all(t.bytes_left == 0 for t in sends)
+    def may_begin(self, what: Work) -> bool:
+        """Whether what it reads is there, and the memory that it writes to is free."""
+        if id(what) not in self.waits:
+            self.waits[id(what)] = self._waits(what)
+        arrive, leave = self.waits[id(what)]
+        return self.have_ended(arrive) and all(map(self.has_left, leave))
+
+    def _waits(self, what: Work) -> tuple[list[Work], list[Work]]:
+        """What must have arrived, and what must have left, before this begins."""
+        arrive: list[Work] = []
+        leave: list[Work] = []
+        for place in what.reads:
+            parts = self.memory.parts(place, what.step)
+            arrive += parts
+            leave += self.memory.changes(place, max((each.step for each in parts), default=-1))
+        for place in what.adds:
+            if self.memory.into_buffer(what, place):
+                users = self.memory.users_before(*place, what.step)
+                arrive += [each for each in users if place[0] in {rank for rank, _ in each.adds}]
+                leave += users
+            elif isinstance(what, Computation):
+                leave += self.memory.changes(place, what.step - 1)
+        return arrive, leave
 
 
 def reference_times(
@@ -112,9 +185,8 @@ def reference_times(
 ) -> tuple[dict[Key, Span], dict[int, list[tuple[int, Span]]]]:
     """When every transfer starts and ends; and for each rank that computes its calls' steps, starts and ends."""
     capacity = [Fraction(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
-    at_home = {(rank, block, INITIAL) for rank, block in np.argwhere(schedule.initial).tolist()}
-    work = list(_transfers(schedule, topology)), list(_computations(schedule, compute))
-    state = State(*work, at_home, schedule.buffers)
+    transfers, computations = list(_transfers(schedule, topology)), list(_computations(schedule, compute))
+    state = State(transfers, computations, Memory(schedule, [*transfers, *computations]))
     while not (state.have_ended(state.transfers) and state.have_ended(state.computations)):
         _note_last_bytes(state)
         while _compute(state):
@@ -142,52 +214,28 @@ def reference_times(
 
 
 def _transfers(schedule: Schedule, topology: Topology) -> Iterator[Transfer]:
-    came = _steps_of_arrival(schedule)
     for index, step in enumerate(schedule.steps):
         for rank, peer, lane, block in step.rows():
             route = topology.route(rank, peer)
             size = Fraction(int(schedule.block_bytes[block]))
-            stay = rank, block, _last_before(index, came[rank, block])
-            yield Transfer((index, rank, peer, lane, block), stay, route.constraints, Fraction(route.latency_s), size)
+            yield Transfer((index, rank, peer, lane, block), route.constraints, Fraction(route.latency_s), size)
 
 
 def _computations(schedule: Schedule, compute: ComputeRate) -> Iterator[Computation]:
-    came = _steps_of_arrival(schedule)
+    """The calls of a step, kernel by kernel, each with what the task says that it yields."""
     for index, step in enumerate(schedule.steps):
-        for call in step.calls:
+        for calls in step.calls:
             assert schedule.task is not None
-            circulating = call.keys if schedule.task.circulating_side == "keys" else call.queries
-            reads = {(call.rank, block, _last_before(index, came[call.rank, block])) for block in circulating.tolist()}
-            adds = {(call.rank, block, index) for block in _gradients_away(schedule, call)}
-            yield Computation(index, call.rank, reads, adds, Fraction(compute.time_s(schedule.call_flops(call))))
-
-
-def _gradients_away(schedule: Schedule, call: Call) -> list[int]:
-    """The gradients of others' blocks that travel in a call; they have the last numbers, in the order of the blocks."""
-    task = schedule.task
-    assert task is not None
-    if not task.is_backward:
-        return []
-    blocks = len(task.owner)
-    circulating = call.keys if task.circulating_side == "keys" else call.queries
-    first = blocks if task.circulating_side == "keys" else blocks - task.first_query
-    return [first + block for block in circulating.tolist() if task.owner[block] != call.rank]
-
-
-def _steps_of_arrival(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
-    """The steps at which a block comes to a rank, by (rank, block)."""
-    came: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index, step in enumerate(schedule.steps):
-        for _, peer, _, block in step.rows():
-            came[peer, block].append(index)
-        for call in step.calls:
-            for block in _gradients_away(schedule, call):
-                came[call.rank, block].append(index)
-    return came
-
-
-def _last_before(step: int, steps: list[int]) -> int:
-    return max((each for each in steps if each < step), default=INITIAL)
+            added: dict[int, set[int]] = defaultdict(set)
+            effects = schedule.task.effects(calls)
+            for call, block in zip(effects.call.tolist(), effects.block.tolist(), strict=True):
+                added[call].add(block)
+            flops = schedule.task.flops(calls).tolist()
+            for number, (rank, operands, _) in enumerate(calls.rows()):
+                reads = {(rank, block) for operand in operands for block in operand}
+                adds = {(rank, block) for block in added[number]}
+                time_s = Fraction(compute.time_s(flops[number]))
+                yield Computation(index, rank, calls.lane, reads, adds, time_s)
 
 
 def _note_last_bytes(state: State) -> None:
@@ -197,36 +245,25 @@ def _note_last_bytes(state: State) -> None:
 
 
 def _compute(state: State) -> bool:
-    """The first call of each rank that has not ended begins, if what it reads is there and what it adds to has buffer.
-
-    Says whether any did.
-    """
-    heads: dict[int, Computation] = {}
+    """The first call of each compute lane that has not ended begins, if it may. Says whether any did."""
+    heads: dict[tuple[int, int], Computation] = {}
     for computation in state.computations:
         if not state.has_ended(computation):
-            heads.setdefault(computation.rank, computation)
-    arrived = state.arrived()
-    ready = [
-        head
-        for head in heads.values()
-        if head.start_s is None
-        and arrived.issuperset(head.reads)
-        and (not head.adds or state.has_buffer(head.rank, head.step))
-    ]
+            heads.setdefault((computation.rank, computation.lane), computation)
+    ready = [head for head in heads.values() if head.start_s is None and state.may_begin(head)]
     for head in ready:
         head.start_s, head.end_s = state.now, state.now + head.time_s
     return bool(ready)
 
 
 def _begin(state: State) -> None:
-    """The first pending transfer of each lane begins, if its block is there and its buffer free."""
-    arrived = state.arrived()
+    """The first pending transfer of each lane begins, if it may."""
     heads: dict[tuple[int, int], Transfer] = {}
     for transfer in state.transfers:
         if transfer.bytes_left > 0:
             heads.setdefault(transfer.lane_of_rank, transfer)
     for transfer in heads.values():
-        if transfer.start_s is None and transfer.stay in arrived and state.has_buffer(transfer.key[2], transfer.key[0]):
+        if transfer.start_s is None and state.may_begin(transfer):
             transfer.start_s = state.now
 
 

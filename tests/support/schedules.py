@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from sim.event.engine import simulate
+from tasp_lab.attention.task import AttentionTask
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.schedule.buffer_layout import RankPart, rank_part
+from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
-from tasp_lab.workload.attention_task import AttentionTask
 
 
 def task_of(schedule: Schedule) -> AttentionTask:
-    assert schedule.task is not None
+    assert isinstance(schedule.task, AttentionTask)
     return schedule.task
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from tasp_lab.collectives.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 
 schedule_names = st.sampled_from(schedules_of("AllGather"))
 exact_bandwidths = st.fractions(Fraction(1, 10), Fraction(1000), max_denominator=50)
@@ -45,3 +47,23 @@ def topologies_and_schedules(draw: st.DrawFn, max_ranks: int = 9) -> tuple[Topol
         return topology, draw(schedule_names if few else schedule_names.filter(lambda name: name != "trees"))
     rings = st.builds(ring, st.integers(1, max_ranks), exact_bandwidths, exact_latencies)
     return draw(rings), draw(st.sampled_from(["ring", "multi-ring"]))
+
+
+@st.composite
+def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = True) -> Workload:
+    """Small layers: any length, grouped heads, both masks, windows; `packed`: also documents, some of them empty."""
+    sequence, mask = draw(st.integers(1, max_positions)), draw(st.sampled_from(["full", "causal"]))
+    heads = draw(st.sampled_from([1, 4, 6, 12]))
+    documents = None
+    if packed and draw(st.booleans()):
+        cuts = sorted(draw(st.lists(st.integers(0, sequence), min_size=1, max_size=3)))
+        documents = tuple(end - start for start, end in pairwise([0, *cuts, sequence]))
+    return Workload(
+        sequence=sequence,
+        heads=heads,
+        kv_heads=draw(st.sampled_from([each for each in range(1, heads + 1) if heads % each == 0])),
+        head_dim=draw(st.integers(1, 3)),
+        mask="causal" if mask == "causal" else "full",
+        window=draw(st.none() | st.integers(1, max_positions)) if mask == "causal" else None,
+        documents=documents,
+    )

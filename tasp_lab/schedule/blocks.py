@@ -1,0 +1,160 @@
+"""Blocks: what a schedule moves and computes. Every block is a sum of parts; a datum is a block of one part.
+
+The *copy* of a block at a rank is the set of parts that the rank has. It is complete if it has all parts that exist.
+A **kind** describes blocks of one sort: the tensors they consist of, how parts are joined, and the pool of buffers
+that blocks of other ranks are received into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray
+from tasp_lab.errors import ScheduleError
+
+Join = Literal["", "add", "merge"]
+"""How parts are joined: not at all (data), by addition, or as attention results by their log-sum-exp."""
+
+MIN_BUFFERS = 2
+"""Arrivals of a step must not overwrite what the same step sends and computes with."""
+
+MAX_PARTS = 2**31 - 1
+"""Maximum parts of a block."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A tensor of a block: its elements per position, or per block.
+
+    >>> Field("lse", "fp32", (1, 32)).name
+    'lse'
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    per_position: bool = True
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Buffers that blocks of one or more kinds are received into: the arrivals of step s occupy buffer s mod `buffers`.
+
+    Raises `ScheduleError` for fewer than 2 buffers.
+    """
+
+    name: str
+    buffers: int
+
+    def __post_init__(self) -> None:
+        if self.buffers < MIN_BUFFERS:
+            raise ScheduleError(f"pool {self.name!r}: {self.buffers} buffers, expected {MIN_BUFFERS} or more")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of blocks.
+
+    Parameters
+    ----------
+    name : the kind's name in messages.
+    join : how parts are joined; empty for data, whose blocks have one part.
+    pool : the buffers that copies are received into; None if what arrives is kept.
+    fields : the tensors of a block, one after another; empty for plain bytes.
+    bound : whether resident copies are the caller's tensors, not part of a rank's memory.
+    """
+
+    name: str
+    join: Join = ""
+    pool: Pool | None = None
+    fields: tuple[Field, ...] = ()
+    bound: bool = False
+
+
+DATA = Kind("data")
+"""Plain bytes that are kept where they arrive."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks of a schedule, one entry per block.
+
+    Parameters
+    ----------
+    kinds : the kinds.
+    kind : int array (blocks,), the index in `kinds` of each block.
+    bytes : int array (blocks,), the size of each block on the wire, 1 or more.
+    parts : int array (blocks,), the number of parts of each; 1 for data.
+
+    Raises `ScheduleError` if the arrays do not fit each other, for empty blocks, and for data of several parts.
+
+    >>> Blocks.of_data(np.array([8, 8])).parts
+    array([1, 1])
+    """
+
+    kinds: Sequence[Kind]
+    kind: IntArray
+    bytes: IntArray
+    parts: IntArray
+    buffers: IntArray = field(init=False)
+    """Int array (blocks,): the buffers of each block's pool, 0 without one."""
+    pool: IntArray = field(init=False)
+    """Int array (blocks,): the number of each block's pool in `pools`, -1 without one."""
+    pools: Sequence[Pool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.kind), len(self.bytes), len(self.parts)}
+        if len(lengths) != 1:
+            raise ScheduleError(f"blocks have columns of lengths {sorted(lengths)}, expected one length")
+        _check(self.bytes < 1, "has no bytes")
+        _check(
+            (self.kind < 0) | (self.kind >= len(self.kinds)),
+            f"has an unknown kind, expected 0 to {len(self.kinds) - 1}",
+        )
+        sums = np.array([bool(kind.join) for kind in self.kinds], dtype=bool)
+        _check((self.parts < 1) | (self.parts > MAX_PARTS), f"has too few or too many parts, expected 1 to {MAX_PARTS}")
+        _check((self.parts > 1) & ~sums[self.kind], "is data of several parts, expected one part")
+        pools = list(dict.fromkeys(kind.pool for kind in self.kinds if kind.pool is not None))
+        buffers = np.array([0 if kind.pool is None else kind.pool.buffers for kind in self.kinds], dtype=np.int64)
+        numbers = np.array([-1 if kind.pool is None else pools.index(kind.pool) for kind in self.kinds], dtype=np.int64)
+        object.__setattr__(self, "kinds", tuple(self.kinds))
+        object.__setattr__(self, "pools", tuple(pools))
+        object.__setattr__(self, "buffers", buffers[self.kind])
+        object.__setattr__(self, "pool", numbers[self.kind])
+        for values in (self.kind, self.bytes, self.parts, self.buffers, self.pool):
+            values.flags.writeable = False
+
+    @classmethod
+    def of_data(cls, sizes_bytes: IntArray) -> Blocks:
+        """Blocks of plain bytes."""
+        return cls((DATA,), np.zeros(len(sizes_bytes), dtype=np.int64), sizes_bytes, np.ones_like(sizes_bytes))
+
+    @classmethod
+    def of_sums(cls, sizes_bytes: IntArray, parts: int) -> Blocks:
+        """Blocks of bytes that are sums of the same number of parts."""
+        zeros = np.zeros(len(sizes_bytes), dtype=np.int64)
+        return cls((Kind("sum", "add"),), zeros, sizes_bytes, np.full_like(sizes_bytes, parts))
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def kind_of(self, block: int) -> Kind:
+        return self.kinds[int(self.kind[block])]
+
+    def name(self, block: int) -> str:
+        """A block in messages: its number and its kind, if it is not plain data.
+
+        >>> Blocks.of_data(np.array([8])).name(0), Blocks.of_sums(np.array([8]), 2).name(0)
+        ('block 0', 'block 0 (sum)')
+        """
+        kind = self.kind_of(block)
+        return f"block {block}" if kind is DATA else f"block {block} ({kind.name})"
+
+
+def _check(wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], what: str) -> None:
+    if wrong.any():
+        raise ScheduleError(f"block {int(wrong.argmax())} {what}")

@@ -1,0 +1,361 @@
+"""What waits for what: the one derivation that both engines and the executor share.
+
+The *operations* of a schedule are its transfers, its kernel calls and the releases of buffers, numbered in this order,
+each in the order of steps. A **part** is an arrival of a block at a rank, or what a call adds there. A reader (a
+transfer at its source, a call) waits for the parts that come to its copy at earlier steps, and for nothing later:
+
+- for a resident copy, all parts of earlier steps;
+- for a copy in a buffer, those of the step at which it came: the most recent one with a part of the block.
+
+A buffer holds what comes to a rank's pool at one step. The next step that fills the same buffer waits until all of it
+has arrived and all transfers and calls that read it have ended. A sum that arrives at a resident copy lands in the
+buffer of its step, too, and is added from there when those that read the copy at this step or before have ended.
+
+A resident sum changes when a part joins it, so a part waits for those that read what was there before: a call that adds
+to it waits until transfers of earlier steps have left; what arrives lands beside it, and later readers wait for both.
+
+Transfers of a lane follow one another when the previous one has been sent; so do the calls of a compute lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tasp_lab.arrays import BoolArray, IntArray, distinct
+from tasp_lab.schedule.calls import BlockLists, Calls, ranges
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+
+SENT, ARRIVED = 0, 1
+"""The event that an edge waits for: the last byte has left, or has arrived. For calls and releases both coincide."""
+
+LANE, BLOCK, BUFFER = 0, 1, 2
+"""The cause of an edge: the previous operation on the lane, a block, or memory that is in use."""
+
+RESIDENT = -1
+"""In place of an arrival step: the copy is resident."""
+
+
+class Transfers(NamedTuple):
+    """All transfers in the order of steps, arrays (transfers,)."""
+
+    step: IntArray
+    source: IntArray
+    destination: IntArray
+    lane: IntArray
+    block: IntArray
+
+
+class CallTable(NamedTuple):
+    """All kernel calls in the order of steps, arrays (calls,). `block` names a call in events: see `Dependencies`.
+
+    `kernel` are indices in `kernels`; `reads` and `adds` list the blocks that each call reads and adds to.
+    """
+
+    step: IntArray
+    rank: IntArray
+    lane: IntArray
+    kernel: IntArray
+    flops: IntArray
+    block: IntArray
+    reads: BlockLists
+    adds: BlockLists
+    kernels: tuple[str, ...]
+
+
+class Buffers(NamedTuple):
+    """The buffers that are filled, arrays (releases,): what comes to `pool` of `rank` at `step`."""
+
+    rank: IntArray
+    pool: IntArray
+    step: IntArray
+
+
+class Edges(NamedTuple):
+    """Int arrays (edges,): operation `after` waits for `event` of operation `before`."""
+
+    before: IntArray
+    after: IntArray
+    event: IntArray
+    cause: IntArray
+
+    @classmethod
+    def of(cls, before: IntArray, after: IntArray, event: int, cause: int) -> Edges:
+        return cls(before, after, np.full(len(before), event), np.full(len(before), cause))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Edges]) -> Edges:
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def distinct(self, transfers: int) -> Edges:
+        """Each pair of operations once. Transfers, numbered below `transfers`, bring and read one block each."""
+        of_call = np.flatnonzero((self.before >= transfers) & (self.after >= transfers))
+        pairs = self.before[of_call] * (int(self.after.max(initial=0)) + 1) + self.after[of_call]
+        order = np.argsort(pairs, kind="stable")
+        again = of_call[order[1:][np.diff(pairs[order]) == 0]]
+        return Edges(*(np.delete(column, again) for column in self)) if len(again) else self
+
+
+class Uses(NamedTuple):
+    """Operations that deliver or read a block at a rank at a step. Arrays of equal length.
+
+    `since` is the step at which the copy came into its buffer, or `RESIDENT`.
+    """
+
+    operation: IntArray
+    rank: IntArray
+    block: IntArray
+    step: IntArray
+    since: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Dependencies:
+    """The operations of a schedule and their edges.
+
+    `parts` are all deliveries, `reads` all readings. The `block` of a call is the first one of its first operand that
+    circulates, that is of a kind with buffers; else the first one of its first operand.
+    """
+
+    transfers: Transfers
+    calls: CallTable
+    buffers: Buffers
+    parts: Uses
+    reads: Uses
+    edges: Edges
+
+    @property
+    def first_call(self) -> int:
+        return len(self.transfers.step)
+
+    @property
+    def first_buffer(self) -> int:
+        return self.first_call + len(self.calls.step)
+
+    def __len__(self) -> int:
+        return self.first_buffer + len(self.buffers.step)
+
+
+def steps_of(schedule: Schedule, rank: int) -> list[Step]:
+    """What a rank has to do with each step: its sends, receives and calls, in their order."""
+    return [_step_of(step, rank) for step in schedule.steps]
+
+
+def _step_of(step: Step, rank: int) -> Step:
+    mine = np.flatnonzero((step.source == rank) | (step.destination == rank))
+    own = ((each, np.flatnonzero(each.rank == rank)) for each in step.calls)
+    calls = tuple(each.select(chosen) for each, chosen in own if len(chosen))
+    return Step(step.source[mine], step.destination[mine], step.lane[mine], step.block[mine], step.gives[mine], calls)
+
+
+def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[Step] | None = None) -> Dependencies:
+    """The operations of a schedule, and what waits for what.
+
+    For one `rank`: only the operations that it takes part in, and what it waits for itself, so that its sends wait for
+    what its copies need, and its receives for its buffers. `steps` are then `steps_of` it, if they are known.
+    """
+    if rank is not None and steps is None:
+        steps = steps_of(schedule, rank)
+    transfers, calls = _operations(schedule, schedule.steps if steps is None else steps)
+    numbers = np.arange(len(transfers.step))
+    call_of_add, call_of_read = calls.adds.owner, calls.reads.owner
+    parts = _Uses(
+        np.concatenate([numbers, len(numbers) + call_of_add]),
+        np.concatenate([transfers.destination, calls.rank[call_of_add]]),
+        np.concatenate([transfers.block, calls.adds.block]),
+        np.concatenate([transfers.step, calls.step[call_of_add]]),
+    )
+    reads = _Uses(
+        np.concatenate([numbers, len(numbers) + call_of_read]),
+        np.concatenate([transfers.source, calls.rank[call_of_read]]),
+        np.concatenate([transfers.block, calls.reads.block]),
+        np.concatenate([transfers.step, calls.step[call_of_read]]),
+    )
+    sent = numbers
+    if rank is not None:
+        parts, reads, sent = parts.of(rank), reads.of(rank), np.flatnonzero(transfers.source == rank)
+    copies = _Copies(schedule, parts, reads)
+    first_buffer = len(numbers) + len(calls.step)
+    buffers, buffer_edges = copies.buffers(first_buffer, len(numbers))
+    lanes = transfers.source * schedule.lanes + transfers.lane
+    compute_lanes = calls.rank * (int(calls.lane.max(initial=0)) + 1) + calls.lane
+    edges = [
+        _in_order(sent, lanes[sent]),
+        _in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
+        copies.arrivals(),
+        *buffer_edges,
+        *copies.changes(len(numbers)),
+    ]
+    return Dependencies(
+        transfers,
+        calls,
+        buffers,
+        Uses(*parts, np.where(copies.part_stays, RESIDENT, parts.step)),
+        Uses(*reads, copies.since),
+        Edges.joined(edges),
+    )
+
+
+class _Uses(NamedTuple):
+    """`Uses` without `since`."""
+
+    operation: IntArray
+    rank: IntArray
+    block: IntArray
+    step: IntArray
+
+    def of(self, rank: int) -> _Uses:
+        """Those at a rank."""
+        mine = np.flatnonzero(self.rank == rank)
+        return _Uses(*(column[mine] for column in self))
+
+
+def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
+    """All transfers and calls, in the order of steps."""
+    nothing = np.zeros(0, dtype=np.int64)
+    transfers: list[tuple[IntArray, ...]] = [(nothing,) * 5]
+    calls: list[tuple[int, Calls]] = []
+    for index, step in enumerate(steps):
+        transfers.append((np.full(len(step), index), step.source, step.destination, step.lane, step.block))
+        calls += ((index, each) for each in step.calls if len(each))
+    columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
+    return Transfers(*columns), _call_table(schedule, calls)
+
+
+def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:
+    task, blocks = schedule.task, len(schedule.blocks)
+    kernels = tuple(dict.fromkeys(each.kernel for _, each in calls))
+    nothing = np.zeros(0, dtype=np.int64)
+    rows: list[tuple[IntArray, ...]] = [(nothing,) * 6]
+    reads, adds = [(nothing, nothing)], [(nothing, nothing)]
+    for index, each in calls:
+        assert task is not None, "a schedule with calls has a task"
+        count = len(each)
+        constants = (np.full(count, value) for value in (index, each.lane, kernels.index(each.kernel)))
+        rows.append((*constants, each.rank, task.flops(each), _named_block(schedule, each)))
+        reads.append(_interleaved(each.operands))
+        effects = task.effects(each)
+        added = distinct(effects.call * blocks + effects.block)
+        adds.append((np.bincount(added // blocks, minlength=count), added % blocks))
+    step, lane, kernel, rank, flops, block = (np.concatenate(column) for column in zip(*rows, strict=True))
+    read, added_to = (
+        BlockLists.of_sizes(*(np.concatenate(column) for column in zip(*each, strict=True))) for each in (reads, adds)
+    )
+    return CallTable(step, rank, lane, kernel, flops, block, read, added_to, kernels)
+
+
+def _interleaved(operands: Sequence[BlockLists]) -> tuple[IntArray, IntArray]:
+    """The sizes of the lists of all operands of each call, and their blocks, operand by operand."""
+    order = np.argsort(np.concatenate([each.owner for each in operands]), kind="stable")
+    sizes: IntArray = np.sum([each.sizes for each in operands], axis=0)
+    return sizes, np.concatenate([each.block for each in operands])[order]
+
+
+def _named_block(schedule: Schedule, calls: Calls) -> IntArray:
+    firsts = [each.first for each in calls.operands]
+    named = firsts[0]
+    for first in reversed(firsts):
+        named = np.where(schedule.blocks.buffers[first] > 0, first, named)
+    return named
+
+
+def _in_order(operations: IntArray, lane: IntArray) -> Edges:
+    """Each operation waits until the previous one on its lane has been sent."""
+    order = np.argsort(lane, kind="stable")
+    follows = np.flatnonzero(np.diff(lane[order]) == 0)
+    return Edges.of(operations[order[follows]], operations[order[follows + 1]], SENT, LANE)
+
+
+class _Copies:
+    """Parts and readers of copies, sorted by rank, block and step.
+
+    `part_stays` and `read_stays` are bool arrays: whether the copy is resident. `since` is that of the readers.
+    """
+
+    def __init__(self, schedule: Schedule, parts: _Uses, reads: _Uses) -> None:
+        self._schedule, self._parts, self._reads = schedule, parts, reads
+        self._steps = len(schedule.steps) + 1
+        self.part_stays = schedule.is_resident(parts.rank, parts.block)
+        self.read_stays = schedule.is_resident(reads.rank, reads.block)
+        keys = self._first_key(parts) + parts.step
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
+        start = self._first_key(reads)
+        end = np.searchsorted(self._keys, start + reads.step)
+        last = np.append(self._keys, -1)[end - 1]
+        delivered = (end > 0) & (last >= start)
+        first = np.searchsorted(self._keys, np.where(self.read_stays, start, last))
+        self._first, self._end = np.where(delivered, first, end), end
+        self.since: IntArray = np.where(delivered & ~self.read_stays, last - start, RESIDENT)
+        self._last_part_step = np.where(delivered, last - start, -1)
+        sums = np.flatnonzero(self.read_stays & self._is_sum[reads.block])
+        self._sum_reads = sums[np.argsort((start + reads.step)[sums], kind="stable")]
+        self._sum_read_keys = (start + reads.step)[self._sum_reads]
+
+    def _first_key(self, uses: _Uses) -> IntArray:
+        return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
+
+    def arrivals(self) -> Edges:
+        """Edges from parts to the readers of their copies."""
+        reader, position = ranges(self._first, self._end)
+        operations = self._parts.operation[self._order[position]]
+        return Edges.of(operations, self._reads.operation[reader], ARRIVED, BLOCK)
+
+    def buffers(self, first_buffer: int, transfers: int) -> tuple[Buffers, list[Edges]]:
+        """The buffers, numbered from `first_buffer` on, and the edges to and from their releases."""
+        blocks, parts, reads = self._schedule.blocks, self._parts, self._reads
+        pools = len(blocks.pools)
+        if not pools:
+            return Buffers(*np.zeros((3, 0), dtype=np.int64)), []
+        lands = ~self.part_stays | ((parts.operation < transfers) & self._is_sum[parts.block])
+        filling = np.flatnonzero(lands & (blocks.pool[parts.block] >= 0))
+        filled = np.zeros((self._steps, self._schedule.world_size, pools), dtype=bool)
+        filled[parts.step[filling], parts.rank[filling], blocks.pool[parts.block[filling]]] = True
+        number = np.where(filled, np.cumsum(filled).reshape(filled.shape) - 1, -1)
+        before = np.full_like(number, -1)  # the last one in the same buffer
+        for pool, each in enumerate(blocks.pools):
+            for step in range(each.buffers, self._steps):
+                last = step - each.buffers
+                before[step, :, pool] = np.where(filled[last, :, pool], number[last, :, pool], before[last, :, pool])
+        filling_at = parts.step[filling], parts.rank[filling], blocks.pool[parts.block[filling]]
+        taken = before[filling_at]
+        takes = taken >= 0
+        away = np.flatnonzero(self.since >= 0)
+        reading = number[self.since[away], reads.rank[away], blocks.pool[reads.block[away]]]
+        staged = np.flatnonzero(self.part_stays[filling])
+        which, readers = self._readers_of_sums(parts, filling[staged], parts.step[filling[staged]] + 1)
+        rows = [
+            Edges.of(parts.operation[filling], first_buffer + number[filling_at], ARRIVED, BUFFER),
+            Edges.of(reads.operation[away], first_buffer + reading, SENT, BUFFER),
+            Edges.of(readers, first_buffer + number[filling_at][staged[which]], SENT, BUFFER),
+            Edges.of(first_buffer + taken[takes], parts.operation[filling[takes]], ARRIVED, BUFFER),
+        ]
+        filled_at = np.nonzero(filled)
+        return Buffers(filled_at[1], filled_at[2], filled_at[0]), [each.distinct(transfers) for each in rows]
+
+    @property
+    def _is_sum(self) -> BoolArray:
+        return np.array([bool(kind.join) for kind in self._schedule.blocks.kinds])[self._schedule.blocks.kind]
+
+    def changes(self, transfers: int) -> list[Edges]:
+        """Edges from readers of resident sums to calls that add to them, and to readers of what they became."""
+        reads, parts = self._reads, self._parts
+        calls = np.flatnonzero(self.part_stays & (parts.operation >= transfers))
+        later = np.flatnonzero(self.read_stays & self._is_sum[reads.block] & (self._last_part_step >= 0))
+        rows = []
+        for uses, chosen, end in ((parts, calls, parts.step[calls]), (reads, later, self._last_part_step[later] + 1)):
+            which, readers = self._readers_of_sums(uses, chosen, end)
+            rows.append(Edges.of(readers, uses.operation[chosen[which]], SENT, BUFFER))
+        return rows
+
+    def _readers_of_sums(self, uses: _Uses, chosen: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
+        """Who reads the same resident sums as some uses at steps before `end`: the index in `chosen`, the operation."""
+        which, position = ranges(
+            np.searchsorted(self._sum_read_keys, self._first_key(uses)[chosen]),
+            np.searchsorted(self._sum_read_keys, self._first_key(uses)[chosen] + end),
+        )
+        return which, self._reads.operation[self._sum_reads[position]]

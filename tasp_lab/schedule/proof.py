@@ -1,0 +1,275 @@
+"""The proof of a schedule: a replay of which parts of which blocks each rank has. Any broken rule raises an error.
+
+At every step, as `tasp_lab.schedule.schedule` describes it:
+
+- P1: ranks, lanes and blocks are in range; no rank sends to itself; a source has a part of what it sends.
+- P2: all operands of a call are complete at its rank when the step begins.
+- P3: calls yield the parts that the task says, which refuses calls that it does not require; these parts exist.
+- P4: no part comes or is computed where it is already, or twice in a step; no rank gives a block twice in a step.
+- P5: nothing comes to a copy in a buffer that is there since an earlier step.
+- P6: no call adds to a resident copy that is sent or read at the same step.
+- P7: no buffer with an incomplete copy is overwritten; at the end no incomplete copy is left anywhere, nor one that was
+  to stay where it came, but is neither promised nor in `kept`.
+- P8: at the end every promised copy is complete.
+
+Theorem. In every execution that waits as the schedule's docstring says, a promised copy is the join of all existing
+parts of its block, each once and each computed from complete operands.
+
+Proof. By induction over steps the value of a copy is the join of the parts in its set. At the start that is what is
+given. What is sent or read at a step came at earlier steps, which is waited for, and is not changed meanwhile: a buffer
+is overwritten only b steps after its step (P5), and what calls add to residents at this step is elsewhere (P6). So
+transfers carry the join of their set, and calls compute their parts from complete operands (P2, P3). What meets at a
+copy are disjoint sets (P4), and joins are associative and commutative, so the order in which they come is of no
+interest. A complete copy therefore has each part once, and promised copies are complete (P8). []
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.added_parts import AddedParts, added_parts, part_name
+from tasp_lab.schedule.copies import Copies
+from tasp_lab.schedule.copy_stores import WORD, WordArray, first_parts
+from tasp_lab.schedule.step import Step
+
+if TYPE_CHECKING:
+    from tasp_lab.schedule.schedule import Schedule
+
+_OLDER = "still has a copy of an earlier step in a buffer"
+
+MAX_HOLDINGS = 2**30
+"""Maximum ranks x blocks of a replay: a byte per pair for data, four for sums, and one more for kernel calls."""
+
+
+def prove(schedule: Schedule) -> int:
+    """The number of transfers of a valid schedule. Raises `ScheduleError` for the first rule that it breaks."""
+    try:
+        replay = _Replay(schedule)
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {schedule.name!r}: {error}") from None
+    transfers = 0
+    for index, step in enumerate(schedule.steps):
+        try:
+            replay.step(index, step)
+        except ScheduleError as error:
+            raise ScheduleError(f"step {index}: {error}") from None
+        transfers += len(step)
+    replay.finish()
+    return transfers
+
+
+class _Replay:
+    """The copies of all ranks, step by step. Methods raise `ScheduleError` without the number of the step."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, self._count = schedule, len(schedule.blocks)
+        if schedule.world_size * self._count > MAX_HOLDINGS:
+            raise ScheduleError(
+                f"{schedule.world_size} ranks and {self._count} blocks are too many to replay, "
+                f"expected at most {MAX_HOLDINGS} pairs of them"
+            )
+        _check_initial_part(schedule)
+        self._copies = Copies(schedule)
+        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
+        buffers = np.unique(schedule.blocks.buffers).tolist()
+        self._in_buffers: dict[int, deque[tuple[IntArray, IntArray]]] = {each: deque() for each in buffers if each}
+        self._used = np.zeros(0, dtype=bool)
+
+    def step(self, index: int, step: Step) -> None:
+        self._empty_buffers(index)
+        self._check_range(step)
+        contents = self._copies.take(step.source, step.block)
+        self._check_sources(step, contents)
+        added = added_parts(self._schedule, self._copies, step.calls)
+        self._check_not_in_use(step, added)
+        self._give(step)
+        self._add(index, added)
+        self._arrive(index, step, contents)
+        self._fill_buffers(np.concatenate([step.destination, added.rank]), np.concatenate([step.block, added.block]))
+
+    def _name(self, block: int | np.int64) -> str:
+        return self._schedule.blocks.name(int(block))
+
+    def _refuse(self, step: Step, wrong: BoolArray, reason: Callable[[int], str]) -> None:
+        """Raise for the first transfer that is wrong; `reason` takes its number."""
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise ScheduleError(
+                f"rank {step.source[at]} sends {self._name(step.block[at])} to rank {step.destination[at]} "
+                f"on lane {step.lane[at]}: {reason(at)}"
+            )
+
+    def _empty_buffers(self, index: int) -> None:
+        for buffers, queue in self._in_buffers.items():
+            if len(queue) < buffers:
+                continue
+            rank, block = queue.popleft()
+            still = self._copies.born_at(rank, block, index - buffers)
+            rank, block = rank[still], block[still]
+            incomplete = ~self._copies.complete(rank, block)
+            if incomplete.any():
+                at = int(incomplete.argmax())
+                raise ScheduleError(
+                    f"rank {rank[at]} overwrites the buffer of {self._name(block[at])}, an incomplete sum, "
+                    f"and loses part {self._copies.parts(int(rank[at]), int(block[at]))[0][0]}"
+                )
+            self._copies.drop(rank, block)
+
+    def _fill_buffers(self, rank: IntArray, block: IntArray) -> None:
+        if self._in_buffers:
+            moving = self._are_in_buffers(np.ones(len(block), dtype=bool), rank, block)
+            rank, block = rank[moving], block[moving]
+        for buffers, queue in self._in_buffers.items():
+            these = self._schedule.blocks.buffers[block] == buffers
+            queue.append((rank[these], block[these]))
+
+    def _check_range(self, step: Step) -> None:
+        n, lanes = self._schedule.world_size, self._schedule.lanes
+        for values, limit in ((step.source, n), (step.destination, n), (step.lane, lanes), (step.block, self._count)):
+            if len(values) and (values.min() < 0 or values.max() >= limit):
+                at = int(((values < 0) | (values >= limit)).argmax())
+                raise ScheduleError(
+                    f"rank {step.source[at]} sends block {step.block[at]} to rank {step.destination[at]} "
+                    f"on lane {step.lane[at]}: there are {n} ranks, {lanes} lanes and {self._count} blocks"
+                )
+        self._refuse(step, step.source == step.destination, lambda at: "a rank sends to itself")
+
+    def _check_sources(self, step: Step, contents: list[WordArray]) -> None:
+        verbs = "does not hold", "holds no part of"
+        self._refuse(
+            step,
+            self._copies.are_empty(step.block, contents),
+            lambda at: (
+                f"rank {step.source[at]} {verbs[int(self._is_sum[step.block[at]])]} "
+                f"{self._name(step.block[at])} when the step begins"
+            ),
+        )
+
+    def _check_not_in_use(self, step: Step, added: AddedParts) -> None:
+        """Check that calls add to no resident copy that is sent or read at this step (P6)."""
+        if not len(added.block):
+            return
+        if not len(self._used):
+            self._used = np.zeros(self._schedule.world_size * self._count, dtype=bool)
+        sent = step.source * self._count + step.block
+        operands = [(calls.rank[each.owner], each.block) for calls in step.calls for each in calls.operands]
+        used = np.concatenate([sent, *(rank * self._count + block for rank, block in operands)])
+        self._used[used] = True
+        wrong = self._used[added.rank * self._count + added.block]
+        self._used[used] = False
+        wrong[wrong] = self._schedule.is_resident(added.rank[wrong], added.block[wrong])
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise ScheduleError(
+                f"rank {added.rank[at]} computes parts of {self._name(added.block[at])}, which stays there and is sent "
+                "or read at the same step"
+            )
+
+    def _give(self, step: Step) -> None:
+        """Remove what is given (P4: once)."""
+        given = np.flatnonzero(step.gives)
+        if not len(given):
+            return
+        copies = step.source[given] * self._count + step.block[given]
+        order = np.argsort(copies, kind="stable")
+        again = given[order[1:]][np.diff(copies[order]) == 0]
+        if len(again):
+            wrong = np.zeros(len(step), dtype=bool)
+            wrong[again] = True
+            self._refuse(step, wrong, lambda at: f"rank {step.source[at]} gives it twice in this step")
+        self._copies.drop(step.source[given], step.block[given])
+
+    def _are_in_buffers(self, chosen: BoolArray, rank: IntArray, block: IntArray) -> BoolArray:
+        """Which of the chosen copies are in buffers."""
+        found: BoolArray = chosen & (self._schedule.blocks.buffers[block] > 0)
+        found[found] = ~self._schedule.is_resident(rank[found], block[found])
+        return found
+
+    def _add(self, index: int, added: AddedParts) -> None:
+        """Add what calls compute (P3: it exists; P4, P5)."""
+        came = self._copies.create(*added, index)
+        older = self._are_in_buffers(came.older, added.rank, added.block)
+        wrong = older | (came.unknown >= 0) | (came.there >= 0)
+        if wrong.any():
+            at = int(wrong.argmax())
+            part, why = int(first_parts(added.bits[at, None, None])[0]) + added.word[at] * WORD, f"of which it {_OLDER}"
+            if came.unknown[at] >= 0:
+                part, why = came.unknown[at], "which does not exist"
+            elif not older[at]:
+                part, why = came.there[at], "which it already has"
+            name = part_name(self._schedule, added.block[at], part)
+            raise ScheduleError(f"rank {added.rank[at]} computes {name}, {why}")
+
+    def _arrive(self, index: int, step: Step, contents: list[WordArray]) -> None:
+        """Let transfers arrive (P4, P5)."""
+        came = self._copies.join(step.destination, step.block, contents, index)
+        older = self._are_in_buffers(came.older, step.destination, step.block)
+        self._refuse(step, older, lambda at: f"rank {step.destination[at]} {_OLDER}")
+
+        def already(at: int) -> str:
+            block, rank = step.block[at], step.destination[at]
+            if self._is_sum[block]:
+                return f"rank {rank} already has part {came.there[at]} of it"
+            return f"rank {rank} already holds {self._name(block)}"
+
+        def twice(at: int) -> str:
+            return (
+                f"rank {step.destination[at]} receives {part_name(self._schedule, step.block[at], came.doubled[at])} "
+                "twice in this step"
+            )
+
+        self._refuse(step, came.there >= 0, already)
+        self._refuse(step, came.doubled >= 0, twice)
+
+    def finish(self) -> None:
+        """Check what each rank has after the last step (P7, P8)."""
+        schedule, everything = self._schedule, np.arange(self._count)
+        pooled = schedule.blocks.buffers > 0
+        for rank in range(schedule.world_size):
+            at = np.broadcast_to(rank, self._count)
+            held, complete = self._copies.holds(at, everything), self._copies.complete(at, everything)
+            final = schedule.final[rank]
+            stays = pooled | final | schedule.initial[rank]
+            if schedule.kept is not None:
+                stays = stays | schedule.kept[rank]
+            wrong = (final & ~complete) | (held & ~complete) | (held & ~stays)
+            if wrong.any():
+                self._refuse_end(rank, int(wrong.argmax()), bool(final[wrong.argmax()]))
+
+    def _refuse_end(self, rank: int, block: int, promised: bool) -> None:
+        if not self._is_sum[block]:
+            verb = "never received" if promised else "should not have received"
+            raise ScheduleError(f"after step {len(self._schedule.steps) - 1}: rank {rank} {verb} {self._name(block)}")
+        present, missing = self._copies.parts(rank, block)
+        expected = f"all of them, part {missing[0]} is missing" if promised else f"none, part {present[0]} is left"
+        raise ScheduleError(
+            f"after the last step: rank {rank} has {len(present)} of the {len(present) + len(missing)} parts of "
+            f"{self._name(block)}, expected {expected}"
+        )
+
+
+def _check_initial_part(schedule: Schedule) -> None:
+    """Check that `initial_part` fits the blocks; whether the parts exist is checked with the copies."""
+    if schedule.initial_part is None:
+        return
+    shape = schedule.initial.shape
+    try:
+        part = np.broadcast_to(schedule.initial_part, shape)
+    except ValueError:
+        raise ScheduleError(
+            f"initial_part has the shape {schedule.initial_part.shape}, expected one that broadcasts to {shape}"
+        ) from None
+    for rank in range(schedule.world_size):
+        wrong = schedule.initial[rank] & ((part[rank] < -1) | (part[rank] >= schedule.blocks.parts))
+        if wrong.any():
+            block = int(wrong.argmax())
+            raise ScheduleError(
+                f"rank {rank} starts with part {part[rank, block]} of {schedule.blocks.name(block)}, "
+                f"which has {schedule.blocks.parts[block]}"
+            )

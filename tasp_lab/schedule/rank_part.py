@@ -1,0 +1,260 @@
+"""One rank's part of a schedule: messages, kernel calls and joins, where their data lie, and what they wait for.
+
+Operations have the numbers of `tasp_lab.schedule.dependencies` for this rank. A **join** is a further operation: what
+came to a copy at one step, but does not lie in its place, is joined to it. It waits for all that came and, if the copy
+is resident, until earlier readers have ended. Whatever waits for one of the parts waits for their join.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, RankLayout, parts_of, rank_layout
+from tasp_lab.schedule.dependencies import (
+    RESIDENT,
+    Dependencies,
+    dependencies,
+    steps_of,
+)
+from tasp_lab.schedule.rank_waits import Condition, waits_of
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+
+
+class Row(NamedTuple):
+    """A message that a rank sends or receives.
+
+    `offset` is where its data lie in the rank's memory, in bytes, or `OUTSIDE`. `since` is the step at which the copy
+    comes into its buffer, or `RESIDENT`; `gives` whether the source of a send keeps nothing.
+    """
+
+    operation: int
+    step: int
+    lane: int
+    peer: int
+    block: int
+    offset: int
+    since: int
+    gives: bool = False
+
+
+class Place(NamedTuple):
+    """A copy: a block, its offset in the rank's memory, or `OUTSIDE`, and the step at which it comes, or `RESIDENT`."""
+
+    block: int
+    offset: int
+    since: int
+
+    @property
+    def key(self) -> Key:
+        return self.block, self.since
+
+
+class Operand(NamedTuple):
+    """An operand of a kernel call: `size_bytes` of the rank's memory from `offset` on, or `OUTSIDE`.
+
+    `since` has an entry per block.
+    """
+
+    blocks: tuple[int, ...]
+    since: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+class CallRow(NamedTuple):
+    """A kernel call. It adds a part, or several, to each of `adds`; `block` names it in records."""
+
+    operation: int
+    step: int
+    lane: int
+    kernel: str
+    operands: tuple[Operand, ...]
+    params: tuple[int, ...]
+    adds: tuple[Place, ...]
+    flops: int
+    block: int
+
+    @property
+    def reads(self) -> tuple[Key, ...]:
+        """The copies that it reads."""
+        return tuple(key for each in self.operands for key in zip(each.blocks, each.since, strict=True))
+
+
+class Join(NamedTuple):
+    """What came to a copy at a step and is to be joined to it.
+
+    `place` is the copy, `operations` are the arrivals and calls; `received` are the offsets of arrivals that lie
+    elsewhere, `begun` is whether another one lies in the place itself.
+    """
+
+    operation: int
+    step: int
+    place: Place
+    received: tuple[int, ...]
+    operations: tuple[int, ...]
+    begun: bool
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """One rank's part of a schedule; rows are in the order of steps, and of lanes within a step.
+
+    `resident` maps the blocks with a resident copy in the memory to their offsets. `waits` maps operations to their
+    conditions; buffers are released when theirs hold. Operations are numbered: messages, calls, buffers, joins.
+    """
+
+    rank: int
+    resident: Mapping[int, int]
+    sends: tuple[Row, ...]
+    receives: tuple[Row, ...]
+    calls: tuple[CallRow, ...]
+    joins: tuple[Join, ...]
+    waits: Mapping[int, tuple[Condition, ...]]
+    memory_bytes: int
+    first_call: int
+    first_buffer: int
+    first_join: int
+
+    @cached_property
+    def awaited(self) -> Mapping[Condition, tuple[int, ...]]:
+        """The operations that wait for each condition."""
+        found: defaultdict[Condition, list[int]] = defaultdict(list)
+        for operation, conditions in self.waits.items():
+            for condition in conditions:
+                found[condition].append(operation)
+        return {condition: tuple(operations) for condition, operations in found.items()}
+
+
+def rank_part(schedule: Schedule, rank: int) -> RankPart:
+    """One rank's part of a schedule.
+
+    Raises `ScheduleError` if the blocks of an operand of a kernel call are not contiguous.
+    """
+    steps = steps_of(schedule, rank)
+    derived = dependencies(schedule, rank, steps)
+    layout = rank_layout(schedule, rank, steps, derived)
+    joins = _joins(derived, layout)
+    sends, receives = _messages(schedule, rank, steps, derived, layout)
+    return RankPart(
+        rank,
+        {block: offset for (block, since), offset in layout.copies.items() if since == RESIDENT},
+        _by_lane(sends),
+        _by_lane(receives),
+        tuple(_call_rows(schedule, rank, steps, derived, layout)),
+        joins,
+        waits_of(derived, joins),
+        layout.memory_bytes,
+        derived.first_call,
+        derived.first_buffer,
+        len(derived),
+    )
+
+
+def _messages(
+    schedule: Schedule, rank: int, steps: Sequence[Step], derived: Dependencies, layout: RankLayout
+) -> tuple[list[Row], list[Row]]:
+    """What a rank sends and what it receives."""
+    since_sent = _since(derived)
+    since_received = dict(zip(derived.parts.operation.tolist(), derived.parts.since.tolist(), strict=True))
+    gives = np.concatenate([np.zeros(0, dtype=bool), *(step.gives for step in steps)])
+    sends, receives = [], []
+    columns = (*(column.tolist() for column in derived.transfers), gives.tolist())
+    for operation, (step, source, destination, lane, block, given) in enumerate(zip(*columns, strict=True)):
+        if source == rank:
+            since = since_sent[operation, block]
+            sends.append(Row(operation, step, lane, destination, block, layout.offset(block, since), since, given))
+        else:
+            place = layout.received[operation]
+            receives.append(Row(operation, step, lane, source, block, place, since_received[operation]))
+    return sends, receives
+
+
+def _since(derived: Dependencies) -> dict[tuple[int, int], int]:
+    """When the copy came that an operation reads, by operation and block."""
+    reads = derived.reads
+    keys = zip(reads.operation.tolist(), reads.block.tolist(), strict=True)
+    return dict(zip(keys, reads.since.tolist(), strict=True))
+
+
+def _by_lane(rows: Iterable[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: (row.step, row.lane)))
+
+
+def _call_rows(
+    schedule: Schedule, rank: int, steps: Sequence[Step], derived: Dependencies, layout: RankLayout
+) -> Iterator[CallRow]:
+    """The kernel calls of a rank, in their order."""
+    table, since, sizes = derived.calls, _since(derived), schedule.block_bytes.tolist()
+    added = {(part.operation, part.block): part.since for part in parts_of(derived)}
+    rows = ((index, each, row) for index, step in enumerate(steps) for each in step.calls for row in each.rows())
+    for number, (index, each, (_, operands, params)) in enumerate(rows):
+        operation = derived.first_call + number
+        adds = [(block, added[operation, block]) for block in table.adds[number].tolist()]
+        places = [
+            [Place(block, layout.offset(block, came), came) for block in blocks for came in [since[operation, block]]]
+            for blocks in operands
+        ]
+        for operand in places:
+            _check_contiguous(index, rank, operand, sizes)
+        yield CallRow(
+            operation,
+            index,
+            each.lane,
+            each.kernel,
+            tuple(_operand(operand, sizes) for operand in places),
+            tuple(params),
+            tuple(Place(block, layout.offset(block, came), came) for block, came in adds),
+            int(table.flops[number]),
+            int(table.block[number]),
+        )
+
+
+def _check_contiguous(step: int, rank: int, operand: Sequence[Place], sizes: Sequence[int]) -> None:
+    """Check that an operand is contiguous; tensors of the caller have their blocks in the order of numbers."""
+    for before, after in pairwise(operand):
+        if before.offset == OUTSIDE:
+            follows = after.offset == OUTSIDE and after.block == before.block + 1
+        else:
+            follows = after.offset == before.offset + sizes[before.block]
+        if not follows:
+            raise ScheduleError(
+                f"step {step}: rank {rank} computes with block {after.block}, which is not contiguous with the other "
+                "blocks of the call"
+            )
+
+
+def _operand(places: Sequence[Place], sizes: Sequence[int]) -> Operand:
+    blocks = tuple(place.block for place in places)
+    since = tuple(place.since for place in places)
+    return Operand(blocks, since, places[0].offset if places else 0, sum(sizes[block] for block in blocks))
+
+
+def _joins(derived: Dependencies, layout: RankLayout) -> tuple[Join, ...]:
+    """All joins, in the order of what comes first to each."""
+    together: dict[tuple[int, int, int], list[int]] = {}
+    for part in parts_of(derived):
+        arrives = part.operation < derived.first_call
+        if part.since != RESIDENT or (
+            arrives and layout.received[part.operation] != layout.offset(part.block, RESIDENT)
+        ):
+            together.setdefault((part.block, part.since, part.step), []).append(part.operation)
+    joins: list[Join] = []
+    for (block, since, step), operations in together.items():
+        offset = layout.offset(block, since)
+        calls = tuple(operation for operation in operations if operation >= derived.first_call)
+        received = [layout.received[operation] for operation in operations if operation < derived.first_call]
+        elsewhere = tuple(each for each in received if each != offset)
+        if elsewhere or calls:
+            number = len(derived) + len(joins)
+            begun = len(elsewhere) < len(received)
+            joins.append(Join(number, step, Place(block, offset, since), elsewhere, tuple(operations), begun))
+    return tuple(joins)

@@ -1,0 +1,85 @@
+"""Blocks that are sums, when they run: when transfers start, where parts lie, and what real ranks end up with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
+from runtime.trials.patterns import PatternTrial
+from sim.array.engine import run
+from sim.event.engine import simulate
+from tasp_lab.collectives.ring_reductions import ring_all_reduce
+from tasp_lab.errors import RunError
+from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.topology.builders import full_mesh, switch
+from tasp_lab.topology.graph import Topology
+from tasp_lab.units import Number
+from tests.support.reductions import Case, reductions
+from tests.support.strategies import exact_bandwidths, exact_latencies
+
+
+@given(reductions(), exact_bandwidths, exact_latencies, st.sampled_from([full_mesh, switch]))
+def test_a_transfer_starts_when_its_lane_is_free_and_all_that_came_before_it_is_there(
+    case: Case, bandwidth: Fraction, latency: Fraction, build: Callable[..., Topology]
+) -> None:
+    """Not later, and not earlier: a part that comes at a later step, or at the same one, is not waited for."""
+    topology = build(len(case.part), bandwidth, latency)
+    events = {(e.step, e.rank, e.peer, e.lane, e.block): e for e in simulate(case.schedule(), Machine(topology)).events}
+    left: dict[tuple[int, int], Number] = {}
+    for step, rows in enumerate(case.steps):
+        for source, destination, lane, block, _ in rows:
+            event = events[step, source, destination, lane, block]
+            came = [e.end_s for e in events.values() if (e.peer, e.block) == (source, block) and e.step < step]
+            assert event.start_s == max([0, left.get((source, lane), 0), *came])
+            left[source, lane] = event.end_s - latency
+
+
+@settings(max_examples=50)
+@given(reductions(), exact_bandwidths, exact_latencies, st.sampled_from([full_mesh, switch]))
+def test_both_engines_agree(case: Case, bandwidth: Fraction, latency: Fraction, build: Callable[..., Topology]) -> None:
+    machine, schedule = Machine(build(len(case.part), float(bandwidth), float(latency))), case.schedule()
+    assert run(schedule, machine).time_s == pytest.approx(simulate(schedule, machine).time_s, rel=1e-9)
+
+
+@settings(max_examples=60)
+@given(reductions(), st.integers(0, 5), st.booleans())
+def test_every_rank_ends_with_the_sums_it_must_have(case: Case, receives_ahead: int, whole_steps: bool) -> None:
+    """The executor checks every bit; the timeline has every transfer once."""
+    timeline = run_in_process(case.schedule(), receives_ahead, whole_steps)
+    found = sorted((event.step, event.rank, event.peer, event.lane, event.block) for event in timeline.events)
+    assert found == sorted((index, s, d, lane, b) for index, rows in enumerate(case.steps) for s, d, lane, b, _ in rows)
+
+
+@given(reductions())
+def test_what_comes_to_be_added_has_a_place_of_its_own(case: Case) -> None:
+    """Nothing arrives where anything else lies or arrives, but a copy, where the rank's own part has been."""
+    schedule = case.schedule()
+    for rank, size_bytes in enumerate(memory_bytes(schedule).tolist()):
+        part = rank_part(schedule, rank)
+        assert part.memory_bytes == size_bytes
+        taken = [(row.offset, row.block) for row in part.receives]
+        taken += [(offset, block) for block, offset in part.resident.items()]
+        spans = sorted({(offset, offset + case.block_bytes[block]) for offset, block in taken})
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        given = {(s, d, b) for s, rows in enumerate(case.steps) for _, d, _, b, gives in rows if gives}
+        in_place = [row for row in part.receives if row.offset == part.resident[row.block]]
+        assert {row.operation for row in part.receives if (row.step, rank, row.block) not in given} <= {
+            row.operation for row in in_place
+        }
+        staged = sorted(row.offset for row in part.receives if row not in in_place)
+        assert staged == sorted(at for join in part.joins for at in join.received)
+
+
+def test_a_wrong_sum_is_noticed() -> None:
+    trial = PatternTrial(ring_all_reduce(full_mesh(2), 100), 1, InProcess(1, Mailboxes(), 1.0))
+    trial.set_up(checked=True)
+    with pytest.raises(RunError, match=r"rank 1: block 0 \(sum\) is not "):
+        trial.check()

@@ -1,0 +1,123 @@
+"""Contents of blocks and kernels of softmax attention, forward and backward, in float64.
+
+What is right is computed for the whole sequence at once, from the softmax and its derivative. Results are numerators
+and denominators of scores that are not shifted, so that their merge is an addition.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tasp_lab.arrays import FloatArray
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tests.support.numeric_executor import CannotExecuteError, Kernel, part_of
+from tests.support.world import KernelCall
+
+Inputs = tuple[FloatArray, FloatArray, FloatArray]
+"""Queries, keys and values of a layer, arrays (positions, heads, elements)."""
+
+
+class SoftmaxNumbers:
+    """Blocks of an attention layer, arrays (positions, heads, elements); `inputs` are drawn unless given."""
+
+    def __init__(self, task: AttentionTask, seed: int = 0, inputs: Inputs | None = None) -> None:
+        layer, self.task = task.workload, task
+        random = np.random.default_rng(seed)
+        shapes = [
+            (layer.sequence, heads, layer.head_dim) for heads in (layer.heads, layer.kv_head_count, layer.kv_head_count)
+        ]
+        q, k, v = inputs or (0.7 * random.normal(size=shape) for shape in shapes)
+        dout = random.normal(size=shapes[0])
+        keys, values = (np.repeat(each, layer.heads // layer.kv_head_count, axis=1) for each in (k, v))
+        weights = np.exp(np.einsum("ihd,jhd->hij", q, keys)) * _visible(task)
+        denominator = weights.sum(axis=2)
+        p = weights / denominator[:, :, None]
+        self.out = np.einsum("hij,jhd->ihd", p, values)
+        delta = (self.out * dout).sum(axis=2)
+        ds = p * (np.einsum("ihd,jhd->hij", dout, values) - delta.T[:, :, None])
+        rows = (layer.sequence, layer.kv_head_count, -1, layer.head_dim)
+        dk, dv = (np.einsum("hij,ihd->jhd", x, y).reshape(rows).sum(axis=2) for x, y in ((ds, q), (p, dout)))
+        record = [q, dout, np.log(denominator).T[:, :, None], delta[:, :, None]]
+        self.contents = {
+            QUERIES: np.concatenate(record, axis=2) if task.is_backward else q,
+            KEYS: np.concatenate([k, v], axis=2),
+            RESULTS: np.concatenate([np.einsum("hij,jhd->ihd", weights, values), denominator.T[:, :, None]], axis=2),
+            QUERY_GRADIENTS: np.einsum("hij,jhd->ihd", ds, keys),
+            KEY_GRADIENTS: np.concatenate([dk, dv], axis=2),
+        }
+        first, heads = task.first_head, task.heads
+        assert first is not None
+        assert heads is not None
+        self.columns = list(
+            zip(*(x.tolist() for x in (task.tensor, task.start, task.count, first, heads)), strict=True)
+        )
+        self.block = {column: block for block, column in enumerate(self.columns)}
+
+    def where(self, block: int) -> tuple[int, tuple[slice, slice]]:
+        tensor, start, count, first, heads = self.columns[block]
+        stride = self.task.layout.stride
+        return tensor, (slice(start, start + count * stride, stride), slice(first, first + heads))
+
+    def outputs(self, result: FloatArray) -> FloatArray:
+        return result[:, :, :-1] / result[:, :, -1:]
+
+    def content(self, block: int, part: int = -1) -> FloatArray:
+        tensor, index = self.where(block)
+        whole: FloatArray = self.contents[tensor][index]
+        return whole if part < 0 else part_of(whole[None], part)
+
+    def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
+        if call.kernel not in ("attend", "differentiate") or len(call.operands) != 2 or len(call.params) != 2:
+            raise CannotExecuteError(f"no kernel {call.kernel} of these operands")
+        if (call.kernel == "differentiate") != self.task.is_backward:
+            raise CannotExecuteError(f"{call.kernel} in the other pass")
+        for blocks, tensor in zip(call.operands, (QUERIES, KEYS), strict=True):
+            if not blocks or any(self.columns[block][0] != tensor for block in blocks):
+                raise CannotExecuteError(f"{call.kernel} of blocks of the wrong tensor")
+            if len({self.columns[block][4] for block in blocks}) > 1:
+                raise CannotExecuteError("blocks of different numbers of heads form no tensor")
+        queries, keys = call.operands
+        cuts = [np.cumsum([self.columns[block][2] for block in each])[:-1].tolist() for each in call.operands]
+
+        def attend(operands: list[list[FloatArray]]) -> list[FloatArray]:
+            q, k, v, seen = self._operands(operands, call.params)
+            weights = np.exp(np.einsum("ihd,jhd->hij", q, k)) * seen
+            numerator, denominator = np.einsum("hij,jhd->ihd", weights, v), weights.sum(axis=2).T[:, :, None]
+            return np.split(np.concatenate([numerator, denominator], axis=2), cuts[0])
+
+        def differentiate(operands: list[list[FloatArray]]) -> list[FloatArray]:
+            record, k, v, seen = self._operands(operands, call.params)
+            q, dout, lse, delta = np.split(record, [v.shape[2], 2 * v.shape[2], 2 * v.shape[2] + 1], axis=2)
+            p = np.exp(np.einsum("ihd,jhd->hij", q, k) - lse.transpose(1, 0, 2)) * seen
+            ds = p * (np.einsum("ihd,jhd->hij", dout, v) - delta.transpose(1, 0, 2))
+            dkv = np.concatenate([np.einsum("hij,ihd->jhd", ds, q), np.einsum("hij,ihd->jhd", p, dout)], axis=2)
+            dkv = dkv.reshape(len(dkv), operands[1][0].shape[1], -1, dkv.shape[2]).sum(axis=2)
+            return [*np.split(np.einsum("hij,jhd->ihd", ds, k), cuts[0]), *np.split(dkv, cuts[1])]
+
+        if not self.task.is_backward:
+            return [self.block[(RESULTS, *self.columns[each][1:])] for each in queries], attend
+        gradients = [self.block[(QUERY_GRADIENTS, *self.columns[each][1:])] for each in queries]
+        return [*gradients, *(self.block[(KEY_GRADIENTS, *self.columns[each][1:])] for each in keys)], differentiate
+
+    def _operands(
+        self, operands: list[list[FloatArray]], band: tuple[int, ...]
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Queries, keys and values of all their heads, and what is in the band."""
+        q, kv = (np.concatenate(each) for each in operands)
+        kv = np.repeat(kv, q.shape[1] // kv.shape[1], axis=1)
+        distance = np.arange(len(q))[:, None] - np.arange(len(kv))
+        k, v = np.split(kv, 2, axis=2)
+        return q, k, v, ((band[0] <= distance) & (distance <= band[1])).astype(np.float64)
+
+
+def _visible(task: AttentionTask) -> FloatArray:
+    """Which positions see which, from the definition of the mask."""
+    layer, position = task.workload, np.arange(task.workload.sequence)
+    document = np.repeat(np.arange(len(layer.documents or (0,))), layer.documents or (layer.sequence,))
+    ahead = position[:, None] - position
+    seen = document[:, None] == document
+    if layer.mask == "causal":
+        seen &= ahead >= 0
+    if layer.window is not None:
+        seen &= ahead < layer.window
+    return seen.astype(np.float64)
