@@ -26,6 +26,7 @@ from tasp_lab.attention.backward_steps import BackwardSteps, RotationBackSteps, 
 from tasp_lab.attention.circulation import Circulation
 from tasp_lab.attention.forward import attention_schedule, circulation_of, forward_steps
 from tasp_lab.attention.forward_steps import AttentionSteps, CirculationSteps
+from tasp_lab.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.choices import DEFAULT_BUFFERS
 from tasp_lab.choices import Dataflow as Dataflow
 from tasp_lab.decomposition.decompose import Decomposition
@@ -106,7 +107,9 @@ def attention_passes(
 def check_fit(forward: Schedule, backward: Schedule) -> None:
     """Raise `ScheduleError` unless the backward pass can follow the forward pass."""
     before, after = forward.task, backward.task
-    if before is None or after is None or before.is_backward or not after.is_backward:
+    if not isinstance(before, AttentionTask) or not isinstance(after, AttentionTask):
+        raise ScheduleError("expected a forward and a backward pass of attention, in this order")
+    if before.is_backward or not after.is_backward:
         raise ScheduleError("expected a forward and a backward pass of attention, in this order")
     if before.layout != after.layout:
         raise ScheduleError(
@@ -114,8 +117,8 @@ def check_fit(forward: Schedule, backward: Schedule) -> None:
         )
     if dataflow_of(backward) != "rotate-kv-back":
         return
-    keys = slice(before.first_query)
-    same_keys = before.first_query == after.first_query and np.array_equal(before.start[keys], after.start[keys])
+    keys, same = before.blocks_of(KEYS), after.blocks_of(KEYS)
+    same_keys = np.array_equal(keys, same) and np.array_equal(before.start[keys], after.start[keys])
     if not same_keys or (backward.initial[:, keys] & ~_left_behind(forward)[:, keys]).any():
         raise ScheduleError("the backward pass does not start where the forward pass leaves the keys")
 
@@ -123,19 +126,21 @@ def check_fit(forward: Schedule, backward: Schedule) -> None:
 def _left_behind(forward: Schedule) -> BoolArray:
     """The blocks at each rank after a forward pass, in buffers or from the start: bool array (world_size, blocks)."""
     held, count = forward.initial.copy(), len(forward.steps)
-    for index in range(max(0, count - (forward.buffers or count)), count):
+    buffers = forward.blocks.buffers
+    for index in range(max(0, count - int(buffers.max(initial=0))), count):
         step = forward.steps[index]
-        held[step.destination, step.block] = True
+        lies = index >= count - buffers[step.block]
+        held[step.destination[lies], step.block[lies]] = True
     return held
 
 
 def dataflow_of(schedule: Schedule) -> Dataflow:
     """The dataflow of a backward pass."""
     task = schedule.task
-    assert task is not None, "a schedule of attention has a task"
-    if task.circulating_side == "queries":
+    assert isinstance(task, AttentionTask), "a schedule of attention has a task"
+    if schedule.blocks.buffers[task.blocks_of(QUERIES)[0]]:
         return "rotate-q"
-    return "rotate-kv" if np.array_equal(schedule.initial, task.owned) else "rotate-kv-back"
+    return "rotate-kv" if np.array_equal(schedule.initial, task.owned(KEYS, QUERIES)) else "rotate-kv-back"
 
 
 class _Plan(NamedTuple):
@@ -159,7 +164,7 @@ def _rotation(forward: AttentionSteps, circulation: Circulation, topology: Topol
 
 def _copies(circulation: Circulation, steps: RotationBackSteps) -> BoolArray:
     """The blocks of other ranks with which each rank starts: bool array (world_size, blocks)."""
-    copies = np.zeros_like(circulation.task.owned)
+    copies = np.zeros((circulation.world_size, len(circulation.task.tensor)), dtype=bool)
     copies[steps.start, circulation.blocks] = True
     return copies
 
@@ -185,6 +190,6 @@ def _compared_bytes(steps: CirculationSteps) -> int:
     sizes = circulation.task.block_bytes
     ledger = np.zeros((circulation.world_size, steps.lanes), dtype=np.int64)
     for index in range(len(steps)):
-        source, _, lane, block = steps.transfers(index)
-        np.add.at(ledger, (source, lane), sizes[block])
+        transfers = steps.transfers(index)
+        np.add.at(ledger, (transfers.source, transfers.lane), sizes[transfers.block])
     return int(ledger.max(initial=0) if len(circulation.rings) > 1 else ledger.sum())

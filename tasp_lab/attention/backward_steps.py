@@ -12,14 +12,14 @@ circulate back. They need not reach their owners, which hold them; their gradien
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 
 import numpy as np
 
 from tasp_lab.arrays import IntArray
 from tasp_lab.attention.circulation import Circulation
-from tasp_lab.attention.forward_steps import CirculationSteps
-from tasp_lab.workload.kernel_calls import Call
+from tasp_lab.attention.forward_steps import CirculationSteps, Transfers
+from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.path_proof import Paths
 
 
 class BackwardSteps(CirculationSteps):
@@ -33,19 +33,18 @@ class BackwardSteps(CirculationSteps):
     def _following(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """The blocks whose gradients move at a step; sources, destinations and lanes."""
 
-    def transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    def transfers(self, index: int) -> Transfers:
         circulation = self.circulation
         moving, here, there = self._moving(index)
         moving = moving[circulation.order(moving, circulation.at(there, moving))]
         following, source, destination, lane = self._following(index)
         order = circulation.order(following, destination)
-        return (
+        return Transfers(
             np.concatenate([circulation.at(here, moving), source[order]]),
             np.concatenate([circulation.at(there, moving), destination[order]]),
             np.concatenate([circulation.ring_of[moving], lane[order]]),
-            np.concatenate(
-                [circulation.blocks[moving], circulation.task.gradient_blocks(circulation.blocks[following[order]])]
-            ),
+            np.concatenate([circulation.blocks[moving], circulation.gradients[following[order]]]),
+            np.repeat([False, True], [len(moving), len(following)]),
         )
 
 
@@ -71,6 +70,9 @@ class RotationSteps(BackwardSteps):
         needed = self.circulation.last > 0
         return max(1 + int(self._hops.max(initial=0)), 2 + int(self._return_hop[needed].max(initial=-1)))
 
+    def paths(self) -> Paths:
+        return self.circulation.paths(self.lanes, self._hops, self._return_hop)
+
     def _moving(self, index: int) -> tuple[IntArray, int, int]:
         return np.flatnonzero(self._hops > index), index, index + 1
 
@@ -88,7 +90,7 @@ class RotationSteps(BackwardSteps):
             np.where(direct, len(circulation.rings), circulation.ring_of[following]),
         )
 
-    def _calls(self, index: int) -> Iterator[Call]:
+    def _calls(self, index: int) -> tuple[Calls, ...]:
         return self.circulation.calls_at(index, np.flatnonzero(self._hops >= index))
 
 
@@ -112,6 +114,9 @@ class RotationBackSteps(BackwardSteps):
         """The hop of all blocks at the beginning of a step."""
         return self.circulation.world_size - 1 - index
 
+    def paths(self) -> Paths:
+        return self.circulation.paths_back(self.lanes, self._until)
+
     def _moving(self, index: int) -> tuple[IntArray, int, int]:
         hop = self._hop(index)
         return np.flatnonzero(hop - 1 >= self._until), hop, hop - 1
@@ -122,6 +127,6 @@ class RotationBackSteps(BackwardSteps):
         there = circulation.at(hop - 1, following)
         return following, circulation.at(hop, following), there, circulation.ring_of[following]
 
-    def _calls(self, index: int) -> Iterator[Call]:
+    def _calls(self, index: int) -> tuple[Calls, ...]:
         hop = self._hop(index)
         return self.circulation.calls_at(hop, np.flatnonzero(hop >= self._until))

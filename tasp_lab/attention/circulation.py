@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.decomposition.shares import split_bytes
-from tasp_lab.workload.attention_task import AttentionTask, Side
-from tasp_lab.workload.kernel_calls import Call
+from tasp_lab.schedule.calls import BlockLists, Calls, ranges
+from tasp_lab.schedule.path_proof import Paths
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+
+Side = Literal["keys", "queries"]
+"""The side that circulates."""
 
 _FULL, _PARTIAL = 1, 2
 """Mask coverage of a tile: full or partial; 0 if the mask is empty."""
@@ -34,23 +39,23 @@ def cut_blocks(
 ) -> tuple[AttentionTask, IntArray]:
     """Cut each span of the circulating side into one block per ring, by shares; stationary spans stay whole.
 
-    The blocks of a rank have consecutive numbers in the order of its shard; blocks without positions are omitted.
+    The blocks of a rank have consecutive numbers in the order of its shard; blocks without positions are omitted. Keys
+    come first, then queries, then what is computed: results, or the gradients of the circulating side and of the other.
     Returns the task and an int array, the ring of each circulating block.
     """
     spans = [(rank, span) for rank, each in enumerate(layout.spans) for span in each]
     whole = [(rank, span, 0) for rank, span in spans]
     cut = [(rank, *part) for rank, span in spans for part in _parts(span, shares)]
     keys, queries = (cut, whole) if circulating_side == "keys" else (whole, cut)
-    task = AttentionTask(
-        workload=workload,
-        layout=layout,
-        first_query=len(keys),
-        owner=np.array([rank for rank, *_ in keys + queries], dtype=np.int64),
-        start=np.array([block.start for _, block, _ in keys + queries], dtype=np.int64),
-        count=np.array([block.count for _, block, _ in keys + queries], dtype=np.int64),
-        circulating_side=circulating_side,
-        gradient_dtype=gradient_dtype,
-    )
+    tensors = [(KEYS, keys), (QUERIES, queries)]
+    if gradient_dtype is None:
+        tensors.append((RESULTS, queries))
+    else:
+        gradients = [(KEY_GRADIENTS, keys), (QUERY_GRADIENTS, queries)]
+        tensors += gradients if circulating_side == "keys" else gradients[::-1]
+    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, _ in blocks]
+    tensor, owner, start, count = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    task = AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
     return task, np.array([ring for *_, ring in cut], dtype=np.int64)
 
 
@@ -66,38 +71,57 @@ def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]
 class Circulation:
     """The routes of all circulating blocks, indexed from 0 here, and the kernel calls on them.
 
-    `rings` is an int array (rings, world_size), `ring_of` the ring of each circulating block. `first` and `last` are
-    int arrays (circulating blocks,): the first and the last hop at which the mask needs a block; 0 if none does.
+    `side` circulates; `rings` is an int array (rings, world_size), `ring_of` the ring of each circulating block.
+    `blocks` are the circulating blocks, `stationary` those of the other side. `first` and `last` are int arrays
+    (circulating blocks,): the first and the last hop at which the mask needs a block; 0 if none does.
     """
 
-    def __init__(self, task: AttentionTask, rings: IntArray, ring_of: IntArray) -> None:
-        self.task, self.rings, self.ring_of = task, rings, ring_of
+    def __init__(self, task: AttentionTask, rings: IntArray, ring_of: IntArray, side: Side = "keys") -> None:
+        self.task, self.rings, self.ring_of, self.side = task, rings, ring_of, side
         self.world_size: int = rings.shape[1]
-        self.blocks = task.circulating
+        circulating, stationary = (KEYS, QUERIES) if side == "keys" else (QUERIES, KEYS)
+        self.blocks, self.stationary = task.blocks_of(circulating), task.blocks_of(stationary)
         self._document = task.document[self.blocks]
+        self._documents = len(task.workload.document_starts)
         place = np.argsort(rings, axis=1)
         self._start = place[ring_of, task.owner[self.blocks]]
-        self._stationary = [
-            task.by_document(task.stationary[task.owner[task.stationary] == rank]) for rank in range(self.world_size)
-        ]
+        self._lists = self._stationary_lists()
         self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
         self.first, self.last = self._needed_hops()
+
+    @property
+    def gradients(self) -> IntArray:
+        """The gradient of each circulating block."""
+        return self.task.output_of[self.blocks]
+
+    def _stationary_lists(self) -> BlockLists:
+        """The stationary blocks of each rank and document: list ``rank * documents + document``, in ascending order."""
+        task = self.task
+        key = task.owner[self.stationary] * self._documents + task.document[self.stationary]
+        sizes = np.bincount(key, minlength=self.world_size * self._documents)
+        assert sizes.max(initial=0) <= _MAX_SPANS, "five digits to base 3 fit into a byte"
+        return BlockLists.of_sizes(sizes, self.stationary[np.argsort(key, kind="stable")])
 
     def _coverage_at(self, rank: int) -> npt.NDArray[np.uint8]:
         """The mask coverage of each circulating block at a rank: one base-3 digit per stationary block.
 
         The mask between documents is empty, so the digits are those of the stationary blocks of the same document.
         """
-        stationary = self._stationary[rank][self._document]
-        assert stationary.shape[1] <= _MAX_SPANS, "five digits to base 3 fit into a byte"
-        queries, keys = stationary, self.blocks[:, None]
-        if self.task.circulating_side == "queries":
-            queries, keys = keys, queries
-        low, high = self.task.tile_bands(queries, keys)
-        full = (low == 1 - self.task.count[keys]) & (high == self.task.count[queries] - 1)
-        coverage = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0)) * (stationary >= 0)
+        lists = rank * self._documents + self._document
+        position = self._lists.offset[lists][:, None] + np.arange(int(self._lists.sizes[lists].max(initial=0)))
+        present = position < self._lists.offset[lists + 1][:, None]
+        stationary = self._lists.block[np.where(present, position, 0)] if position.size else position
+        full, partial = self._coverage_of(self.blocks[:, None], stationary)
+        coverage = np.where(full, _FULL, np.where(partial, _PARTIAL, 0)) * present
         digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(stationary.shape[1])).sum(axis=1).astype(np.uint8)
         return digits
+
+    def _coverage_of(self, circulating: IntArray, stationary: IntArray) -> tuple[BoolArray, BoolArray]:
+        """Whether the masks of tiles are full, and whether they are not empty."""
+        queries, keys = (stationary, circulating) if self.side == "keys" else (circulating, stationary)
+        low, high = self.task.tile_bands(queries, keys)
+        full = (low == 1 - self.task.count[keys]) & (high == self.task.count[queries] - 1)
+        return full, low <= high
 
     def _needed_hops(self) -> tuple[IntArray, IntArray]:
         """The first and the last hop at which the mask needs each block."""
@@ -112,6 +136,42 @@ class Circulation:
     def hops(self, trim: bool) -> IntArray:
         """The number of hops of each block: to the last rank whose mask needs it, or without `trim` n - 1."""
         return self.last if trim else np.full(len(self.blocks), self.world_size - 1)
+
+    def paths(self, lanes: int, hops: IntArray, return_hop: IntArray | None = None) -> Paths:
+        """The paths of blocks that make these hops from their owners, their gradients following to `return_hop`."""
+        used = self.last > 0
+        return Paths(
+            rings=self.rings,
+            direction=1,
+            lanes=lanes,
+            block=self.blocks,
+            ring=self.ring_of,
+            start=self._start,
+            hops=hops,
+            owner=self.task.owner[self.blocks],
+            first_use=np.where(used, self.first, -1),
+            last_use=np.where(used, self.last, -1),
+            following=None if return_hop is None else self.gradients,
+            last_gift=return_hop,
+        )
+
+    def paths_back(self, lanes: int, until: IntArray) -> Paths:
+        """The paths of blocks that go from the last rank of their ring back to hop `until`, gradients to the owners."""
+        used, last = self.last > 0, self.world_size - 1
+        return Paths(
+            rings=self.rings,
+            direction=-1,
+            lanes=lanes,
+            block=self.blocks,
+            ring=self.ring_of,
+            start=(self._start + last) % self.world_size,
+            hops=np.maximum(last - until, 0),
+            owner=self.task.owner[self.blocks],
+            first_use=np.where(used, last - self.last, -1),
+            last_use=np.where(used, last - self.first, -1),
+            following=self.gradients,
+            last_gift=np.full(len(self.blocks), max(last - 1, 0)),
+        )
 
     def at(self, hop: int | IntArray, circulating: IntArray | slice = slice(None)) -> IntArray:
         """The rank of each selected circulating block at a hop."""
@@ -129,64 +189,89 @@ class Circulation:
         )
         return order
 
-    def calls_at(self, hop: int, circulating: IntArray) -> Iterator[Call]:
+    def calls_at(self, hop: int, circulating: IntArray) -> tuple[Calls, ...]:
         """The calls on circulating blocks at a hop; at hop 0, on all blocks at their owners."""
         if hop == 0:
-            yield from self._calls_at_owners()
-            return
-        if not len(circulating):
-            return
+            return self._calls_at_owners()
         ranks = self.at(hop, circulating)
         order = self.order(circulating, ranks)
         circulating, ranks = circulating[order], ranks[order]
         coverage = self._coverage[ranks, circulating]
-        same_call = (np.diff(ranks) == 0) & (np.diff(coverage) == 0) & (np.diff(self._document[circulating]) == 0)
-        starts = np.flatnonzero(np.concatenate([[True], ~same_call])).tolist()
-        for first, end in zip(starts, [*starts[1:], len(circulating)], strict=True):
-            yield from self._coverage_calls(
-                int(ranks[first]), self.blocks[circulating[first:end]], int(coverage[first])
-            )
+        list_of = ranks * self._documents + self._document[circulating]
+        starts = np.flatnonzero(np.concatenate([[True], (np.diff(list_of) != 0) | (np.diff(coverage) != 0)]))
+        starts = starts[: len(circulating)]
+        moving = BlockLists.of_sizes(np.diff(np.append(starts, len(circulating))), self.blocks[circulating])
+        return self._coverage_calls(ranks[starts], list_of[starts], coverage[starts], moving)
 
-    def _coverage_calls(self, rank: int, circulating: IntArray, coverage: int) -> Iterator[Call]:
-        """The calls on contiguous circulating blocks that have the same mask coverage."""
-        stationary = self._stationary[rank][self.task.document[circulating[0]]]
-        digits = coverage // 3 ** np.arange(len(stationary)) % 3
-        full = stationary[digits == _FULL]
-        if len(full):
-            queries, keys = (full, circulating) if self.task.circulating_side == "keys" else (circulating, full)
-            sizes = self.task.count[queries].sum(), self.task.count[keys].sum()
-            yield Call(rank, queries, keys, 1 - int(sizes[1]), int(sizes[0]) - 1)
-        for fixed in stationary[digits == _PARTIAL]:
-            for moving in circulating:
-                queries, keys = (fixed, moving) if self.task.circulating_side == "keys" else (moving, fixed)
-                yield from self._tile(rank, queries, keys)
+    def _coverage_calls(
+        self, rank: IntArray, list_of: IntArray, coverage: npt.NDArray[np.uint8], moving: BlockLists
+    ) -> tuple[Calls, ...]:
+        """The calls on runs of circulating blocks that have the same mask coverage at a rank.
 
-    def _calls_at_owners(self) -> Iterator[Call]:
-        """Every rank's calls to its own blocks, document by document."""
-        task = self.task
-        for rank, stationary in enumerate(self._stationary):
-            own = task.by_document(self.blocks[task.owner[self.blocks] == rank])
-            for document in np.flatnonzero((stationary >= 0).any(axis=1)):
-                fixed, moving = (each[document][each[document] >= 0] for each in (stationary, own))
-                queries, keys = (fixed, moving) if task.circulating_side == "keys" else (moving, fixed)
-                yield from self._calls_within(rank, queries, keys)
-
-    def _calls_within(self, rank: int, queries: IntArray, keys: IntArray) -> Iterator[Call]:
-        """The calls of a rank's own queries and keys of one document.
-
-        Both are in ascending order, so the causal mask between them equals that of their indices.
+        One call covers a run and all stationary blocks with a full mask; each tile with a partial mask is a call.
         """
-        workload, count = self.task.workload, int(self.task.count[queries].sum())
-        if workload.keys_seen is None:
-            yield Call(rank, queries, keys, 0 if workload.mask == "causal" else 1 - count, count - 1)
-            return
-        for key in keys:
-            for query in queries:
-                yield from self._tile(rank, query, key)
+        run, position = ranges(self._lists.offset[list_of], self._lists.offset[list_of + 1])
+        stationary, place = self._lists.block[position], position - self._lists.offset[list_of[run]]
+        digit = coverage[run] // 3**place % 3
+        full, partial = digit == _FULL, np.flatnonzero(digit == _PARTIAL)
+        sizes = np.bincount(run[full], minlength=len(rank))
+        runs = np.flatnonzero(sizes)
+        entry, tile = ranges(moving.offset[run[partial]], moving.offset[run[partial] + 1])
+        fixed = BlockLists.of_sizes(
+            np.concatenate([sizes[runs], np.ones(len(tile), dtype=np.int64)]),
+            np.concatenate([stationary[full], stationary[partial][entry]]),
+        )
+        used = moving.select(runs)
+        moved = BlockLists.of_sizes(
+            np.concatenate([used.sizes, np.ones(len(tile), dtype=np.int64)]),
+            np.concatenate([used.block, moving.block[tile]]),
+        )
+        calls_run = np.concatenate([runs, run[partial][entry]])
+        order = np.argsort(calls_run, kind="stable")  # a run's full call, then its tiles
+        fixed, moved, is_tile = fixed.select(order), moved.select(order), order >= len(runs)
+        queries, keys = (fixed, moved) if self.side == "keys" else (moved, fixed)
+        low, high = self.task.tile_bands(queries.first, keys.first)
+        low = np.where(is_tile, low, 1 - _positions(self.task, keys))
+        high = np.where(is_tile, high, _positions(self.task, queries) - 1)
+        return _calls(self.task, rank[calls_run[order]], queries, keys, low, high)
 
-    def _tile(self, rank: int, query: np.int64, key: np.int64) -> Iterator[Call]:
-        """The call of one query block and one key block, unless its mask is empty."""
-        queries, keys = np.array([query]), np.array([key])
-        low, high = self.task.bands(queries, keys)
-        if low.item() <= high.item():
-            yield Call(rank, queries, keys, low.item(), high.item())
+    def _calls_at_owners(self) -> tuple[Calls, ...]:
+        """Every rank's calls to its own blocks, document by document.
+
+        Both sides are in ascending order, so the causal mask between them equals that of their indices.
+        """
+        task, layer = self.task, self.task.workload
+        key = task.owner[self.blocks] * self._documents + self._document
+        own = BlockLists.of_sizes(
+            np.bincount(key, minlength=len(self._lists)), self.blocks[np.argsort(key, kind="stable")]
+        )
+        queries, keys = (self._lists, own) if self.side == "keys" else (own, self._lists)
+        present = np.flatnonzero(queries.sizes)
+        queries, keys, rank = queries.select(present), keys.select(present), present // self._documents
+        if layer.keys_seen is None:
+            count = _positions(task, queries)
+            low = np.zeros_like(count) if layer.mask == "causal" else 1 - count
+            return _calls(task, rank, queries, keys, low, count - 1)
+        entry, query = ranges(queries.offset[keys.owner], queries.offset[keys.owner + 1])  # tile by tile
+        ones = np.ones(len(query), dtype=np.int64)
+        tiles = BlockLists.of_sizes(ones, queries.block[query]), BlockLists.of_sizes(ones, keys.block[entry])
+        low, high = task.tile_bands(tiles[0].block, tiles[1].block)
+        seen = np.flatnonzero(low <= high)
+        owner = rank[keys.owner[entry[seen]]]
+        return _calls(task, owner, tiles[0].select(seen), tiles[1].select(seen), low[seen], high[seen])
+
+
+def _positions(task: AttentionTask, lists: BlockLists) -> IntArray:
+    """The number of positions of each list, none of which is empty."""
+    if not len(lists):
+        return np.zeros(0, dtype=np.int64)
+    counts: IntArray = np.add.reduceat(task.count[lists.block], lists.offset[:-1])
+    return counts
+
+
+def _calls(
+    task: AttentionTask, rank: IntArray, queries: BlockLists, keys: BlockLists, low: IntArray, high: IntArray
+) -> tuple[Calls, ...]:
+    if not len(rank):
+        return ()
+    return (Calls(task.kernel, rank, (queries, keys), np.stack([low, high], axis=1)),)

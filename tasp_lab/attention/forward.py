@@ -23,18 +23,19 @@ from fractions import Fraction
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.attention.circulation import Circulation, cut_blocks
+from tasp_lab.attention.circulation import Circulation, Side, cut_blocks
 from tasp_lab.attention.forward_steps import AttentionSteps, CirculationSteps
 from tasp_lab.attention.registry import attention_layout
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
 from tasp_lab.choices import DEFAULT_BUFFERS as DEFAULT_BUFFERS
 from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.decomposition.rings import is_ring
 from tasp_lab.decomposition.shares import over_lanes
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.replay import MAX_HOLDINGS
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.attention_task import Side
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
@@ -102,7 +103,7 @@ def circulation_of(
         rings = [together]
     _check_size(name, topology, layout, len(shares))
     task, ring_of = cut_blocks(workload, layout, shares, circulating_side, gradient_dtype)
-    return [Circulation(task, each, ring_of) for each in rings]
+    return [Circulation(task, each, ring_of, circulating_side) for each in rings]
 
 
 def _single_rings(topology: Topology) -> list[IntArray]:
@@ -131,17 +132,19 @@ def attention_schedule(
     copies: BoolArray | None = None,
 ) -> Schedule:
     """The schedule of these steps; `copies` (world_size, blocks) are held at the start in addition to owned blocks."""
-    task = steps.circulation.task
-    initial = task.owned if copies is None else task.owned | copies
+    task, circulates = steps.circulation.task, steps.circulation.side
+    pool = Pool(circulates, buffers)
+    keys, queries = (KEYS, KEY_GRADIENTS), (QUERIES, RESULTS, QUERY_GRADIENTS)
+    moving, fixed = (keys, queries) if circulates == "keys" else (queries, keys)
+    initial = task.owned(KEYS, QUERIES)
     schedule = Schedule(
         name=name,
         world_size=topology.world_size,
         lanes=steps.lanes,
-        block_bytes=task.block_bytes,
-        initial=initial,
-        final=initial.copy(),
+        blocks=task.blocks(dict.fromkeys(moving, pool), bound=fixed),
+        initial=initial if copies is None else initial | copies,
+        final=task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
         steps=steps,
-        buffers=buffers,
         task=task,
     )
     schedule.check_routes(topology)

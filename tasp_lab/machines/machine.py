@@ -14,7 +14,7 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
 
 if TYPE_CHECKING:
-    from tasp_lab.workload.attention_task import AttentionTask
+    from tasp_lab.schedule.calls import Task
 
 Kind = tuple[str, str]
 """A dtype (``bf16``, ``fp16`` or ``fp32``) and a pass (``forward`` or ``backward``)."""
@@ -93,6 +93,6 @@ class Machine:
     summary: str = ""
     constants: tuple[Constant, ...] = ()
 
-    def rate_of(self, task: AttentionTask | None) -> ComputeRate:
+    def rate_of(self, task: Task | None) -> ComputeRate:
         """The compute rate for the calls of a task; `INSTANT` without a task."""
-        return INSTANT if task is None else self.compute.rate(task.workload.dtype, task.passing)
+        return INSTANT if task is None else self.compute.rate(task.dtype, task.passing)

@@ -1,35 +1,14 @@
-"""A kernel call: queries of a rank attend to keys that it holds.
+"""Bands, the masks of kernel calls.
 
-**Bands.** All masks are bands: query i attends to key j if low <= i - j <= high. Without a lower limit low is 1 - keys,
+All masks are bands: query i attends to key j if low <= i - j <= high. Without a lower limit low is 1 - keys,
 without an upper limit high is queries - 1; bands are *clipped* to these values. A band with low > high is empty.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tasp_lab.arrays import IntArray
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Call:
-    """One kernel call of a rank.
-
-    `queries` and `keys` are block numbers; the blocks of each are contiguous in the rank's memory, in this order. Query
-    i and key j are indices over all of them: i attends to j if low <= i - j <= high.
-    """
-
-    rank: int
-    queries: IntArray
-    keys: IntArray
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        for values in (self.queries, self.keys):
-            values.flags.writeable = False
 
 
 def clip_band(

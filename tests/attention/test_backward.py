@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,18 +14,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tasp_lab.arrays import BoolArray
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes, dataflow_of
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import ATTENTION, attention_layout
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, hypercube, nodes, ring, switch, torus
 from tasp_lab.topology.edits import with_links
-from tasp_lab.workload.attention_task import AttentionTask
-from tasp_lab.workload.kernel_calls import Call
 from tasp_lab.workload.layer import Workload
+from tests.support.kernel_calls import INPUTS, OUTPUTS, Call, as_arrays, calls_of, circulates
 from tests.support.schedules import task_of
 
 TOPOLOGIES = {
@@ -43,8 +44,11 @@ TOPOLOGIES = {
     ]
 }
 
-Row = tuple[int, int, int, int]
-"""Source, destination, lane and block of a transfer."""
+Row = tuple[int, int, int, int, bool]
+"""Source, destination, lane and block of a transfer, and whether the source gives."""
+
+Place = tuple[int, int]
+"""A rank and a block."""
 
 Pair = tuple[int, int]
 """A query position and a key position."""
@@ -157,114 +161,114 @@ def require(true: bool, what: str) -> None:
 
 
 class Plan(NamedTuple):
-    """What a schedule says, be it right or wrong."""
+    """What a schedule says, be it right or wrong. `initial` and `final` are places."""
 
     task: AttentionTask
-    buffers: int
-    initial: list[set[int]]
+    buffers: list[int]
+    initial: set[Place]
+    final: set[Place]
     steps: list[tuple[list[Row], list[Call]]]
 
 
+def places(rows: BoolArray) -> set[Place]:
+    return {(rank, block) for rank, block in np.argwhere(rows).tolist()}
+
+
+def rows_of(step: Step) -> list[Row]:
+    return [(*row, gives) for row, gives in zip(step.rows(), step.gives.tolist(), strict=True)]
+
+
 def plan_of(schedule: Schedule) -> Plan:
-    assert schedule.buffers is not None
-    initial = [set(np.flatnonzero(row).tolist()) for row in schedule.initial]
-    steps = [(step.rows(), list(step.calls)) for step in schedule.steps]
-    return Plan(task_of(schedule), schedule.buffers, initial, steps)
+    steps = [(rows_of(step), calls_of(step)) for step in schedule.steps]
+    buffers = schedule.blocks.buffers.tolist()
+    return Plan(task_of(schedule), buffers, places(schedule.initial), places(schedule.final), steps)
 
 
 class Replay:
-    """Every block as positions, every gradient as a multiset of the pairs that were added to it, by rank.
+    """Queries and keys as positions, results and gradients as bags of the pairs that were added to them, by rank.
 
-    `run` raises `WrongError` if a rule is broken.
+    `run` raises `WrongError` if what a rank needs is not there, or what is promised is not what the layer asks for.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, task = plan, plan.task
+        self.plan, self.task = plan, plan.task
+        task, self.tensor = plan.task, plan.task.tensor.tolist()
         blocks = zip(task.start.tolist(), task.count.tolist(), strict=True)
         self.tokens = [[start + index * task.layout.stride for index in range(count)] for start, count in blocks]
         shards = map(task.layout.positions, range(task.layout.world_size))
         owner = {position: rank for rank, shard in enumerate(shards) for position in shard.tolist()}
         self.owner = [owner[tokens[0]] for tokens in self.tokens]
-        keys, queries = range(task.first_query), range(task.first_query, len(self.tokens))
-        self.circulating = keys if task.circulating_side == "keys" else queries
-        self.gradients = range(len(self.tokens), len(self.tokens) + len(self.circulating) * task.is_backward)
-        self.arrived: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        self.outputs = {block for block, tensor in enumerate(self.tensor) if tensor in OUTPUTS}
+        pairs = pairs_of(task.workload)
+        self.wanted = {
+            block: Counter(pair for pair in pairs if pair[tensor == KEY_GRADIENTS] in set(self.tokens[block]))
+            for block, tensor in enumerate(self.tensor)
+            if block in self.outputs
+        }
+        self.output_at = {(self.tensor[block], token): block for block in self.outputs for token in self.tokens[block]}
+        self.data = {at for at in plan.initial if at[1] not in self.outputs}
+        self.sums = {at: self.wanted[at[1]].copy() for at in plan.initial if at[1] in self.outputs}
+        self.came: dict[Place, int] = {}
         self.met: Counter[Pair] = Counter()
-        self.parts: defaultdict[tuple[int, int], Counter[Pair]] = defaultdict(Counter)
+        self.left: list[tuple[set[Place], set[Place]]] = []
+        """At every step: the sums that were away from home when it began, and those that were given."""
 
-    def owner_of(self, gradient: int) -> int:
-        return self.owner[self.circulating[gradient - self.gradients.start]]
+    def is_resident(self, at: Place) -> bool:
+        return not self.plan.buffers[at[1]] or at in self.plan.initial or at in self.plan.final
 
     def run(self) -> None:
-        self._check_initial()
         for index, (rows, calls) in enumerate(self.plan.steps):
-            held = self._held(index)
-            arrivals = [(destination, block) for _, destination, _, block in rows]
-            require(len(set(arrivals)) == len(arrivals), f"step {index}: a block arrives twice")
-            leaving = self._leaving(index, [row for row in rows if row[3] in self.gradients])
-            added = [part for call in calls for part in self._parts_of(call, held)]
-            for source, destination, _, block in rows:
-                if block not in self.gradients:
-                    require(block in held[source], f"step {index}: {source} has not {block}")
-                    require(block not in held[destination], f"step {index}: {destination} has {block}")
-                    self.arrived[destination, index % self.plan.buffers].add(block)
-            for at, parts in [*leaving, *added]:
-                self.parts[at].update(parts)
-        self._check_end()
+            for at in [at for at, step in self.came.items() if step == index - self.plan.buffers[at[1]]]:
+                self._remove(at)
+            away = {(rank, block) for rank, block in self.sums if rank != self.owner[block]}
+            self.left.append((away, {(source, block) for source, _, _, block, gives in rows if gives}))
+            brought = [self._taken(index, *row[:4]) for row in rows]
+            brought += [part for call in calls for part in self._parts_of(call)]
+            for source, _, _, block, gives in rows:
+                if gives:
+                    self._remove((source, block))
+            for at, parts in brought:
+                self._bring(index, at, parts)
+        for at in self.plan.final:
+            require(self.sums.get(at, Counter()) == self.wanted[at[1]], f"in the end {at} is not what it should be")
 
-    def _check_initial(self) -> None:
-        """Own blocks; going backward, copies of others' that travel."""
-        for rank, held in enumerate(self.plan.initial):
-            own = {block for block, owner in enumerate(self.owner) if owner == rank}
-            allowed = own.union(self.circulating) if self.plan.task.is_backward else own
-            require(own <= held <= allowed, f"rank {rank} starts with the wrong blocks")
+    def _remove(self, at: Place) -> None:
+        self.came.pop(at, None)
+        self.sums.pop(at, None)
+        self.data.discard(at)
 
-    def _held(self, index: int) -> list[set[int]]:
-        """What ranks hold when a step begins, and its buffer is empty."""
-        for rank in range(len(self.plan.initial)):
-            self.arrived[rank, index % self.plan.buffers] = set()
-        buffers = range(self.plan.buffers)
-        return [
-            home.union(*(self.arrived[rank, buffer] for buffer in buffers))
-            for rank, home in enumerate(self.plan.initial)
-        ]
+    def _taken(self, index: int, source: int, destination: int, lane: int, block: int) -> tuple[Place, Counter[Pair]]:
+        require(0 <= block < len(self.tensor) and source != destination, f"step {index}: no such transfer")
+        held = self.sums if block in self.outputs else self.data
+        require((source, block) in held, f"step {index}: {source} has not {block}")
+        return (destination, block), self.sums.get((source, block), Counter()).copy()
 
-    def _leaving(self, index: int, rows: list[Row]) -> list[tuple[tuple[int, int], Counter[Pair]]]:
-        """Take up the gradients that leave, by where they go: exactly all that is away from home, each once."""
-        away = [(rank, block) for (rank, block), parts in self.parts.items() if parts and rank != self.owner_of(block)]
-        require(sorted(away) == sorted((row[0], row[3]) for row in rows), f"step {index}: other gradients leave")
-        return [((destination, block), self.parts.pop((source, block))) for source, destination, _, block in rows]
+    def _bring(self, index: int, at: Place, parts: Counter[Pair]) -> None:
+        require(self.came.get(at, index) == index, f"step {index}: {at} lies in another buffer")
+        if not self.is_resident(at):
+            self.came[at] = index
+        if at[1] in self.outputs:
+            self.sums.setdefault(at, Counter()).update(parts)
+        else:
+            require(at not in self.data, f"step {index}: {at} is there already")
+            self.data.add(at)
 
-    def _parts_of(self, call: Call, held: list[set[int]]) -> Iterator[tuple[tuple[int, int], Counter[Pair]]]:
-        """The pairs that a call computes, by the gradient that they are a part of."""
-        queries, keys = call.queries.tolist(), call.keys.tolist()
-        stay, travel = (queries, keys) if self.plan.task.circulating_side == "keys" else (keys, queries)
-        require(bool(queries and keys) and 0 <= call.rank < len(held), "a call without blocks or rank")
-        require(held[call.rank].issuperset(queries + keys), f"rank {call.rank} computes with what it has not")
-        require(all(self.owner[block] == call.rank for block in stay), f"rank {call.rank} computes for another")
-        rows, columns = ([(block, token) for block in each for token in self.tokens[block]] for each in (queries, keys))
-        for i, (query_block, query) in enumerate(rows):
-            for j, (key_block, key) in enumerate(columns):
+    def _parts_of(self, call: Call) -> Iterator[tuple[Place, Counter[Pair]]]:
+        """The pairs that a call computes, by the sums that they are a part of."""
+        require(bool(call.queries and call.keys), "a call without blocks")
+        for blocks, tensor in ((call.queries, QUERIES), (call.keys, KEYS)):
+            require(all(0 <= block < len(self.tensor) and self.tensor[block] == tensor for block in blocks), "no such")
+            require(all((call.rank, block) in self.data for block in blocks), f"rank {call.rank} has not {blocks}")
+        queries, keys = (
+            [token for block in each for token in self.tokens[block]] for each in (call.queries, call.keys)
+        )
+        for i, query in enumerate(queries):
+            for j, key in enumerate(keys):
                 if call.low <= i - j <= call.high:
                     self.met[query, key] += 1
-                    if self.gradients:
-                        moves = key_block if travel is keys else query_block
-                        gradient = self.gradients[self.circulating.index(moves)]
-                        yield (call.rank, gradient), Counter([(query, key)])
-
-    def _check_end(self) -> None:
-        wanted = pairs_of(self.plan.task.workload)
-        require(self.met == Counter(wanted), "a pair meets never, twice, or although it is masked")
-        if not self.gradients:
-            return
-        home: Counter[Pair] = Counter()
-        for (rank, block), parts in self.parts.items():
-            require(not parts or rank == self.owner_of(block), f"rank {rank} has a part of gradient {block}")
-            home.update(parts)
-            moving = set(self.tokens[self.circulating[block - self.gradients.start]])
-            side = 1 if self.plan.task.circulating_side == "keys" else 0
-            require(all(pair[side] in moving for pair in parts), f"gradient {block} has a part of another")
-        require(home == Counter(wanted), "a part is at home never or twice")
+                    for tensor, position in ((RESULTS, query), (QUERY_GRADIENTS, query), (KEY_GRADIENTS, key)):
+                        if (tensor, position) in self.output_at:
+                            yield (call.rank, self.output_at[tensor, position]), Counter([(query, key)])
 
 
 def is_right(plan: Plan) -> bool:
@@ -275,6 +279,11 @@ def is_right(plan: Plan) -> bool:
     return True
 
 
+def own(replay: Replay, *tensors: int) -> set[Place]:
+    """The blocks of some tensors at their owners."""
+    return {(rank, block) for block, rank in enumerate(replay.owner) if replay.tensor[block] in tensors}
+
+
 # ------------------------------------------------------------------------------------------- what every schedule does
 
 
@@ -282,14 +291,35 @@ def is_right(plan: Plan) -> bool:
 @given(cases_of(st.sampled_from(["auto", *DATAFLOWS])))
 def test_every_pair_meets_once_and_all_parts_get_home_one_step_behind(case: Case) -> None:
     for schedule in case.passes:
-        Replay(plan_of(schedule)).run()
+        replay = Replay(plan_of(schedule))
+        replay.run()
+        assert replay.met == Counter(pairs_of(case.workload)), "a pair meets never, twice, or although it is masked"
+        assert all(away == given for away, given in replay.left), "a sum that is away from home does not leave at once"
+        assert all(rank == replay.owner[block] for rank, block in replay.sums), "a sum is left away from home"
+        stays = KEYS if circulates(schedule, QUERIES) else QUERIES
+        for call in [call for _, calls in replay.plan.steps for call in calls]:
+            fixed = [block for block in call.queries + call.keys if replay.tensor[block] == stays]
+            assert all(replay.owner[block] == call.rank for block in fixed), "a rank computes for another"
+
+
+@given(cases)
+def test_ranks_start_with_their_shards_and_copies_of_what_circulates_and_end_with_what_is_theirs(case: Case) -> None:
+    for schedule in case.passes:
+        replay = Replay(plan_of(schedule))
+        mine = own(replay, *INPUTS)
+        assert mine <= replay.plan.initial
+        assert replay.plan.final == own(replay, *OUTPUTS)
+        copied = {replay.tensor[block] for _, block in replay.plan.initial - mine}
+        assert copied <= ({KEYS} if schedule is case.backward and case.dataflow == "rotate-kv-back" else set())
 
 
 @given(cases)
 def test_the_way_is_the_one_asked_for(case: Case) -> None:
     """Where nothing travels, all ways are the same but for the side that would."""
-    assert task_of(case.backward).circulating_side == ("queries" if case.dataflow == "rotate-q" else "keys")
-    if case.dataflow != "rotate-kv-back" or (case.backward.initial != task_of(case.backward).owned).any():
+    queries, keys = (circulates(case.backward, tensor) for tensor in (QUERIES, KEYS))
+    assert queries != keys
+    assert queries == (case.dataflow == "rotate-q")
+    if case.dataflow != "rotate-kv-back" or (case.backward.initial != task_of(case.backward).owned(*INPUTS)).any():
         assert dataflow_of(case.backward) == case.dataflow
 
 
@@ -305,9 +335,9 @@ def test_a_reversed_pass_starts_with_what_the_forward_pass_ends_with(case: Case)
     forward, backward = case.passes
     replay = Replay(plan_of(forward))
     replay.run()
-    lying = {(rank, block) for (rank, _), blocks in replay.arrived.items() for block in blocks}
+    lying = set(replay.came)
     last = {row[3]: row[1] for step in forward.steps for row in step.rows()}
-    copies = {(rank, block) for rank, block in np.argwhere(backward.initial & ~task_of(backward).owned).tolist()}
+    copies = places(backward.initial & ~task_of(backward).owned(*INPUTS))
     assert copies <= lying
     assert copies == ({(rank, block) for block, rank in last.items()} if case.dataflow == "rotate-kv-back" else set())
 
@@ -361,11 +391,9 @@ def test_the_ledger_is_the_sum_of_what_is_sent(case: Case) -> None:
     replay = Replay(plan_of(case.backward))
     expected = np.zeros((len(case.backward.steps), case.world_size, case.backward.lanes), dtype=np.int64)
     for index, (rows, _) in enumerate(replay.plan.steps):
-        for source, _, lane, block in rows:
-            is_gradient = block in replay.gradients
-            moves = replay.circulating[block - replay.gradients.start] if is_gradient else block
-            kind = "gradient" if is_gradient else "queries" if case.dataflow == "rotate-q" else "keys"
-            expected[index, source, lane] += len(replay.tokens[moves]) * bytes_per_position(case, kind)
+        for source, _, lane, block, _ in rows:
+            kind = "gradient" if block in replay.outputs else "queries" if case.dataflow == "rotate-q" else "keys"
+            expected[index, source, lane] += len(replay.tokens[block]) * bytes_per_position(case, kind)
     assert (case.backward.bytes_sent() == expected).all()
 
 
@@ -402,9 +430,9 @@ def hops_by_kind(case: Case) -> tuple[int, int]:
     replay = Replay(plan_of(case.backward))
     gradients = moves = 0
     for rows, _ in replay.plan.steps:
-        for _, _, _, block in rows:
-            if block in replay.gradients:
-                gradients += len(replay.tokens[replay.circulating[block - replay.gradients.start]])
+        for _, _, _, block, _ in rows:
+            if block in replay.outputs:
+                gradients += len(replay.tokens[block])
             else:
                 moves += len(replay.tokens[block])
     return gradients, moves
@@ -554,8 +582,9 @@ class Draft:
         self.data = data
         self.schedule = data.draw(st.sampled_from(BASES)).backward
         self.task = task_of(self.schedule)
-        self.rows = [step.rows() for step in self.schedule.steps]
-        self.calls = [list(step.calls) for step in self.schedule.steps]
+        self.circulating = QUERIES if circulates(self.schedule, QUERIES) else KEYS
+        self.rows = [rows_of(step) for step in self.schedule.steps]
+        self.calls = [calls_of(step) for step in self.schedule.steps]
         self.initial = self.schedule.initial.copy()
 
     def rank(self) -> int:
@@ -577,7 +606,7 @@ class Draft:
             (index, at)
             for index, rows in enumerate(self.rows)
             for at, row in enumerate(rows)
-            if (row[3] >= self.task.first_gradient) == gradient
+            if (self.task.tensor[row[3]] in OUTPUTS) == gradient
         ]
         assume(found)
         return self.data.draw(st.sampled_from(found))
@@ -588,19 +617,20 @@ class Draft:
 
     @property
     def plan(self) -> Plan:
-        assert self.schedule.buffers is not None
-        initial = [set(np.flatnonzero(row).tolist()) for row in self.initial]
-        return Plan(self.task, self.schedule.buffers, initial, list(zip(self.rows, self.calls, strict=True)))
+        steps = list(zip(self.rows, self.calls, strict=True))
+        return plan_of(self.schedule)._replace(initial=places(self.initial), steps=steps)
 
     def built(self) -> Schedule:
         """Proves the steps as they are now."""
-        steps = [replace(Step.of(rows), calls=tuple(calls)) for rows, calls in zip(self.rows, self.calls, strict=True)]
-        return replace(self.schedule, steps=steps, initial=self.initial.copy(), final=self.initial.copy())
+        steps = [Step.of(rows, as_arrays(self.task, calls)) for rows, calls in zip(self.rows, self.calls, strict=True)]
+        return replace(self.schedule, steps=steps, initial=self.initial.copy())
 
+    def moved(self, call: Call) -> list[int]:
+        """The blocks of a call that circulate."""
+        return call.queries if self.circulating == QUERIES else call.keys
 
-def changed(call: Call, **values: Any) -> Call:
-    fields = {name: getattr(call, name) for name in ("rank", "queries", "keys", "low", "high")}
-    return Call(**fields | values)
+    def with_moved(self, call: Call, blocks: list[int]) -> Call:
+        return call._replace(queries=blocks) if self.circulating == QUERIES else call._replace(keys=blocks)
 
 
 def transfer_dropped(draft: Draft, gradient: bool) -> None:
@@ -629,26 +659,28 @@ def transfer_repeated(draft: Draft, gradient: bool) -> None:
 def gradient_to_two(draft: Draft) -> None:
     """Before or after the right one."""
     index, at = draft.row(gradient=True)
-    source, destination, lane, block = draft.rows[index][at]
+    source, destination, lane, block, gives = draft.rows[index][at]
     other = draft.rank()
     assume(other not in (source, destination))
-    draft.rows[index].insert(draft.data.draw(st.integers(0, len(draft.rows[index]))), (source, other, lane, block))
+    draft.rows[index].insert(
+        draft.data.draw(st.integers(0, len(draft.rows[index]))), (source, other, lane, block, gives)
+    )
 
 
 def transfer_to_another(draft: Draft, gradient: bool) -> None:
     index, at = draft.row(gradient)
-    source, destination, lane, block = draft.rows[index][at]
+    source, destination, lane, block, gives = draft.rows[index][at]
     other = draft.rank()
     assume(other != destination)
-    draft.rows[index][at] = (source, other, lane, block)
+    draft.rows[index][at] = (source, other, lane, block, gives)
 
 
 def transfer_of_another(draft: Draft, gradient: bool) -> None:
     index, at = draft.row(gradient)
-    source, destination, lane, block = draft.rows[index][at]
+    source, destination, lane, block, gives = draft.rows[index][at]
     other = draft.data.draw(st.integers(0, len(draft.schedule.block_bytes) - 1))
     assume(other != block)
-    draft.rows[index][at] = (source, destination, lane, other)
+    draft.rows[index][at] = (source, destination, lane, other, gives)
 
 
 def one_gradient_instead_of_another(draft: Draft) -> None:
@@ -658,17 +690,19 @@ def one_gradient_instead_of_another(draft: Draft) -> None:
     rows = draft.rows[index]
     draft.rows[index + 1].append(rows.pop(at))
     assume(rows)
-    source, destination, lane, block = draft.data.draw(st.sampled_from(rows))
+    source, destination, lane, block, gives = draft.data.draw(st.sampled_from(rows))
     other = draft.rank()
-    assume(block >= draft.task.first_gradient and other not in (source, destination))
-    rows.insert(draft.data.draw(st.integers(0, len(rows))), (source, other, lane, block))
+    assume(gives and other not in (source, destination))
+    rows.insert(draft.data.draw(st.integers(0, len(rows))), (source, other, lane, block, gives))
 
 
 def owner_sends_gradient(draft: Draft) -> None:
-    block = int(draft.data.draw(st.sampled_from(draft.task.circulating.tolist())))
+    block = int(draft.data.draw(st.sampled_from(draft.task.blocks_of(draft.circulating).tolist())))
     owner, other = int(draft.task.owner[block]), draft.rank()
     assume(owner != other)
-    draft.rows[draft.step(1)].append((owner, other, 0, int(draft.task.gradient_blocks(np.array([block]))[0])))
+    draft.rows[draft.step(1)].append(
+        (owner, other, 0, int(draft.task.output_of[block]), draft.data.draw(st.booleans()))
+    )
 
 
 def call_dropped(draft: Draft) -> None:
@@ -698,23 +732,22 @@ def call_by_another(draft: Draft) -> None:
     index, at = draft.call()
     call, other = draft.calls[index][at], draft.rank()
     assume(other != call.rank)
-    draft.calls[index][at] = changed(call, rank=other)
+    draft.calls[index][at] = call._replace(rank=other)
 
 
 def calls_swapped(draft: Draft) -> None:
     """Two calls exchange the blocks that travel."""
     (first, at), (second, there) = draft.call(), draft.call()
     one, other = draft.calls[first][at], draft.calls[second][there]
-    side = draft.task.circulating_side
-    assume(getattr(one, side).tolist() != getattr(other, side).tolist())
-    draft.calls[first][at] = changed(one, **{side: getattr(other, side)})
-    draft.calls[second][there] = changed(other, **{side: getattr(one, side)})
+    assume(draft.moved(one) != draft.moved(other))
+    draft.calls[first][at] = draft.with_moved(one, draft.moved(other))
+    draft.calls[second][there] = draft.with_moved(other, draft.moved(one))
 
 
 def band_shifted(draft: Draft) -> None:
     index, at = draft.call()
     call, by = draft.calls[index][at], draft.data.draw(st.sampled_from([-1, 1]))
-    draft.calls[index][at] = changed(call, low=call.low + by, high=call.high + by)
+    draft.calls[index][at] = call._replace(low=call.low + by, high=call.high + by)
 
 
 OF_TRANSFERS = [
@@ -790,13 +823,13 @@ def test_no_corruptions_make_up_for_each_other(data: st.DataObject) -> None:
 def call_split(draft: Draft) -> None:
     """By the blocks that travel; the band of the later part is counted from its own first pair."""
     index, at = draft.call()
-    call, side = draft.calls[index][at], draft.task.circulating_side
-    blocks = getattr(call, side)
+    call = draft.calls[index][at]
+    blocks = draft.moved(call)
     assume(len(blocks) > 1)
     cut = draft.data.draw(st.integers(1, len(blocks) - 1))
-    ahead = int(draft.task.count[blocks[:cut]].sum()) * (1 if side == "keys" else -1)
-    later = changed(call, **{side: blocks[cut:].copy()}, low=call.low + ahead, high=call.high + ahead)
-    draft.calls[index][at : at + 1] = [changed(call, **{side: blocks[:cut].copy()}), later]
+    ahead = int(draft.task.count[blocks[:cut]].sum()) * (1 if draft.circulating == KEYS else -1)
+    later = draft.with_moved(call, blocks[cut:])._replace(low=call.low + ahead, high=call.high + ahead)
+    draft.calls[index][at : at + 1] = [draft.with_moved(call, blocks[:cut]), later]
 
 
 def order_changed(draft: Draft) -> None:
@@ -809,7 +842,7 @@ def own_call_at_another_step(draft: Draft) -> None:
     draft.add_step()
     index, at = draft.call()
     call = draft.calls[index][at]
-    assume((draft.task.owner[draft.task.sides(call)[0]] == call.rank).all())
+    assume((draft.task.owner[draft.moved(call)] == call.rank).all())
     draft.calls[draft.step()].append(draft.calls[index].pop(at))
 
 
@@ -830,23 +863,32 @@ def test_what_means_the_same_is_accepted(change: Callable[[Draft], None], data: 
 
 
 @given(st.data())
-def test_a_pass_starts_with_what_travels_and_nothing_else(data: st.DataObject) -> None:
-    """Not with gradients, not with what stays elsewhere, not without what is its own."""
+def test_a_pass_that_starts_without_what_is_its_own_is_refused(data: st.DataObject) -> None:
     draft = Draft(data)
-    rank, block = draft.rank(), data.draw(st.integers(0, len(draft.schedule.block_bytes) - 1))
-    assume(draft.initial[rank, block] == draft.task.owned[rank, block] and block not in draft.task.circulating)
-    draft.initial[rank, block] ^= True
-    with pytest.raises(ScheduleError, match="initial differs from the ownership of its task"):
+    rank, block = data.draw(st.sampled_from(np.argwhere(draft.task.owned(*INPUTS)).tolist()))
+    draft.initial[rank, block] = False
+    with pytest.raises(ScheduleError, match=rf"^step \d+: rank {rank} "):
+        draft.built()
+
+
+@given(st.data())
+def test_a_pass_that_starts_with_a_gradient_cannot_add_to_it(data: st.DataObject) -> None:
+    draft = Draft(data)
+    index, at = draft.call()
+    call = draft.calls[index][at]
+    block = int(draft.task.output_of[data.draw(st.sampled_from(call.queries + call.keys))])
+    draft.initial[call.rank, block] = True
+    with pytest.raises(ScheduleError, match=rf"^step \d+: .*rank {call.rank} .*block {block} "):
         draft.built()
 
 
 @given(cases, st.data())
-def test_a_forward_pass_starts_without_copies(case: Case, data: st.DataObject) -> None:
+def test_a_forward_pass_that_starts_with_copies_cannot_receive_them(case: Case, data: st.DataObject) -> None:
     forward = attention(case.name, TOPOLOGIES[case.topology], case.workload, None)
-    absent = np.argwhere(~forward.initial).tolist()
-    assume(absent)
-    rank, block = data.draw(st.sampled_from(absent))
+    arrivals = [(rank, block) for step in forward.steps for _, rank, _, block in step.rows()]
+    assume(arrivals)
+    rank, block = data.draw(st.sampled_from(arrivals))
     initial = forward.initial.copy()
     initial[rank, block] = True
-    with pytest.raises(ScheduleError, match="initial differs from the ownership of its task"):
-        replace(forward, initial=initial, final=initial.copy())
+    with pytest.raises(ScheduleError, match=rf"^step \d+: .*rank {rank} already holds block {block} "):
+        replace(forward, initial=initial)

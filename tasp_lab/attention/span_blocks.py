@@ -1,0 +1,104 @@
+"""Attention in whole spans: one block per span of the layout, tensor and group of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tasp_lab.arrays import BoolArray
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, TENSORS, AttentionTask
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout
+
+
+def wire_dtype(workload: Workload, dtype: str) -> str:
+    """The dtype of sums on the wire: ``fp32``, or for ``input`` that of the layer.
+
+    Raises `ScheduleError` for another name.
+    """
+    if dtype not in ("fp32", "input"):
+        raise ScheduleError(f"unknown dtype {dtype!r} on the wire, expected fp32 or input")
+    return workload.dtype if dtype == "input" else dtype
+
+
+def span_task(
+    workload: Workload,
+    layout: SequenceLayout,
+    wire: str = "fp32",
+    *,
+    backward: bool = False,
+    query_groups: int = 1,
+    key_groups: int = 1,
+) -> AttentionTask:
+    """The task whose blocks are the spans of a layout, for each of equal groups of heads.
+
+    `wire` is the dtype of results or gradients, see `wire_dtype`. Blocks are numbered by tensor, group, rank and span.
+    """
+    spans = np.array([(rank, span.start, span.count) for rank, each in enumerate(layout.spans) for span in each]).T
+    columns = []
+    for tensor in (KEYS, QUERIES, KEY_GRADIENTS, QUERY_GRADIENTS) if backward else (KEYS, QUERIES, RESULTS):
+        of_keys = tensor in (KEYS, KEY_GRADIENTS)
+        groups = key_groups if of_keys else query_groups
+        heads = (workload.kv_head_count if of_keys else workload.heads) // groups
+        first_head = np.repeat(np.arange(groups) * heads, spans.shape[1])
+        fixed = (np.full_like(first_head, tensor), first_head, np.full_like(first_head, heads))
+        columns.append(np.stack([*np.tile(spans, groups), *fixed]))
+    owner, start, count, kinds, first_heads, widths = np.concatenate(columns, axis=1)
+    dtype = wire_dtype(workload, wire)
+    return AttentionTask(
+        workload,
+        layout,
+        kinds,
+        owner,
+        start,
+        count,
+        first_heads,
+        widths,
+        gradient_dtype=dtype if backward else None,
+        result_dtype="fp32" if backward else dtype,
+    )
+
+
+def owner_schedule(
+    name: str,
+    topology: Topology,
+    task: AttentionTask,
+    steps: Sequence[Step],
+    *,
+    lanes: int,
+    circulating: Mapping[int, Pool] | None = None,
+    copies: BoolArray | None = None,
+    kept: BoolArray | None = None,
+) -> Schedule:
+    """The schedule in which each rank starts with its keys and queries and ends with what they yield.
+
+    Parameters
+    ----------
+    circulating : the pools of tensors that circulate; the tensors of the other side are the caller's. If None, blocks
+        of both sides are sent, and copies stay until they are given.
+    copies, kept : bool arrays (world_size, blocks): further copies at the start, and copies that are left in the end.
+
+    Raises `ScheduleError` if a transfer has no route.
+    """
+    pools = {} if circulating is None else circulating
+    bound = set() if circulating is None else set(range(len(TENSORS))) - set(pools)
+    initial = task.owned(KEYS, QUERIES)
+    schedule = Schedule(
+        name=name,
+        world_size=topology.world_size,
+        lanes=lanes,
+        blocks=task.blocks(pools, bound),
+        initial=initial if copies is None else initial | copies,
+        final=task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
+        steps=steps,
+        task=task,
+        kept=kept,
+    )
+    schedule.check_routes(topology)
+    return schedule
