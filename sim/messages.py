@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from sim.unique_rows import numbered
 from tasp_lab.arrays import IntArray
 from tasp_lab.libraries.library import CommLibrary, Message
+from tasp_lab.schedule.dependencies import Transfers
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 
@@ -19,7 +22,7 @@ class Messages:
         self._comm_library = comm_library.bind(schedule)
         self._known: dict[tuple[int, int, int, bool], Message] = {}
 
-    def kinds(self, index: int, step: Step) -> tuple[list[Message], IntArray]:
+    def kinds(self, index: int, step: Step | Transfers) -> tuple[list[Message], IntArray]:
         """The distinct messages of a step, and for each transfer the index of its message."""
         sizes = self._schedule.block_bytes[step.block]
         places = self._comm_library.places(step.source, step.destination)
@@ -28,12 +31,14 @@ class Messages:
         rows = zip(*(column[firsts].tolist() for column in columns), strict=True)
         return [self._message(place, size, peers, index == 0) for place, size, peers in rows], kind
 
-    def of_step(self, index: int, step: Step) -> list[Message]:
-        """The message of each transfer of a step."""
-        messages, kind = self.kinds(index, step)
-        return [messages[which] for which in kind.tolist()]
+    def of_all(self, transfers: Transfers) -> Iterator[Message]:
+        """The message of each transfer, in the order of steps."""
+        ends = np.searchsorted(transfers.step, np.arange(len(self._schedule.steps)), side="right").tolist()
+        for index, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            messages, kind = self.kinds(index, Transfers(*(column[first:end] for column in transfers)))
+            yield from (messages[which] for which in kind.tolist())
 
-    def _peers(self, step: Step) -> IntArray:
+    def _peers(self, step: Step | Transfers) -> IntArray:
         """For each transfer, the number of ranks to which its sender sends at this step."""
         n = self._schedule.world_size
         pairs = np.sort(step.source * n + step.destination)

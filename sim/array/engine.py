@@ -5,7 +5,8 @@ schedule and machine (`sim.array.symmetry`); without any symmetry every operatio
 
 1. `sim.array.from_steps` and `sim.array.from_rings` turn a schedule into operations, as arrays.
 2. `sim.array.symmetry` partitions them into classes, `sim.array.quotient` builds one program from these.
-3. `sim.array.event_loop` runs the program; `sim.array.flows` and `sim.array.max_min` are the network.
+3. `sim.array.event_loop` runs the program; `sim.array.flows` and `sim.array.max_min` are the network, and
+   `sim.array.compiled` turns large runs into machine code.
    `sim.array.recurrence` replaces the event loop for rings that share no constraint.
 4. `sim.array.timeline` turns the result into events of single transfers and calls.
 """
@@ -13,13 +14,14 @@ schedule and machine (`sim.array.symmetry`); without any symmetry every operatio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from sim.array.event_loop import Record, Run
+from sim.array.event_loop import Run
 from sim.array.from_rings import is_ring_schedule, ring_operations
 from sim.array.from_steps import step_operations
 from sim.array.operations import FREED, Operations
 from sim.array.quotient import Program, program_of
+from sim.array.record import Record
 from sim.array.recurrence import end_s, is_contention_free, record_of
 from sim.array.symmetry import classes_of
 from sim.array.timeline import timeline_of
@@ -27,6 +29,7 @@ from sim.event.engine import MAX_TRANSFERS
 from sim.gc_pause import without_garbage_collection
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.dependencies import CallTable, dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 
@@ -39,24 +42,26 @@ class ArrayRun:
     machine: Machine
     explain: bool
     program: Program
+    calls: CallTable | None = None
 
     @cached_property
     def time_s(self) -> float:
         """The end of the last transfer or call, in seconds; 0 for an empty schedule."""
-        return end_s(self.program) if is_contention_free(self.program) else max(self.record.end_s, default=0.0)
+        if is_contention_free(self.program):
+            return end_s(self.program)
+        return float(self.record.end_s.max(initial=0.0)) if "record" in vars(self) else Run(self.program).end_s()
 
     @cached_property
     def record(self) -> Record:
         """The times of each operation of the program."""
         if is_contention_free(self.program):
             return record_of(self.program)
-        with without_garbage_collection():
-            return Run(self.program).run()
+        return Run(self.program).run()
 
     @property
     def classes(self) -> int:
         """The number of simulated classes of transfers and calls; all steps of a hop are one class."""
-        return sum(kind != FREED for kind in self.program.kinds)
+        return int((self.program.kinds != FREED).sum())
 
     @property
     def operations(self) -> int:
@@ -72,7 +77,7 @@ class ArrayRun:
                 f"a timeline has at most {limit:,}"
             )
         with without_garbage_collection():
-            return timeline_of(self.schedule, self.machine, self.program, self.record, self.explain)
+            return timeline_of(self.schedule, self.machine, self.program, self.record, self.calls, self.explain)
 
 
 def run(schedule: Schedule, machine: Machine, explain: bool = False) -> ArrayRun:
@@ -90,18 +95,23 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False) -> ArrayRun
     """
     schedule.check_routes(machine.topology)
     with without_garbage_collection():
-        operations = _operations(schedule, machine)
+        operations, calls = _operations(schedule, machine)
         program = program_of(operations, classes_of(operations))
     if not is_contention_free(program):
-        _check_fits(schedule, len(program.kinds) * operations.repeats)
-    return ArrayRun(schedule, machine, explain, program)
+        _check_fits(schedule, program.plan.size)
+    return ArrayRun(schedule, machine, explain, program, calls)
 
 
-def _operations(schedule: Schedule, machine: Machine) -> Operations:
+def _operations(schedule: Schedule, machine: Machine) -> tuple[Operations, CallTable | None]:
     if is_ring_schedule(schedule):
-        return ring_operations(schedule, machine)
+        return ring_operations(schedule, machine), None
     _check_fits(schedule, schedule.transfers)
-    return step_operations(schedule, machine)
+    derived = _derived(schedule)
+    return step_operations(schedule, machine, derived), derived.calls
+
+
+_derived = lru_cache(maxsize=1)(dependencies)
+"""The dependencies of the last schedule are kept: predictions simulate it with and without compute."""
 
 
 def _check_fits(schedule: Schedule, operations: int) -> None:

@@ -2,58 +2,231 @@
 
 An instant comprises all events at one time up to rounding: those due within a relative tolerance of `SAME` of the
 first, including those that they cause. At its end, hosts launch and the rates of the network are updated.
+
+Large programs run as machine code, small ones as Python (`sim.array.compiled`).
 """
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.array.flows import Bound, Flow, Flows
-from sim.array.max_min import SAME, FlowDemand
-from sim.array.operations import BLOCK, LANE
-from sim.array.quotient import Program
+from sim.array.compiled import call, compilable, table
+from sim.array.event_queue import EventQueue, first_due, pop, put
+from sim.array.flows import LOGGED, Flows, begin, end, log_table, settle
+from sim.array.max_min import SAME, Sharing
+from sim.array.quotient import Plan, Program
+from sim.array.record import Bounds, times_table
+from sim.array.record import Record as Record
+from tasp_lab.arrays import Int32Array, IntArray, Table
+from tasp_lab.schedule.dependencies import BLOCK, LANE
+
+LARGE = 2_000
+"""Up to this number of operations, Python takes little more time than loading compiled functions at most."""
 
 _ARRIVED, _LAUNCHED, _SENT = range(3)
 """Kinds of events, in processing order within an instant."""
 
 
-@dataclass
-class Record:
-    """The times of each operation of a program, in seconds, by its number; and its last cause of waiting, -1: none.
+class State(NamedTuple):
+    """The progress of a run.
 
-    `free_s` is when the previous operation on its lane had left, `there_s` when its last block was available. `bounds`
-    are the successive bottlenecks of its flow.
+    Attributes
+    ----------
+    operations : a table: how many edges an operation `waits` for; the kind of its next `event`; the `slot` of its flow;
+        the `next_request` of its host, or -1; and the columns of `EventQueue`.
+    events : the operations by the time of their next event, in seconds.
+    instant : the events of this instant, by kind, then by number.
+    requests : the launches that were requested at this instant: by lane, then by number.
+    hosts : a table: whether each `is_busy`, and its first and last waiting request, -1 for none.
+    ready : the operations that wait for nothing, in order; `sizes` are how many have begun and how many there are.
+    flows : the flows in progress.
+    times : a table, see `times_table`; empty if these are not recorded.
     """
 
-    free_s: list[float]
-    there_s: list[float]
-    start_s: list[float]
-    launched_s: list[float]
-    end_s: list[float]
-    waited_for: list[int]
-    bounds: dict[int, list[Bound]] = field(default_factory=dict)
+    operations: Table
+    events: EventQueue
+    instant: EventQueue
+    requests: EventQueue
+    hosts: Table
+    ready: Int32Array
+    sizes: IntArray
+    flows: Flows
+    times: Table
 
     @classmethod
-    def of(cls, size: int) -> Record:
-        free_s, there_s, start_s, launched_s, end_s = ([0.0] * size for _ in range(5))
-        return cls(free_s, there_s, start_s, launched_s, end_s, [-1] * size)
+    def of(cls, program: Program, keep: bool) -> State:
+        """The state before the first event; `keep`: times and bottlenecks are recorded."""
+        plan, size = program.plan, program.plan.size
+        rows = np.minimum(np.arange(program.operations.repeats), len(program.waits) - 1)
+        operations = table(size, due="f8", place="i4", waits="i4", slot="i4", next_request="i4", event="i4")
+        operations["waits"], operations["place"], operations["next_request"] = program.waits[rows].ravel(), -1, -1
+        first = np.flatnonzero(operations["waits"] == 0)
+        ready = np.zeros(size, dtype=np.int32)
+        ready[: len(first)] = first
+        hosts = table(int(plan.rows["host"].max(initial=-1)) + 1, is_busy="i4", first="i4", last="i4")
+        hosts["first"] = hosts["last"] = -1
+        sharing = Sharing.of(min(program.lanes, size), plan.passes, program.capacity_bytes_per_s)
+        flows = Flows.of(int(np.diff(plan.rows["first_pass"]).max(initial=1)), sharing)
+        return cls(
+            operations=operations,
+            events=EventQueue.of(operations),
+            instant=EventQueue.of(operations),
+            requests=EventQueue.of(operations),
+            hosts=hosts,
+            ready=ready,
+            sizes=np.array([0, len(first)]),
+            flows=flows._replace(log=log_table(4 * len(sharing.flows) + 2 * size if keep else 0)),
+            times=times_table(size if keep else 0),
+        )
 
-    def note(self, number: int, cause: int, now_s: float) -> None:
-        """Record the end of a wait. A buffer that is freed no later than it is needed does not count as a wait."""
-        if cause == LANE:
-            self.free_s[number] = now_s
-        elif cause == BLOCK:
-            self.there_s[number] = now_s
-        elif now_s <= max(self.free_s[number], self.there_s[number]):
-            return
-        self.waited_for[number] = cause
 
-    def times(self) -> tuple[list[float], ...]:
-        """All times, in order."""
-        return self.free_s, self.there_s, self.start_s, self.launched_s, self.end_s
+def run_events(plan: Plan, state: State) -> float:
+    """Run all events, or as many as the log has room for; returns the time of the last one in seconds."""
+    now_s = 0.0
+    _begin_ready(plan, state, now_s)
+    _settle(plan, state, now_s)
+    room = len(state.flows.log) - 2 * len(state.flows.progress)
+    while state.events.size[0] and (state.flows.sizes[LOGGED] <= room or not len(state.flows.log)):
+        now_s = first_due(state.events)
+        while state.events.size[0] and first_due(state.events) <= now_s * (1 + SAME):
+            _take_due(plan, state, now_s)
+        _settle(plan, state, now_s)
+    return now_s
+
+
+@compilable
+def _take_due(plan: Plan, state: State, now_s: float) -> None:
+    """Process the events that are due now, and start the operations that they release."""
+    while state.events.size[0] and first_due(state.events) <= now_s * (1 + SAME):
+        number = pop(state.events)
+        put(state.instant, number, state.operations[number].event * plan.size + number)
+    while state.instant.size[0]:
+        number = pop(state.instant)
+        operation = state.operations[number]
+        if operation.event == _ARRIVED:
+            _arrive(plan, state, number, now_s)
+        elif operation.event == _LAUNCHED:
+            _launched(plan, state, number, now_s)
+        else:
+            end(state.flows, operation.slot, now_s)
+            _follow(plan, state, number, True, now_s)
+            operation.event = _ARRIVED
+            put(state.events, number, now_s + plan.costs[_cost(plan, number)].latency_s)
+    _begin_ready(plan, state, now_s)
+
+
+@compilable
+def _settle(plan: Plan, state: State, now_s: float) -> None:
+    """End an instant: hosts launch one request at a time, and flows get their shares."""
+    while state.requests.size[0]:
+        number = pop(state.requests)
+        host = state.hosts[plan.rows[number % plan.classes].host]
+        if not host.is_busy:
+            host.is_busy = True
+            _launch(plan, state, number, now_s)
+        elif host.first < 0:
+            host.first = host.last = number
+        else:
+            state.operations[host.last].next_request = number
+            host.last = number
+    settle(state.flows, state.events, now_s)
+
+
+@compilable
+def _begin_ready(plan: Plan, state: State, now_s: float) -> None:
+    """Start operations that wait for nothing; those that take no time complete at once."""
+    while state.sizes[0] < state.sizes[1]:
+        number = state.ready[state.sizes[0]]
+        state.sizes[0] += 1
+        if len(state.times):
+            state.times[number].start_s = now_s
+        at = plan.rows[number % plan.classes]
+        if not plan.costs[_cost(plan, number)].launch_s:
+            _launched(plan, state, number, now_s)
+        elif at.host < 0:
+            _launch(plan, state, number, now_s)
+        else:
+            put(state.requests, number, float(at.lane) * plan.size + number)
+
+
+@compilable
+def _launch(plan: Plan, state: State, number: int, now_s: float) -> None:
+    state.operations[number].event = _LAUNCHED
+    put(state.events, number, now_s + plan.costs[_cost(plan, number)].launch_s)
+
+
+@compilable
+def _launched(plan: Plan, state: State, number: int, now_s: float) -> None:
+    if len(state.times):
+        state.times[number].launched_s = now_s
+    at, cost = number % plan.classes, plan.costs[_cost(plan, number)]
+    if cost.launch_s and plan.rows[at].host >= 0:
+        _serve_next(state, plan.rows[at].host)
+    if cost.wire_bytes:
+        passes = plan.rows[at].first_pass, plan.rows[at + 1].first_pass
+        state.operations[number].event = _SENT
+        state.operations[number].slot = begin(state.flows, number, passes[0], passes[1], cost.limit, cost.wire_bytes)
+    else:
+        _follow(plan, state, number, True, now_s)
+        _arrive(plan, state, number, now_s)
+
+
+@compilable
+def _serve_next(state: State, host_number: int) -> None:
+    """A host has launched: its first waiting request comes before those of this instant."""
+    host = state.hosts[host_number]
+    host.is_busy = False
+    if host.first >= 0:
+        number = host.first
+        host.first = state.operations[number].next_request
+        put(state.requests, number, -1.0)
+
+
+@compilable
+def _arrive(plan: Plan, state: State, number: int, now_s: float) -> None:
+    if len(state.times):
+        state.times[number].end_s = now_s
+    _follow(plan, state, number, False, now_s)
+
+
+@compilable
+def _follow(plan: Plan, state: State, number: int, is_sent: bool, now_s: float) -> None:
+    """Release one dependency of each follower of an operation that was sent, or that has arrived."""
+    at = number % plan.classes
+    first, middle, last = plan.rows[at].if_sent, plan.rows[at].if_arrived, plan.rows[at + 1].if_sent
+    for one in range(first if is_sent else middle, middle if is_sent else last):
+        follower = number + plan.after[one].offset
+        if follower < plan.size:
+            if len(state.times):
+                _note(state.times[follower], plan.after[one].cause, now_s)
+            state.operations[follower].waits -= 1
+            if not state.operations[follower].waits:
+                state.ready[state.sizes[1]] = follower
+                state.sizes[1] += 1
+
+
+@compilable
+def _note(times: Any, cause: int, now_s: float) -> None:
+    """Record the end of a wait. A buffer that is freed no later than it is needed does not count as a wait."""
+    if cause == LANE:
+        times.free_s = now_s
+    elif cause == BLOCK:
+        times.there_s = now_s
+    elif now_s <= max(times.free_s, times.there_s):
+        return
+    times.waited_for = cause
+
+
+@compilable
+def _cost(plan: Plan, number: int) -> int:
+    """The row in the costs of an operation; see `Operations.variant`."""
+    repeat = number // plan.classes
+    if repeat >= plan.variants:
+        repeat = (repeat - 1) % (plan.variants - 1) + 1
+    cost: int = plan.cost[repeat * plan.classes + number % plan.classes]
+    return cost
 
 
 class Run:
@@ -61,115 +234,25 @@ class Run:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._classes = len(program.kinds)
-        self._size = self._classes * program.operations.repeats
-        rows = program.waits[np.minimum(np.arange(program.operations.repeats), len(program.waits) - 1)]
-        self._waits: list[int] = rows.ravel().tolist()
-        self._flows = Flows(program.capacity_bytes_per_s)
-        self._flow: dict[int, Flow] = {}
-        self._due: list[tuple[float, int, int]] = []
-        self._asking: dict[int, list[tuple[float, int, int]]] = {}
-        self._busy: set[int] = set()
-        self._ready: list[int] = []
-        self.record = Record.of(self._size)
 
     def run(self) -> Record:
-        """Run the program to its end."""
-        self._ready = [number for number, waits in enumerate(self._waits) if not waits]
-        self._begin_ready(0.0)
-        self._settle(0.0)
-        while (now_s := self._next_s()) is not None:
-            while self._due and self._due[0][0] <= now_s * (1 + SAME):
-                self._take_due(now_s)
-            self._settle(now_s)
-        assert not any(self._waits), "every operation began"
-        return self.record
+        """Run the program to its end, and keep all times."""
+        state = self._run(State.of(self._program, keep=True))[1]
+        log = state.flows.log[: state.flows.sizes[LOGGED]]
+        return Record(state.times, Bounds.of_log(self._program.plan, log))
 
-    def _next_s(self) -> float | None:
-        """The time of the next event; None if there is none."""
-        while self._due and self._is_outdated(*self._due[0]):
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
+    def end_s(self) -> float:
+        """The end of the last operation, in seconds."""
+        return self._run(State.of(self._program, keep=False))[0]
 
-    def _is_outdated(self, due_s: float, what: int, number: int) -> bool:
-        """Whether the event is the end of a flow whose rate has changed since, or which has ended."""
-        return what == _SENT and ((flow := self._flow.get(number)) is None or flow.finish_s != due_s)
-
-    def _take_due(self, now_s: float) -> None:
-        """Process the events that are due now, and start the operations that they release."""
-        due = []
-        while self._due and self._due[0][0] <= now_s * (1 + SAME):
-            due.append(heapq.heappop(self._due))
-        due.sort(key=lambda each: each[1:])
-        for due_s, what, number in due:
-            if what == _ARRIVED:
-                self._arrive(number, now_s)
-            elif what == _LAUNCHED:
-                self._launched(number, now_s)
-            elif not self._is_outdated(due_s, what, number):
-                self._sent(self._flow[number], now_s)
-        self._begin_ready(now_s)
-
-    def _settle(self, now_s: float) -> None:
-        for host in [host for host, asking in self._asking.items() if asking and host not in self._busy]:
-            self._busy.add(host)
-            number = heapq.heappop(self._asking[host])[2]
-            heapq.heappush(self._due, (now_s + self._program.cost(number).launch_s, _LAUNCHED, number))
-        for flow in self._flows.settle(now_s):
-            heapq.heappush(self._due, (flow.finish_s, _SENT, flow.number))
-
-    def _begin_ready(self, now_s: float) -> None:
-        """Start operations that wait for nothing; those that take no time complete at once."""
-        while self._ready:
-            ready, self._ready = self._ready, []
-            for number in ready:
-                self._begin(number, now_s)
-
-    def _begin(self, number: int, now_s: float) -> None:
-        self.record.start_s[number] = now_s
-        launch_s = self._program.cost(number).launch_s
-        host = self._program.hosts[number % self._classes]
-        if not launch_s:
-            self._launched(number, now_s)
-        elif host < 0:
-            heapq.heappush(self._due, (now_s + launch_s, _LAUNCHED, number))
-        else:
-            asks = (now_s, self._program.lanes[number % self._classes], number)
-            heapq.heappush(self._asking.setdefault(host, []), asks)
-
-    def _launched(self, number: int, now_s: float) -> None:
-        self.record.launched_s[number] = now_s
-        cost = self._program.cost(number)
-        if cost.launch_s:
-            self._busy.discard(self._program.hosts[number % self._classes])
-        if not cost.wire_bytes:
-            self._follow(self._program.after_sent, number, now_s)
-            self._arrive(number, now_s)
-            return
-        traffic = FlowDemand(self._program.paths[number % self._classes], cost.max_bytes_per_s)
-        self._flow[number] = flow = Flow(number, traffic, cost.wire_bytes)
-        self._flows.begin(flow)
-
-    def _sent(self, flow: Flow, now_s: float) -> None:
-        number = flow.number
-        del self._flow[number]
-        flow.end(now_s)
-        self._flows.end(flow)
-        self.record.bounds[number] = flow.bounds
-        self._follow(self._program.after_sent, number, now_s)
-        heapq.heappush(self._due, (now_s + self._program.cost(number).latency_s, _ARRIVED, number))
-
-    def _arrive(self, number: int, now_s: float) -> None:
-        self.record.end_s[number] = now_s
-        self._follow(self._program.after_arrived, number, now_s)
-
-    def _follow(self, after: list[list[tuple[int, int]]], number: int, now_s: float) -> None:
-        """Release one dependency of each follower."""
-        for offset, cause in after[number % self._classes]:
-            follower = number + offset
-            if follower >= self._size:
-                continue
-            self.record.note(follower, cause, now_s)
-            self._waits[follower] -= 1
-            if not self._waits[follower]:
-                self._ready.append(follower)
+    def _run(self, state: State) -> tuple[float, State]:
+        """Run the program to its end; returns the time in seconds, and the state."""
+        plan = self._program.plan
+        while True:
+            now_s = call(run_events, plan, state, fast=plan.size > LARGE)
+            if not state.events.size[0]:
+                break
+            longer = np.concatenate([state.flows.log, state.flows.log])
+            state = state._replace(flows=state.flows._replace(log=longer))
+        assert not state.operations["waits"].any(), "every operation began"
+        return now_s, state

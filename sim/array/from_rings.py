@@ -9,29 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.array.operations import (
-    ARRIVED,
-    BLOCK,
-    LANE,
-    SENT,
-    TRANSFER,
-    CostTable,
-    Edges,
-    Incidence,
-    Operations,
-    hosts,
-)
+from sim.array.operations import TRANSFER, CostTable, Edges, Incidence, Operations, hosts
 from sim.messages import Messages
 from sim.unique_rows import numbered
 from tasp_lab.collectives.all_gather import RingSteps
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, LANE, SENT
 from tasp_lab.schedule.schedule import Schedule
 
 
 def is_ring_schedule(schedule: Schedule) -> bool:
     """Whether the steps are `RingSteps` with block sizes that depend on the ring and chunk only."""
     steps = schedule.steps
-    if not isinstance(steps, RingSteps) or not len(steps) or schedule.buffers is not None or schedule.task is not None:
+    if not isinstance(steps, RingSteps) or not len(steps) or schedule.blocks.pools or schedule.task is not None:
         return False
     if len(schedule.block_bytes) != steps.rings.size * steps.chunks:
         return False

@@ -25,12 +25,6 @@ from tasp_lab.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.graph import Topology
 
-SENT, ARRIVED = 0, 1
-"""The event that an edge waits for."""
-
-LANE, BLOCK, BUFFER = 0, 1, 2
-"""The cause of an edge: the previous operation on the lane, a block, or a buffer."""
-
 TRANSFER, CALL, FREED = 0, 1, 2
 """Kinds of operations."""
 

@@ -6,16 +6,51 @@ An operation of the program represents all members of a class in one repeat. The
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from sim.array.operations import SENT, Cost, Operations
+from sim.array.compiled import table
+from sim.array.operations import TRANSFER, Cost, Operations
 from sim.array.symmetry import Classes, firsts_of
-from tasp_lab.arrays import FloatArray, IntArray
+from tasp_lab.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.dependencies import LANE, SENT
 
-Path = tuple[tuple[int, int], ...]
-"""Pairs: a class of constraints that an operation passes, and how many of its class pass each of these."""
+MAX_PASSES = 62
+"""Maximum constraints that a transfer passes: bottlenecks are bits of an integer."""
+
+
+class Plan(NamedTuple):
+    """A program as tables.
+
+    Attributes
+    ----------
+    size, classes, variants : how many operations the program has, how many classes, and how many variants of a repeat.
+    rows : a table of one row per class, and one more: where the followers of each class begin, those `if_sent`, then
+        those `if_arrived`; its `first_pass`; the class of hosts that launches it, or -1, and its `lane` there.
+    after : a table of followers: the `offset` of the number, and the `cause` of waiting.
+    passes : a table: the class of a `constraint` that a class passes, and the `count` of its operations that pass each.
+    cost : int array (variants * classes,), the index of the cost of each class; see `Operations.variant`.
+    costs : a table: `launch_s`, `wire_bytes`, `latency_s`, and the `limit` in bytes/s or infinity.
+    """
+
+    size: int
+    classes: int
+    variants: int
+    rows: Table
+    after: Table
+    passes: Table
+    cost: Int32Array
+    costs: Table
+
+    def path(self, index: int) -> list[int]:
+        """The classes of constraints that a class passes."""
+        first, end = self.rows["first_pass"][index : index + 2]
+        path: list[int] = self.passes["constraint"][first:end].tolist()
+        return path
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,93 +59,119 @@ class Program:
 
     Attributes
     ----------
-    kinds : the kind of each class.
-    costs : the costs of each class, by variant of a repeat (see `Operations.variant`).
-    after_sent, after_arrived : the followers of each class, as pairs (offset of the number, cause).
+    kinds : int array (classes,), the kind of each class.
     waits : int array (repeats, classes), the number of incoming edges; the last row holds for all later repeats.
-    paths : the classes of constraints that each class passes.
-    hosts : the class of hosts that launches each class, or -1.
-    lanes : the lane of each class if a host launches it; else 0.
+    lanes : the maximum number of flows in progress: each lane has one.
+    capacity_bytes_per_s : float array, the capacity of each class of constraints; 0 for classes of hosts.
     """
 
     operations: Operations
     classes: Classes
-    kinds: list[int]
-    costs: list[list[Cost]]
-    after_sent: list[list[tuple[int, int]]]
-    after_arrived: list[list[tuple[int, int]]]
+    plan: Plan
+    kinds: IntArray
     waits: IntArray
-    paths: list[Path]
-    hosts: list[int]
-    lanes: list[int]
-    capacity_bytes_per_s: list[float]
+    lanes: int
+    capacity_bytes_per_s: FloatArray
 
     def cost(self, number: int) -> Cost:
         """The cost of operation `number`."""
-        repeat, index = divmod(number, len(self.costs))
-        return self.costs[index][self.operations.variant(repeat)]
+        repeat, index = divmod(number, self.plan.classes)
+        which = int(self.plan.cost[self.operations.variant(repeat) * self.plan.classes + index])
+        return self.operations.costs[which]
 
 
 def program_of(operations: Operations, classes: Classes) -> Program:
-    """The program of operations with an equitable partition."""
+    """The program of operations with an equitable partition. Raises `ScheduleError` for more than `MAX_PASSES`."""
     first = firsts_of(classes.of_operation)
-    edges = _class_edges(operations, classes, first)
-    costs = [[operations.costs[each] for each in column] for column in operations.cost[:, first].T.tolist()]
-    hosts = operations.host[first]
-    launched_by = classes.of_resource[len(operations.capacity_bytes_per_s) + hosts] if (hosts >= 0).any() else hosts
+    rows = table(len(first) + 1, if_sent="i4", if_arrived="i4", first_pass="i4", host="i4", lane="i4")
+    rows["host"][:-1], rows["lane"][:-1] = _hosts(operations, classes, first), operations.lane[first]
+    is_first = np.zeros(len(operations.label), dtype=bool)
+    is_first[first] = True
+    waits, after = _edges(operations, classes, is_first, rows)
+    plan = Plan(
+        size=len(first) * operations.repeats,
+        classes=len(first),
+        variants=len(operations.cost),
+        rows=rows,
+        after=after,
+        passes=_passes(operations, classes, is_first, rows),
+        cost=operations.cost[:, first].astype(np.int32).ravel(),
+        costs=_costs(operations.costs),
+    )
     return Program(
-        operations=operations,
-        classes=classes,
-        kinds=operations.kind[first].tolist(),
-        costs=costs,
-        after_sent=_offsets(edges[:, edges[2] == SENT], len(first)),
-        after_arrived=_offsets(edges[:, edges[2] != SENT], len(first)),
-        waits=_waits(edges, len(first), operations.repeats),
-        paths=_paths(operations, classes, first),
-        hosts=np.where(hosts >= 0, launched_by, -1).tolist(),
-        lanes=operations.lane[first].tolist(),
-        capacity_bytes_per_s=_capacities(operations, classes).tolist(),
+        operations, classes, plan, operations.kind[first], waits, _lanes(operations), _capacities(operations, classes)
     )
 
 
-def _class_edges(operations: Operations, classes: Classes, first: IntArray) -> IntArray:
-    """The distinct edges between classes, rows of an int array: before, after, event, cause, delay."""
-    edges = operations.edges
-    is_first = np.zeros(len(operations.label), dtype=bool)
-    is_first[first] = True
-    led = is_first[edges.after]
-    rows = [classes.of_operation[edges.before[led]], classes.of_operation[edges.after[led]]]
-    return np.unique(np.stack([*rows, *(each[led] for each in edges[2:])]), axis=1)
+def _hosts(operations: Operations, classes: Classes, first: IntArray) -> IntArray:
+    """The class of hosts that launches each class, or -1."""
+    hosts = operations.host[first]
+    is_launched = hosts >= 0
+    hosts[is_launched] = classes.of_resource[len(operations.capacity_bytes_per_s) + hosts[is_launched]]
+    return hosts
 
 
-def _offsets(edges: IntArray, count: int) -> list[list[tuple[int, int]]]:
-    found: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for before, after, _, cause, delay in edges.T.tolist():
-        found[before].append((after - before + delay * count, cause))
+def _edges(operations: Operations, classes: Classes, is_first: BoolArray, rows: Table) -> tuple[IntArray, Table]:
+    """The waits of a `Program`, and the followers of each class, whose ranges are entered into its row.
+
+    A class has the incoming edges of its first member. If several come from one class, that class has it as a follower
+    as often.
+    """
+    edges, count = operations.edges, len(rows) - 1
+    led = np.flatnonzero(is_first[edges.after])
+    before, after = classes.of_operation[edges.before[led]], classes.of_operation[edges.after[led]]
+    delay, row = edges.delay[led], 2 * before + (edges.event[led] != SENT)
+    order = np.argsort(row, kind="stable")
+    followers = table(len(led), offset="i4", cause="i4")
+    followers["offset"], followers["cause"] = (after - before + delay * count)[order], edges.cause[led][order]
+    begins = _begins(row, 2 * count)
+    rows["if_sent"], rows["if_arrived"][:-1] = begins[::2], begins[1::2]
+    repeats = range(min(int(delay.max(initial=0)) + 1, operations.repeats))
+    return np.stack([np.bincount(after[delay <= repeat], minlength=count) for repeat in repeats]), followers
+
+
+def _passes(operations: Operations, classes: Classes, is_first: BoolArray, rows: Table) -> Table:
+    """What each class passes, whose beginning is entered into its row.
+
+    Members times constraints passed by each is constraints times members that pass each.
+    """
+    size = np.bincount(classes.of_resource[: len(operations.capacity_bytes_per_s)])
+    by_first = np.flatnonzero(is_first[operations.passing])
+    passing = classes.of_operation[operations.passing[by_first]]
+    pairs = passing * len(size) + classes.of_resource[operations.passed[by_first]]
+    pairs, passed = np.unique(pairs, return_counts=True)
+    passing, constraint = pairs // max(len(size), 1), pairs % max(len(size), 1)
+    passes: Table = table(len(pairs), constraint="i4", count="i4")
+    passes["constraint"] = constraint
+    passes["count"] = np.bincount(classes.of_operation)[passing] * passed // size[constraint]
+    rows["first_pass"] = _begins(passing, len(rows) - 1)
+    if (longest := int(np.diff(rows["first_pass"]).max(initial=0))) > MAX_PASSES:
+        raise ScheduleError(f"a transfer passes {longest} links and shared capacities, expected at most {MAX_PASSES}")
+    return passes
+
+
+def _begins(rows: IntArray, count: int) -> IntArray:
+    """Where each of so many rows begins, once sorted; then where the last one ends."""
+    return np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
+
+
+def _costs(costs: Sequence[Cost]) -> Table:
+    limits = [np.inf if each.max_bytes_per_s is None else each.max_bytes_per_s for each in costs]
+    found: Table = table(len(costs), launch_s="f8", wire_bytes="f8", latency_s="f8", limit="f8")
+    found[:] = [(*each[:3], limit) for each, limit in zip(costs, limits, strict=True)]
     return found
 
 
-def _waits(edges: IntArray, count: int, repeats: int) -> IntArray:
-    """The number of incoming edges of each class in the first repeats; the last row holds for all later ones."""
-    rows = min(int(edges[4].max(initial=0)) + 1, repeats)
-    return np.stack([np.bincount(edges[1, edges[4] <= repeat], minlength=count) for repeat in range(rows)])
-
-
-def _paths(operations: Operations, classes: Classes, first: IntArray) -> list[Path]:
-    of_constraint = classes.of_resource[operations.passed]
-    passing = classes.of_operation[operations.passing]
-    size = np.bincount(classes.of_resource[: len(operations.capacity_bytes_per_s)])
-    pairs, counts = np.unique(passing * len(size) + of_constraint, return_counts=True)
-    found: list[list[tuple[int, int]]] = [[] for _ in range(len(first))]
-    for pair, passes in zip(pairs.tolist(), counts.tolist(), strict=True):
-        constraint = pair % len(size)
-        found[pair // len(size)].append((constraint, passes // int(size[constraint])))
-    return [tuple(path) for path in found]
-
-
 def _capacities(operations: Operations, classes: Classes) -> FloatArray:
-    """The capacity of each class of constraints; 0 for classes of hosts."""
     found = np.zeros(int(classes.of_resource.max(initial=-1)) + 1)
     constraints = len(operations.capacity_bytes_per_s)
     found[classes.of_resource[:constraints]] = operations.capacity_bytes_per_s
     return found
+
+
+def _lanes(operations: Operations) -> int:
+    """The number of transfers that follow no other one of the same repeat on their lane."""
+    edges = operations.edges
+    is_first = operations.kind == TRANSFER
+    is_first[edges.after[(edges.cause == LANE) & (edges.delay == 0)]] = False
+    return int(is_first.sum())

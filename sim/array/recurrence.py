@@ -7,17 +7,17 @@ step are maxima and sums of those of earlier steps.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from sim.array.event_loop import Record
-from sim.array.max_min import SAME, FlowDemand, Share, fair_shares
-from sim.array.operations import BLOCK, LANE
+from sim.array.max_min import SAME
 from sim.array.quotient import Program
+from sim.array.record import Bounds, Record, times_table
 from tasp_lab.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.schedule.dependencies import BLOCK, LANE
 
 
 class _Step(NamedTuple):
@@ -34,13 +34,10 @@ class _Step(NamedTuple):
 
 def is_contention_free(program: Program) -> bool:
     """Whether a program is of rings whose hops share neither constraints nor hosts."""
-    passes = Counter(constraint for path in program.paths for constraint, _ in path)
-    return (
-        program.operations.repeats > 1
-        and max(passes.values(), default=1) == 1
-        and all(count == 1 for path in program.paths for _, count in path)
-        and max(program.hosts) < 0
-    )
+    plan = program.plan
+    passes = np.bincount(plan.passes["constraint"], plan.passes["count"])
+    has_hosts = plan.rows["host"][: plan.classes].max(initial=-1) >= 0
+    return program.operations.repeats > 1 and passes.max(initial=0) <= 1 and not has_hosts
 
 
 def end_s(program: Program) -> float:
@@ -50,38 +47,40 @@ def end_s(program: Program) -> float:
 
 def record_of(program: Program) -> Record:
     """The record of a contention-free program."""
-    shares = _shares(program)
-    columns = zip(*_steps(program), strict=True)
-    free_s, there_s, start_s, launched_s, sent_s, arrived_s, waited_for = (np.concatenate(each) for each in columns)
-    flowing_s = (sent_s - launched_s).tolist()
-    classes, variant = len(program.kinds), program.operations.variant
-    bounds = {
-        number: [(shares[variant(number // classes)][number % classes].bottlenecks, seconds)]
-        for number, seconds in enumerate(flowing_s)
-    }
-    return Record(
-        free_s=free_s.tolist(),
-        there_s=there_s.tolist(),
-        start_s=start_s.tolist(),
-        launched_s=launched_s.tolist(),
-        end_s=arrived_s.tolist(),
-        waited_for=waited_for.tolist(),
-        bounds=bounds,
-    )
+    plan, steps = program.plan, list(_steps(program))
+    free_s, there_s, start_s, launched_s, sent_s, arrived_s, waited_for = map(np.concatenate, zip(*steps, strict=True))
+    times = times_table(plan.size)
+    times["free_s"], times["there_s"], times["start_s"], times["launched_s"] = free_s, there_s, start_s, launched_s
+    times["end_s"], times["waited_for"] = arrived_s, waited_for
+    bits = _bottlenecks(program)[[program.operations.variant(step) for step in range(len(steps))]].ravel()
+    return Record(times, Bounds(plan, np.arange(plan.size + 1), bits, sent_s - launched_s))
 
 
-def _shares(program: Program) -> list[list[Share]]:
-    """The share of each class by variant, without contention."""
-    known: dict[FlowDemand, Share] = {}
+def _rates(program: Program) -> FloatArray:
+    """The rate of each class in bytes/s, without contention; a float array (variants, classes)."""
+    plan = program.plan
+    first = plan.rows["first_pass"]
+    capacity = np.append(program.capacity_bytes_per_s[plan.passes["constraint"]], np.inf)
+    narrowest = np.where(np.diff(first) > 0, np.minimum.reduceat(capacity, first[:-1]), np.inf)
+    return np.minimum(narrowest, _of_costs(program, "limit"))
 
-    def share(traffic: FlowDemand) -> Share:
-        if traffic not in known:
-            known[traffic] = fair_shares([traffic], program.capacity_bytes_per_s)[0]
-        return known[traffic]
 
-    by_class = zip(program.paths, program.costs, strict=True)
-    rows = [[share(FlowDemand(path, cost.max_bytes_per_s)) for cost in costs] for path, costs in by_class]
-    return [list(column) for column in zip(*rows, strict=True)]
+def _bottlenecks(program: Program) -> IntArray:
+    """The bits of `Bounds` of each class; an int array (variants, classes)."""
+    plan, rates = program.plan, _rates(program)
+    first, found = plan.rows["first_pass"], np.zeros(rates.shape, dtype=np.int64)
+    for at in range(int(np.diff(first).max(initial=0))):
+        longer = np.flatnonzero(np.diff(first) > at)
+        capacity = program.capacity_bytes_per_s[plan.passes["constraint"][first[longer] + at]]
+        found[:, longer] |= (capacity <= rates[:, longer] * (1 + SAME)).astype(np.int64) << at
+    return found
+
+
+def _of_costs(program: Program, column: str) -> FloatArray:
+    """A column of the costs of each class; a float array (variants, classes)."""
+    plan = program.plan
+    found: FloatArray = plan.costs[column][plan.cost].reshape(plan.variants, plan.classes)
+    return found
 
 
 def _steps(program: Program) -> Iterator[_Step]:
@@ -110,20 +109,17 @@ def _awaited(free_s: FloatArray, there_s: FloatArray, at_once: BoolArray) -> Boo
 
 def _durations(program: Program) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The durations of launches, flows and latencies, in seconds; float arrays (variants, classes)."""
-    costs = list(zip(*program.costs, strict=True))
-    rates = np.array([[share.bytes_per_s for share in row] for row in _shares(program)])
-    launch_s = np.array([[cost.launch_s for cost in row] for row in costs])
-    wire_bytes = np.array([[cost.wire_bytes for cost in row] for row in costs])
-    return launch_s, wire_bytes / rates, np.array([[cost.latency_s for cost in row] for row in costs])
+    launch_s, wire_bytes, latency_s = (_of_costs(program, each) for each in ("launch_s", "wire_bytes", "latency_s"))
+    return launch_s, wire_bytes / _rates(program), latency_s
 
 
 def _hop_before(program: Program) -> tuple[IntArray, int]:
     """For each class the one whose block it forwards, and the number of steps between them."""
-    classes = len(program.kinds)
-    before = np.zeros(classes, dtype=np.int64)
-    lag = 1
-    for each, followers in enumerate(program.after_arrived):
-        for offset, _ in followers:
-            lag, follower = divmod(each + offset, classes)
-            before[follower] = each
-    return before, lag
+    plan = program.plan
+    first = plan.rows["if_arrived"][:-1]
+    has_next = first < plan.rows["if_sent"][1:]
+    classes = np.arange(plan.classes)[has_next]
+    later = classes + plan.after["offset"][first[has_next]]
+    before = np.zeros(plan.classes, dtype=np.int64)
+    before[later % plan.classes] = classes
+    return before, int(later[0]) // plan.classes

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from sim.array.event_loop import Record
 from sim.array.max_min import SAME
-from sim.array.operations import BLOCK, BUFFER, LANE, Cost
+from sim.array.operations import Cost
 from sim.array.quotient import Program
+from sim.array.record import Record
 from sim.max_min import OWN_LIMIT
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.dependencies import BLOCK, BUFFER, LANE, CallTable
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, SEND, Event, Timeline
-from tasp_lab.workload.kernel_calls import Call
 
 Spent = tuple[tuple[str, float], ...]
 
@@ -22,10 +22,16 @@ _WAITED_FOR = {-1: "", LANE: "lane", BLOCK: "block", BUFFER: "buffer"}
 
 
 def timeline_of(
-    schedule: Schedule, machine: Machine, program: Program, record: Record, explain: bool = False
+    schedule: Schedule,
+    machine: Machine,
+    program: Program,
+    record: Record,
+    calls: CallTable | None,
+    explain: bool = False,
 ) -> Timeline:
-    """The timeline of a schedule, given the record of its program."""
-    events = [*_EventBuilder(schedule, machine, program, record, explain).events()]
+    """The timeline of a schedule and its kernel calls, given the record of its program."""
+    builder = _EventBuilder(schedule, machine, program, record, explain)
+    events = [*builder.sends(), *(() if calls is None else builder.calls(calls))]
     keys = np.array([(event.lane, event.rank, event.start_s, event.end_s) for event in events]).reshape(-1, 4)
     in_order = tuple(events[each] for each in np.lexsort(keys.T).tolist())
     return Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, in_order)
@@ -36,31 +42,55 @@ class _EventBuilder:
 
     def __init__(self, schedule: Schedule, machine: Machine, program: Program, record: Record, explain: bool) -> None:
         self._schedule, self._topology, self._explain = schedule, machine.topology, explain
-        self._program, self._record = program, record
+        self._program, self._all_bounds = program, record.bounds
         self._class_of: list[int] = program.classes.of_operation.tolist()
         self._class_of_constraint = dict(
             zip(program.operations.constraints.tolist(), program.classes.of_resource.tolist(), strict=False)
         )  # hosts come after the constraints
         self._sizes: list[int] = schedule.block_bytes.tolist()
+        times: list[list[float]] = [each.tolist() for each in record.times()]
+        self._free_s, self._there_s, self._start_s, self._launched_s, self._end_s = times
+        self._waited_for = [_WAITED_FOR[each] for each in record.waited_for.tolist()]
 
-    def events(self) -> Iterator[Event]:
-        """All events, step by step. Operations are numbered transfers first, then calls."""
-        classes, repeated = len(self._program.kinds), self._program.operations.repeats > 1
-        sent, called = 0, self._schedule.transfers
+    def sends(self) -> Iterator[Event]:
+        """The events of transfers, step by step; operations are numbered transfers first."""
+        classes, repeated = self._program.plan.classes, self._program.operations.repeats > 1
+        sent = 0
         for index, step in enumerate(self._schedule.steps):
             first, offset = (0, index * classes) if repeated else (sent, 0)
             for operation, row in enumerate(step.rows(), start=first):
                 yield self._send(index, row, offset + self._class_of[operation])
-            for operation, call in enumerate(step.calls, start=called):
-                yield self._call(index, call, self._class_of[operation])
-            sent, called = sent + len(step), called + len(step.calls)
+            sent += len(step)
+
+    def calls(self, calls: CallTable) -> Iterator[Event]:
+        """The events of kernel calls, step by step; operations are numbered after the transfers."""
+        columns = (calls.step, calls.rank, calls.kernel, calls.block, calls.flops)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for operation, (step, rank, kernel, block, flops) in enumerate(rows, start=self._schedule.transfers):
+            number = self._class_of[operation]
+            start_s, end_s, waited_for = self._start_s[number], self._end_s[number], self._waited_for[number]
+            yield Event(
+                rank=rank,
+                lane=COMPUTE_LANE,
+                step=step,
+                kind=calls.kernels[kernel],
+                peer=rank,
+                block=block,
+                bytes=0,
+                start_s=start_s,
+                end_s=end_s,
+                bound_by="compute",
+                waited_for="compute" if waited_for == "lane" else waited_for,
+                flops=flops,
+                spent=(*self._waiting(number), ("compute", end_s - start_s)) if self._explain else (),
+            )
 
     def _send(self, index: int, row: tuple[int, int, int, int], number: int) -> Event:
         """The event of a transfer, represented by operation `number` of the program."""
-        (source, destination, lane, block), record = row, self._record
+        source, destination, lane, block = row
         cost = self._program.cost(number)
         bounds = self._bounds(number, source, destination)
-        launch_s = record.launched_s[number] - record.start_s[number]
+        launch_s = self._launched_s[number] - self._start_s[number]
         wires = [(self._name(constraint, cost), seconds) for constraint, seconds in bounds.items()]
         rest = [("launch", launch_s), *wires, ("latency", cost.latency_s)]
         return Event(
@@ -71,39 +101,18 @@ class _EventBuilder:
             peer=destination,
             block=block,
             bytes=self._sizes[block],
-            start_s=record.start_s[number],
-            end_s=record.end_s[number],
+            start_s=self._start_s[number],
+            end_s=self._end_s[number],
             bound_by=self._bound_by(number, bounds, cost, launch_s),
-            waited_for=_WAITED_FOR[record.waited_for[number]],
+            waited_for=self._waited_for[number],
             spent=(*self._waiting(number), *_lasting(rest)) if self._explain else (),
-        )
-
-    def _call(self, index: int, call: Call, number: int) -> Event:
-        """The event of a kernel call."""
-        assert self._schedule.task is not None, "a schedule with calls has a task"
-        start_s, end_s = self._record.start_s[number], self._record.end_s[number]
-        cause = self._record.waited_for[number]
-        return Event(
-            rank=call.rank,
-            lane=COMPUTE_LANE,
-            step=index,
-            kind=self._schedule.call_kind,
-            peer=call.rank,
-            block=int(self._schedule.task.sides(call)[0][0]),
-            bytes=0,
-            start_s=start_s,
-            end_s=end_s,
-            bound_by="compute",
-            waited_for="compute" if cause == LANE else _WAITED_FOR[cause],
-            flops=self._schedule.call_flops(call),
-            spent=(*self._waiting(number), ("compute", end_s - start_s)) if self._explain else (),
         )
 
     def _bounds(self, number: int, source: int, destination: int) -> dict[int, float]:
         """The seconds during which each constraint of a route was the bottleneck; ties go to the first constraint."""
         route = self._topology.route(source, destination).constraints
         found: dict[int, float] = {}
-        for classes, seconds in self._record.bounds[number]:
+        for classes, seconds in self._all_bounds[number]:
             among = (each for each in route if self._class_of_constraint.get(each) in classes)
             first = min(among, default=OWN_LIMIT)
             found[first] = found.get(first, 0.0) + seconds
@@ -111,7 +120,7 @@ class _EventBuilder:
 
     def _bound_by(self, number: int, bounds: dict[int, float], cost: Cost, launch_s: float) -> str:
         """The dominant share of a transfer's time; ties up to rounding go to the first constraint."""
-        rounding_s = SAME * self._record.end_s[number]
+        rounding_s = SAME * self._end_s[number]
         max_s = max(bounds.values())
         longest = min(constraint for constraint, seconds in bounds.items() if seconds >= max_s - rounding_s)
         if launch_s > max(max_s, cost.latency_s) + rounding_s:
@@ -123,10 +132,9 @@ class _EventBuilder:
 
     def _waiting(self, number: int) -> Spent:
         """The seconds an operation waited for its block, then for the buffer, after its lane was free."""
-        record = self._record
-        free_s = record.free_s[number]
-        there_s = max(free_s, record.there_s[number])
-        waited_s = ("waiting for block", there_s - free_s), ("waiting for buffer", record.start_s[number] - there_s)
+        free_s = self._free_s[number]
+        there_s = max(free_s, self._there_s[number])
+        waited_s = ("waiting for block", there_s - free_s), ("waiting for buffer", self._start_s[number] - there_s)
         return tuple(_lasting(waited_s))
 
 

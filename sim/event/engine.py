@@ -14,18 +14,20 @@ The engine is generic in its number type: if bandwidths, latencies, launch costs
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 
 import simpy
 
-from sim.event.dependencies import Computation, Transfer, Work
 from sim.event.launch_queue import Host
 from sim.event.network import Flow, Network
+from sim.event.progress import Progress
 from sim.gc_pause import without_garbage_collection
 from sim.max_min import OWN_LIMIT
 from sim.messages import Messages
 from tasp_lab.errors import ScheduleError
+from tasp_lab.libraries.library import Message
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, SENT, Dependencies, dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, SEND, Event, Timeline
 from tasp_lab.units import Number
@@ -50,116 +52,147 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
     Fraction(3, 1)
     """
     schedule.check_routes(machine.topology)
-    calls = 0 if schedule.task is None else sum(len(step.calls) for step in schedule.steps)
-    if schedule.transfers + calls > MAX_TRANSFERS:
-        work = f"{schedule.transfers:,} transfers" + (f" and {calls:,} kernel calls" if calls else "")
+    _check_fits(schedule, schedule.transfers)
+    derived = dependencies(schedule)
+    _check_fits(schedule, schedule.transfers, len(derived.calls.step))
+    with without_garbage_collection():
+        timeline = _Run(schedule, machine, derived, explain).run()
+    assert len(timeline.events) == derived.first_buffer, "every transfer and every kernel call ended"
+    return timeline
+
+
+def _check_fits(schedule: Schedule, transfers: int, calls: int = 0) -> None:
+    """Raise `ScheduleError` for more than `MAX_TRANSFERS` transfers and calls."""
+    if transfers + calls > MAX_TRANSFERS:
+        work = f"{transfers:,} transfers" + (f" and {calls:,} kernel calls" if calls else "")
         raise ScheduleError(
             f"schedule {schedule.name!r} has {work}; this engine keeps a timeline of at most {MAX_TRANSFERS:,}"
         )
-    with without_garbage_collection():
-        timeline = _Run(schedule, machine, explain).run()
-    assert len(timeline.events) == schedule.transfers + calls, "every transfer and every kernel call ended"
-    return timeline
+
+
+class _Transfer:
+    """A transfer in progress: operation `number`; when it started and was launched, and what it waited for.
+
+    `waited_s` are the seconds it waited for its block, then for the buffer.
+    """
+
+    start_s: Number
+    launched_s: Number
+    waited_for: str
+    waited_s: tuple[Number, Number]
+
+    __slots__ = ("block", "lane", "launched_s", "message", "number", "peer", "rank", "start_s", "step", "waited_for",
+                 "waited_s")  # fmt: skip
+
+    def __init__(self, number: int, step: int, rank: int, peer: int, lane: int, block: int, message: Message) -> None:
+        self.number, self.step, self.rank, self.peer, self.lane = number, step, rank, peer, lane
+        self.block, self.message = block, message
 
 
 class _Run:
     """One simulation."""
 
-    def __init__(self, schedule: Schedule, machine: Machine, explain: bool) -> None:
-        self._schedule = schedule
+    def __init__(self, schedule: Schedule, machine: Machine, derived: Dependencies, explain: bool) -> None:
+        self._schedule, self._derived, self._explain = schedule, derived, explain
         self._topology = machine.topology
         self._compute = machine.rate_of(schedule.task)
         self._comm_library = machine.comm_library
-        self._explain = explain
         self._env = simpy.Environment()
         self._network = Network(self._env, machine.topology, self._deliver)
         self._hosts = [Host(self._env) for _ in range(schedule.world_size)]
-        self._work = Work(self._env, schedule, Messages(schedule, machine.comm_library))
+        self._progress = Progress(self._env, derived)
+        self._messages = Messages(schedule, machine.comm_library)
         self._sizes = schedule.block_bytes.tolist()
         self._events: list[Event] = []
 
     def run(self) -> Timeline:
-        for rank in range(self._schedule.world_size):
-            for lane in range(self._schedule.lanes):
-                self._env.process(self._send_all(rank, lane))
-            if self._schedule.task is not None:
-                self._env.process(self._compute_all(rank))
+        for transfers in self._transfers_by_lane().values():
+            self._env.process(self._send_all(transfers))
+        for calls in self._calls_by_lane().values():
+            self._env.process(self._compute_all(calls))
         self._env.run()
         events = sorted(self._events, key=lambda event: (event.end_s, event.start_s, event.rank, event.lane))
         name = self._schedule.name
         return Timeline("predicted", name, self._topology.name, self._schedule.world_size, tuple(events))
 
-    def _send_all(self, rank: int, lane: int) -> Generator[simpy.Event, None, None]:
+    def _transfers_by_lane(self) -> Mapping[tuple[int, int], list[_Transfer]]:
+        """The transfers of each lane of each rank, in the order of ranks, lanes and steps."""
+        found: dict[tuple[int, int], list[_Transfer]] = {}
+        rows = zip(*(column.tolist() for column in self._derived.transfers), strict=True)
+        messages = self._messages.of_all(self._derived.transfers)
+        for number, ((step, rank, peer, lane, block), message) in enumerate(zip(rows, messages, strict=True)):
+            found.setdefault((rank, lane), []).append(_Transfer(number, step, rank, peer, lane, block, message))
+        return dict(sorted(found.items()))
+
+    def _calls_by_lane(self) -> Mapping[tuple[int, int], list[int]]:
+        """The numbers of the calls of each compute lane of each rank, in the order of ranks, lanes and steps."""
+        found: dict[tuple[int, int], list[int]] = {}
+        calls = self._derived.calls
+        for number, key in enumerate(zip(calls.rank.tolist(), calls.lane.tolist(), strict=True)):
+            found.setdefault(key, []).append(number)
+        return dict(sorted(found.items()))
+
+    def _send_all(self, transfers: Sequence[_Transfer]) -> Generator[simpy.Event, None, None]:
         """The process of one lane of one rank."""
-        env, route = self._env, self._topology.route
-        waited_for = ""
-        for step in range(len(self._schedule.steps)):
-            for transfer in self._work.transfers(step, rank, lane):
-                block, source, overwritten = transfer.block, transfer.source, transfer.overwritten
-                free_s = arrived_s = env.now
-                if not source.has(block):
-                    waited_for = "block"
-                    yield source.arrival(block)
-                    arrived_s = env.now
-                if overwritten is not None and overwritten.pending_uses:
-                    waited_for = "buffer"
-                    yield overwritten.freed()
-                transfer.start_s = transfer.launched_s = env.now
-                transfer.waited_for = waited_for
-                transfer.waited_s = (arrived_s - free_s, transfer.start_s - arrived_s)
-                message = transfer.message
-                if message.launch_s:
-                    yield self._launch(rank, lane, message.launch_s)
-                    transfer.launched_s = env.now
-                yield self._network.send(route(rank, transfer.peer), message, transfer)
-                source.end_use()
-                waited_for = "lane"
+        env, route, waited_for = self._env, self._topology.route, ""
+        for transfer in transfers:
+            waited_for, transfer.waited_s = yield from self._wait(transfer.number, waited_for)
+            transfer.start_s = transfer.launched_s = env.now
+            transfer.waited_for = waited_for
+            message = transfer.message
+            if message.launch_s:
+                yield self._launch(transfer.rank, transfer.lane, message.launch_s)
+                transfer.launched_s = env.now
+            yield self._network.send(route(transfer.rank, transfer.peer), message, transfer)
+            self._progress.record(transfer.number, SENT)
+            waited_for = "lane"
+
+    def _wait(self, operation: int, waited_for: str) -> Generator[simpy.Event, None, tuple[str, tuple[Number, Number]]]:
+        """Wait for all conditions of an operation; what it waited for last, and the seconds for blocks and buffers."""
+        progress, env = self._progress, self._env
+        waited_s: list[Number] = []
+        for cause, name in ((BLOCK, "block"), (BUFFER, "buffer")):
+            began_s = env.now
+            for condition in progress.conditions(operation, cause):
+                if not progress.has(condition):
+                    waited_for = name
+                    yield progress.wait(condition)
+            waited_s.append(env.now - began_s)
+        return waited_for, (waited_s[0], waited_s[1])
 
     def _launch(self, rank: int, lane: int, launch_s: Number) -> simpy.Event:
         if self._comm_library.serial_launch:
             return self._hosts[rank].launch(lane, launch_s)
         return self._env.timeout(launch_s)  # type: ignore[arg-type]
 
-    def _compute_all(self, rank: int) -> Generator[simpy.Event, None, None]:
-        """The process of one rank's kernel calls."""
-        waited_for = ""
-        for step in range(len(self._schedule.steps)):
-            for computation in self._work.computations(step, rank):
-                overwritten, target = computation.overwritten, computation.target
-                free_s = arrived_s = self._env.now
-                for block, buffer in computation.reads.items():
-                    if not buffer.has(block):
-                        waited_for = "block"
-                        yield buffer.arrival(block)
-                        arrived_s = self._env.now
-                if overwritten is not None and overwritten.pending_uses:
-                    waited_for = "buffer"
-                    yield overwritten.freed()
-                start_s, flops = self._env.now, self._schedule.call_flops(computation.call)
-                if time_s := self._compute.time_s(flops):
-                    yield self._env.timeout(time_s)  # type: ignore[arg-type]
-                for buffer in computation.buffers:
-                    buffer.end_use()
-                for block in computation.adds:
-                    assert target is not None, "gradients that a call adds to have a buffer"
-                    target.deliver(block)
-                waited_s = (arrived_s - free_s, start_s - arrived_s)
-                self._record_call(computation, start_s, flops, waited_for, waited_s)
-                waited_for = "compute"
+    def _compute_all(self, numbers: Sequence[int]) -> Generator[simpy.Event, None, None]:
+        """The process of one compute lane of one rank."""
+        calls, waited_for = self._derived.calls, ""
+        for number in numbers:
+            operation = self._derived.first_call + number
+            waited_for, waited_s = yield from self._wait(operation, waited_for)
+            start_s, flops = self._env.now, int(calls.flops[number])
+            if time_s := self._compute.time_s(flops):
+                yield self._env.timeout(time_s)  # type: ignore[arg-type]
+            self._progress.record(operation, SENT)
+            self._progress.record(operation, ARRIVED)
+            self._record_call(number, start_s, flops, waited_for, waited_s)
+            waited_for = "compute"
 
     def _record_call(
-        self, computation: Computation, start_s: Number, flops: int, waited_for: str, waited_s: tuple[Number, Number]
+        self, number: int, start_s: Number, flops: int, waited_for: str, waited_s: tuple[Number, Number]
     ) -> None:
-        call = computation.call
+        calls = self._derived.calls
+        rank = int(calls.rank[number])
         spent = (*_waiting(waited_s), ("compute", self._env.now - start_s)) if self._explain else ()
         self._events.append(
             Event(
-                rank=call.rank,
+                rank=rank,
                 lane=COMPUTE_LANE,
-                step=computation.step,
-                kind=self._schedule.call_kind,
-                peer=call.rank,
-                block=next(iter(computation.reads)),
+                step=int(calls.step[number]),
+                kind=calls.kernels[int(calls.kernel[number])],
+                peer=rank,
+                block=int(calls.block[number]),
                 bytes=0,
                 start_s=start_s,
                 end_s=self._env.now,
@@ -171,8 +204,8 @@ class _Run:
         )
 
     def _deliver(self, flow: Flow) -> None:
-        transfer: Transfer = flow.tag  # type: ignore[assignment]
-        transfer.target.deliver(transfer.block)
+        transfer: _Transfer = flow.tag  # type: ignore[assignment]
+        self._progress.record(transfer.number, ARRIVED)
         self._events.append(
             Event(
                 rank=transfer.rank,
@@ -190,7 +223,7 @@ class _Run:
             )
         )
 
-    def _name_bound(self, transfer: Transfer, flow: Flow) -> str:
+    def _name_bound(self, transfer: _Transfer, flow: Flow) -> str:
         """The dominant share of the transfer's time; ties go to the first constraint in topology order."""
         seconds = flow.bottlenecks()
         longest = next(iter(seconds)) if len(seconds) == 1 else min(seconds, key=lambda c: (-seconds[c], c))
@@ -199,10 +232,10 @@ class _Run:
             bound, bound_s = "latency", flow.latency_s
         return "launch" if transfer.launched_s - transfer.start_s > bound_s else bound
 
-    def _name(self, constraint: int, transfer: Transfer) -> str:
+    def _name(self, constraint: int, transfer: _Transfer) -> str:
         return transfer.message.rule if constraint == OWN_LIMIT else self._topology.constraints[constraint].name
 
-    def _spent(self, transfer: Transfer, flow: Flow) -> tuple[tuple[str, Number], ...]:
+    def _spent(self, transfer: _Transfer, flow: Flow) -> tuple[tuple[str, Number], ...]:
         """What the transfer's time was spent on, from when its lane was free."""
         wires = [(self._name(constraint, transfer), seconds) for constraint, seconds in flow.bottlenecks().items()]
         rest = [("launch", transfer.launched_s - transfer.start_s), *wires, ("latency", flow.latency_s)]

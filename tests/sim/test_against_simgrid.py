@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from itertools import count
+from itertools import accumulate, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,6 @@ from tasp_lab.collectives.ring_reductions import multi_ring_all_reduce
 from tasp_lab.libraries.library import CommLibrary, Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Link, Topology
@@ -95,7 +95,7 @@ def gossips() -> list[Case]:
     drawn: list[Case] = []
 
     @given(
-        gossip_cases().filter(lambda case: case[1].buffers is None and case[1].transfers > 5),
+        gossip_cases().filter(lambda case: not case[1].blocks.pools and case[1].transfers > 5),
         st.sampled_from([0, 1, 2, 4]),
     )
     @settings(max_examples=60, derandomize=True, database=None, phases=[Phase.generate])
@@ -118,8 +118,9 @@ def at_one_latency(case: Case) -> Case:
     def changed(_: int, link: Link) -> Link:
         return replace(link, latency_s=latency_s if isinstance(link.destination, int) else 0)
 
-    lanes = count()
-    steps = [Step.of((*row[:2], next(lanes), row[3]) for row in step.rows()) for step in schedule.steps]
+    ends = [0, *accumulate(len(step) for step in schedule.steps)]
+    lanes = (np.arange(*each) for each in pairwise(ends))
+    steps = [replace(step, lane=lane) for step, lane in zip(schedule.steps, lanes, strict=True)]
     apart = replace(schedule, lanes=max(schedule.transfers, 1), steps=steps)
     return topology.map_links(changed, topology.name), apart, limit
 

@@ -48,7 +48,7 @@ def backward_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
     passes = attention_passes(
         name, topology, layer, dataflow=dataflow, gradient_dtype=dtype, trim=trim, buffers=buffers
     )
-    assume(passes.backward.transfers + sum(len(step.calls) for step in passes.backward.steps) <= 80)
+    assume(passes.backward.transfers + sum(len(calls) for step in passes.backward.steps for calls in step.calls) <= 80)
     return topology, passes.backward
 
 
@@ -65,7 +65,7 @@ def test_every_transfer_and_call_begins_and_ends_when_the_reference_says(
         if e.kind == DIFFERENTIATE:
             calls[e.rank].append((e.step, (e.start_s, e.end_s)))
     assert (sends, calls) == reference_times(schedule, topology, launch_s, compute)
-    assert len(events) == schedule.transfers + sum(len(step.calls) for step in schedule.steps)
+    assert len(events) == schedule.transfers + sum(len(calls) for step in schedule.steps for calls in step.calls)
 
 
 # ---------------------------------------------------------------------------------------------------- closed forms

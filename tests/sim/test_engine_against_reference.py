@@ -16,6 +16,7 @@ from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import ATTENTION
 from tasp_lab.collectives.registry import collective
 from tasp_lab.machines.machine import INSTANT, CommLibrary, ComputeRate, Machine
+from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.timeline.events import ATTEND, SEND
@@ -114,7 +115,10 @@ def gossips(draw: st.DrawFn, topology: Topology) -> Schedule:
         steps.append(Step.of((*move[:2], draw(st.integers(0, lanes - 1)), move[2]) for move in moves))
         held[steps[-1].destination, steps[-1].block] = True
     final = held if buffers is None else initial.copy()
-    return Schedule("gossip", n, lanes, np.array(sizes, dtype=np.int64), initial, final, steps, buffers)
+    kind = Kind("data", pool=None if buffers is None else Pool("data", buffers))
+    zeros, ones = np.zeros(len(sizes), dtype=np.int64), np.ones(len(sizes), dtype=np.int64)
+    blocks = Blocks((kind,), zeros, np.array(sizes, dtype=np.int64), ones)
+    return Schedule("gossip", n, lanes, blocks, initial, final, steps)
 
 
 @st.composite
@@ -199,7 +203,7 @@ def test_launches_that_tie_go_in_lane_order() -> None:
     topology = full_mesh(3, one, Fraction(0))
     initial = np.array([[True, False], [False, True], [False, False]])
     steps = [Step.of([(0, 2, 0, 0), (1, 2, 0, 1)]), Step.of([(2, 1, 1, 0), (2, 0, 0, 1)])]
-    schedule = Schedule("exchange", 3, 2, np.array([1, 1]), initial, np.ones((3, 2), dtype=bool), steps)
+    schedule = Schedule("exchange", 3, 2, Blocks.of_data(np.array([1, 1])), initial, np.ones((3, 2), dtype=bool), steps)
     events = simulate(schedule, Machine(topology, CommLibrary("t", one))).events
     assert {(e.lane, e.start_s, e.end_s) for e in events if e.rank == 2} == {(0, 2, 4), (1, 2, 5)}
     assert_equal_times(schedule, topology, one)
@@ -212,7 +216,7 @@ def test_a_launch_waits_for_all_that_happens_at_its_instant() -> None:
     initial = np.array([[True, False, True], [False, True, False], [False, False, False]])
     final = np.array([[True, True, True], [True, True, True], [False, True, False]])
     steps = [Step.of([(0, 1, 1, 0), (0, 1, 1, 2), (1, 0, 0, 1)]), Step.of([(0, 2, 0, 1)])]
-    schedule = Schedule("forward", 3, 2, np.array([1, 1, 1]), initial, final, steps)
+    schedule = Schedule("forward", 3, 2, Blocks.of_data(np.array([1, 1, 1])), initial, final, steps)
     events = simulate(schedule, Machine(topology, CommLibrary("t", one))).events
     assert {(e.block, e.start_s, e.end_s) for e in events if e.rank == 0} == {(0, 0, 2), (1, 2, 4), (2, 2, 5)}
     assert_equal_times(schedule, topology, one)
