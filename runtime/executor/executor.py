@@ -1,26 +1,28 @@
 """The executor: runs one rank's part of a schedule over a transport and records a timeline.
 
-All blocks of a rank share one contiguous memory (see `tasp_lab.schedule.buffer_layout`); after an AllGather it holds
-the gathered result. Blocks that are sums are added byte by byte modulo 256, so the result does not depend on the order.
-Steps are executed by `runtime.executor.per_lane` or `runtime.executor.per_step`; kernel calls are implemented in
-`runtime.sequence_parallel.forward` and `runtime.trials.workloads`.
+All copies of a rank lie in one contiguous memory (see `tasp_lab.schedule.buffer_layout`), except those of bound kinds;
+after an AllGather it holds the gathered result. Steps are executed by `runtime.executor.per_lane` or
+`runtime.executor.per_step`, which wait for exactly what `tasp_lab.schedule.dependencies` says. Parts of sums are joined
+as their kind says (`runtime.executor.joins`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 
-from runtime.executor.message_io import Compute, Join, MessageIO, Progress, Strategy
+from runtime.executor.copies import Copies, Work
+from runtime.executor.message_io import MessageIO, Progress, Strategy
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
 from runtime.executor.streams import Streams, streams_for
-from runtime.executor.transports import Message, Transport
+from runtime.executor.transports import Transport
+from runtime.executor.views import Views
 from runtime.linux.host import BusyShare
 from runtime.protocol.records import RankRecord
 from tasp_lab.errors import RunError
-from tasp_lab.schedule.buffer_layout import CallRow, RankPart, Row, Sum, rank_part
+from tasp_lab.schedule.rank_part import CallRow, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -35,11 +37,11 @@ class Executor:
     ----------
     schedule, rank : the schedule, and the rank to run.
     transport : how messages are sent.
-    compute : makes the kernel calls; required if the schedule has any.
-    join : accumulates the contributions to a gradient or to a block that is a sum; the default adds bytes.
+    work : makes the kernel calls and has the tensors of bound kinds; required if the schedule has any.
     device : device of the memory.
     progress : called with the rank that this rank waits for.
     part : the rank's part of the schedule; derived from the schedule if None.
+    as_bytes : whether blocks of all kinds are plain bytes, and sums are added byte by byte modulo 256.
     """
 
     def __init__(
@@ -47,32 +49,23 @@ class Executor:
         schedule: Schedule,
         rank: int,
         transport: Transport,
-        compute: Compute | None = None,
-        join: Join | None = None,
+        work: Work | None = None,
         device: torch.device | str = "cpu",
         progress: Progress = no_progress,
         part: RankPart | None = None,
+        as_bytes: bool = False,
     ) -> None:
         self.part = part or rank_part(schedule, rank)
         self.memory = torch.empty(self.part.memory_bytes, dtype=torch.uint8, device=device)
         self.schedule, self._transport, self._progress = schedule, transport, progress
-        self._sizes: list[int] = schedule.block_bytes.tolist()
-        default_join = _no_join if schedule.reduction is None else self._byte_sum()
-        self._compute, self._join = compute or _no_compute, join or default_join
-
-    def block(self, block: int, offset: int) -> torch.Tensor:
-        """The bytes of a block at an offset in the memory."""
-        return self.memory[offset : offset + self._sizes[block]]
-
-    def reads(self, row: CallRow) -> torch.Tensor:
-        """The bytes of all blocks that a kernel call reads, which are contiguous."""
-        return self.memory[row.offset : row.offset + row.size_bytes]
+        self.copies = Copies(schedule, self.part, self.memory, work or _NoWork(), as_bytes)
 
     def prepare(self, streams: Streams | None = None) -> None:
         """Post the first receives. Once all ranks have done so, every first send has a receiver ready."""
         self._streams = streams or streams_for(self.memory.device)
-        work = self._messages(), self._compute, self._join
-        self._message_io = MessageIO(self.part, self._transport, *work, self._progress, self._streams)
+        self.copies.begin()
+        lanes, copies = self.schedule.lanes, self.copies
+        self._message_io = MessageIO(self.part, self._transport, lanes, copies, self._progress, self._streams)
         self._strategy = self._new_strategy()
         self._strategy.prepare()
 
@@ -91,35 +84,19 @@ class Executor:
         return RankRecord(self.part.rank, time_s, busy.so_far(), sent, received, computed)
 
     def _new_strategy(self) -> Strategy:
-        schedule, transport = self.schedule, self._transport
-        if transport.whole_steps:
-            return PerStep(self._message_io, schedule.buffers, len(schedule.steps))
-        return PerLane(self._message_io, schedule.buffers, transport.receives_ahead)
-
-    def _messages(self) -> Callable[[Row], Message]:
-        """The function from a row to its message. It references the memory only: a cycle would delay freeing it."""
-        lanes, memory, sizes = self.schedule.lanes, self.memory, self._sizes
-
-        def message(row: Row) -> Message:
-            return Message(row.peer, row.step * lanes + row.lane, memory[row.offset : row.offset + sizes[row.block]])
-
-        return message
-
-    def _byte_sum(self) -> Join:
-        """A join that adds staging buffers to their block; references the memory only, as `_messages` does."""
-        memory, sizes = self.memory, self._sizes
-
-        def add(each: Sum) -> None:
-            size = sizes[each.block]
-            for staging in each.staging_offsets:
-                memory[each.offset : each.offset + size].add_(memory[staging : staging + size])
-
-        return add
+        if self._transport.whole_steps:
+            return PerStep(self._message_io, len(self.schedule.steps))
+        return PerLane(self._message_io, self._transport.receives_ahead)
 
 
-def _no_join(each: Sum) -> None:
-    raise RunError(f"step {each.since}: gradient block {each.block} must be summed, but no join function was given")
+class _NoWork:
+    """For schedules without kernel calls."""
 
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+        raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
 
-def _no_compute(row: CallRow) -> None:
-    raise RunError(f"step {row.step}: rank {row.call.rank} has a kernel call, but no compute function was given")
+    def bound(self, blocks: Sequence[int]) -> Views:
+        raise RunError(f"block {blocks[0]} is bound to a tensor of the caller, but no work was given")
+
+    def sent(self, block: int) -> Views:
+        return self.bound([block])

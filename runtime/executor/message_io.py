@@ -1,4 +1,4 @@
-"""Message I/O of one rank: posts messages, waits for them, makes kernel calls and records their times.
+"""Message I/O of one rank: posts messages, waits for them, makes kernel calls and joins, and records times.
 
 It is shared by the per-lane and the per-step executor. When a transfer fails, its peer is reported as the lost rank.
 """
@@ -8,22 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from runtime.executor.copies import Copies
 from runtime.executor.streams import HostStreams, Mark, Streams
 from runtime.executor.transports import Message, Transport, Wait
 from runtime.protocol.heartbeat import WORKING
 from runtime.protocol.records import Computed, Received, Sent
 from tasp_lab.errors import RunError, first_line
-from tasp_lab.schedule.buffer_layout import CallRow, RankPart, Row, Sum
+from tasp_lab.schedule.rank_part import CallRow, Join, RankPart, Row
 
 Progress = Callable[[int], None]
 """Called when a rank progresses or begins to wait, with the awaited rank or a state of `runtime.protocol.heartbeat`."""
-
-Compute = Callable[[CallRow], None]
-"""Makes a kernel call, or emulates one; on a GPU the call is only queued."""
-
-
-Join = Callable[[Sum], None]
-"""Accumulates the contributions to a gradient block that have arrived or been computed."""
 
 
 class Strategy(Protocol):
@@ -40,18 +34,18 @@ class MessageIO:
         self,
         part: RankPart,
         transport: Transport,
-        message: Callable[[Row], Message],
-        compute: Compute,
-        join: Join,
+        lanes: int,
+        copies: Copies,
         progress: Progress,
         streams: Streams | None = None,
     ) -> None:
-        self.part, self.join = part, join
+        self.part, self._lanes, self._copies = part, lanes, copies
         self.streams = streams or HostStreams()
-        self._transport, self._message, self._compute, self._progress = transport, message, compute, progress
+        self._transport, self._progress = transport, progress
         self._sent: list[tuple[Row, Mark]] = []
         self._received: list[tuple[Row, Mark]] = []
         self._computed: list[tuple[CallRow, Mark, Mark]] = []
+        self._in_flight: dict[int, Message] = {}
         self._waiting_for: dict[tuple[str, int], int] = {}
         self._computing = False
 
@@ -63,8 +57,10 @@ class MessageIO:
 
     def post_sends(self, rows: Sequence[Row]) -> list[Wait]:
         posted = self.streams.mark()
+        messages = [self._message(row) for row in rows]
+        self._in_flight |= zip((row.operation for row in rows), messages, strict=True)
         try:
-            waits = self._transport.send([self._message(row) for row in rows])
+            waits = self._transport.send(messages)
         except RuntimeError as error:
             if not rows:
                 raise RunError(f"rank {self.part.rank}: lost a rank ({first_line(error)})") from None
@@ -80,12 +76,18 @@ class MessageIO:
     def finish_send(self, row: Row, wait: Wait) -> None:
         """Wait until a sent block may be overwritten."""
         self._wait_for("out", row, f"waiting until it takes block {row.block}", wait)
+        del self._in_flight[row.operation]  # what was gathered for it
+        self._copies.given(row)
+
+    def join(self, each: Join) -> None:
+        """Join what came to a copy at a step."""
+        self._copies.join(each)
 
     def compute(self, row: CallRow) -> None:
         began = self.streams.mark()
         self._computing = True
         self._report()
-        self._compute(row)
+        self._copies.compute(row)
         self._computing = False
         self._report()
         self._computed.append((row, began, self.streams.mark()))
@@ -98,8 +100,12 @@ class MessageIO:
 
     def computed(self) -> tuple[Computed, ...]:
         return tuple(
-            Computed(row.step, row.reads[0][0], row.flops, began(), ended()) for row, began, ended in self._computed
+            Computed(row.step, row.kernel, row.block, row.flops, began(), ended())
+            for row, began, ended in self._computed
         )
+
+    def _message(self, row: Row) -> Message:
+        return Message(row.peer, row.step * self._lanes + row.lane, self._copies.message(row))
 
     def _wait_for(self, direction: str, row: Row, what: str, wait: Wait) -> None:
         self._waiting_for[direction, row.lane] = row.peer

@@ -1,35 +1,37 @@
 """The per-step executor, for transports of whole steps.
 
-A step is posted when all blocks that it sends have arrived and, if the schedule reuses buffers, the previous content of
-its buffer has no pending uses. Its kernel calls are made while its messages are in flight.
+The messages of a step are posted together, when all that they wait for has happened. Its kernel calls are made while
+its messages are in flight. On a GPU nothing is waited for by the host: what happens is queued on two streams, and one
+waits for the other.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from runtime.executor.message_io import MessageIO
 from runtime.executor.streams import Mark
 from runtime.executor.transports import Wait
-from tasp_lab.schedule.buffer_layout import INITIAL, CallRow, Row
+from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
+from tasp_lab.schedule.rank_part import CallRow, Row
+from tasp_lab.schedule.rank_waits import Condition
 
 
 class PerStep:
-    """Posts the receives and sends of a step together, once every block that it sends has arrived."""
+    """Posts the receives and sends of a step together."""
 
-    def __init__(self, message_io: MessageIO, buffers: int | None, steps: int) -> None:
+    def __init__(self, message_io: MessageIO, steps: int) -> None:
         part = message_io.part
-        self._message_io, self._streams, self._buffers = message_io, message_io.streams, buffers
+        self._message_io, self._part, self._streams = message_io, part, message_io.streams
         self._sends, self._receives = _by_step(part.sends, steps), _by_step(part.receives, steps)
         self._calls: list[list[CallRow]] = [[] for _ in range(steps)]
         for call in part.calls:
             self._calls[call.step].append(call)
-        self._pending: defaultdict[tuple[int, int], list[tuple[Row, Wait]]] = defaultdict(list)
-        self._outstanding_sends: list[tuple[Row, Wait]] = []
-        self._read_until: dict[int, Mark] = {}
-        self._computed: dict[int, Mark] = {}  # end of the calls of a step; INITIAL: of those that add to own gradients
-        self._unjoined = dict(part.sums)
+        self._joins = {each.operation: each for each in part.joins}
+        self._outstanding: dict[Condition, tuple[Row, Wait]] = {}
+        self._computed: dict[int, Mark] = {}
+        self._added: dict[int, Mark] = {}  # the last calls that added to a resident copy, by block
+        self._reached: set[Condition] = set()
 
     def prepare(self) -> None:
         """No-op: the receives of a step are posted with its sends."""
@@ -39,64 +41,68 @@ class PerStep:
             with self._streams.communicating():
                 self._post(step)
             if self._calls[step]:
-                self._compute(step)
+                self._compute(self._calls[step])
         with self._streams.communicating():
-            for key in [*self._pending, *self._unjoined]:
-                self._await(key)
-            self._finish_sends(lambda row: True)
+            for row in self._part.receives:
+                self._await((row.operation, ARRIVED))
+            for join in self._part.joins:
+                self._await((join.operation, ARRIVED))
+            for row in self._part.sends:
+                self._await((row.operation, SENT))
 
     def _post(self, step: int) -> None:
-        for row in self._sends[step]:
-            self._await((row.block, row.since))
-        if self._buffers is not None:
-            for since in range(step - self._buffers, -1, -self._buffers):
-                self._clear_buffer(since)
-        receives = self._receives[step]
-        waits = self._message_io.post_receives(receives)
-        for row, wait in zip(receives, waits, strict=True):
-            self._pending[row.block, row.since].append((row, wait))
-        self._outstanding_sends += zip(self._sends[step], self._message_io.post_sends(self._sends[step]), strict=True)
+        sends, receives = self._sends[step], self._receives[step]
+        for row in (*sends, *receives):
+            self._await_all(row.operation)
+        posted = self._message_io.post_receives(receives), self._message_io.post_sends(sends)
+        for rows, waits, event in zip((receives, sends), posted, (ARRIVED, SENT), strict=True):
+            for row, wait in zip(rows, waits, strict=True):
+                self._outstanding[row.operation, event] = row, wait
 
-    def _clear_buffer(self, since: int) -> None:
-        """Wait for all pending uses of the blocks that arrive at a step: arrivals, sends and kernel calls."""
-        for key in [key for key in self._pending if key[1] == since]:
-            self._await(key)
-        self._finish_sends(lambda row: row.since == since)
-        if since in self._read_until:
-            self._streams.wait(self._read_until.pop(since))
-
-    def _finish_sends(self, selected: Callable[[Row], bool]) -> None:
-        outstanding, self._outstanding_sends = self._outstanding_sends, []
-        for row, wait in outstanding:
-            if selected(row):
-                self._message_io.finish_send(row, wait)
-            else:
-                self._outstanding_sends.append((row, wait))
-
-    def _compute(self, step: int) -> None:
+    def _compute(self, calls: Sequence[CallRow]) -> None:
         with self._streams.communicating():
-            for call in self._calls[step]:
-                for key in call.reads:
-                    self._await(key)
-            arrived = self._streams.mark()
-        self._streams.wait(arrived)
-        for call in self._calls[step]:
+            for call in calls:
+                for condition in self._part.waits.get(call.operation, ()):
+                    if not self._is_call(condition[0]):  # calls are in order on their stream
+                        self._await(condition)
+            ready = self._streams.mark()
+        self._streams.wait(ready)
+        for call in calls:
             self._message_io.compute(call)
-        self._computed[step] = read = self._streams.mark()
-        if any(place.since == INITIAL for call in self._calls[step] for place in call.adds):
-            self._computed[INITIAL] = read
-        for call in self._calls[step]:
-            self._read_until |= dict.fromkeys(call.since, read)
+        ended = self._streams.mark()
+        for call in calls:
+            self._computed[call.operation] = ended
+            self._added |= {place.block: ended for place in call.adds if place.since == RESIDENT}
 
-    def _await(self, key: tuple[int, int]) -> None:
-        """Wait until a block has arrived; if it is a gradient or a sum, join its contributions."""
-        for row, wait in self._pending.pop(key, []):
-            self._message_io.receive(row, wait)
-        if key in self._unjoined:
-            for added in (key[1], INITIAL):  # a gradient that returns to its owner joins what any step's calls added
-                if added in self._computed:
-                    self._streams.wait(self._computed[added])
-            self._message_io.join(self._unjoined.pop(key))
+    def _is_call(self, operation: int) -> bool:
+        return self._part.first_call <= operation < self._part.first_buffer
+
+    def _await_all(self, operation: int) -> None:
+        for condition in self._part.waits.get(operation, ()):
+            self._await(condition)
+
+    def _await(self, condition: Condition) -> None:
+        """Make communication wait until something has happened; if it is a join, make it."""
+        if condition in self._reached:
+            return
+        self._reached.add(condition)
+        operation, event = condition
+        if operation >= self._part.first_buffer:
+            self._await_all(operation)
+            if operation in self._joins:
+                self._join(operation)
+        elif self._is_call(operation):
+            self._streams.wait(self._computed[operation])
+        elif event == ARRIVED:
+            self._message_io.receive(*self._outstanding.pop(condition))
+        else:
+            self._message_io.finish_send(*self._outstanding.pop(condition))
+
+    def _join(self, operation: int) -> None:
+        place = self._joins[operation].place
+        if place.since == RESIDENT and place.block in self._added:
+            self._streams.wait(self._added[place.block])
+        self._message_io.join(self._joins[operation])
 
 
 def _by_step(rows: Iterable[Row], steps: int) -> list[list[Row]]:

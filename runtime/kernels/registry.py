@@ -1,7 +1,7 @@
 """Attention kernels by name: attention of some query rows to some key rows, forward and backward.
 
 The forward pass returns a `Partial` with the log-sum-exp of the scores, so that ranks can attend to blocks in any
-order (`runtime.sequence_parallel.lse_merge`). The backward pass returns `Gradients`, which are summed.
+order (`runtime.kernels.lse_merge`). The backward pass returns `Gradients`, which are summed.
 
 Shapes: q is [batch, queries, heads, head_dim], k and v are [batch, keys, kv_heads, head_dim]; query head h uses KV
 head h // (heads // kv_heads). Strides are arbitrary. The mask is a band: query row i attends to key row j iff

@@ -30,9 +30,10 @@ class Received(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A kernel call: `block` is the first of its key blocks."""
+    """A call of a kernel; `block` is the one that names it, see `tasp_lab.schedule.dependencies`."""
 
     step: int
+    kernel: str
     block: int
     flops: int
     start_s: float
@@ -82,7 +83,7 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
             rank=record.rank,
             lane=COMPUTE_LANE,
             step=call.step,
-            kind=schedule.call_kind,
+            kind=call.kernel,
             peer=record.rank,
             block=call.block,
             bytes=0,

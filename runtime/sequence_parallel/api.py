@@ -29,12 +29,13 @@ import torch
 import torch.distributed as dist
 
 from runtime.executor.transports import Group, make_transport
+from runtime.executor.views import DTYPES
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
 from runtime.sequence_parallel.autograd import Plan, attend
-from runtime.sequence_parallel.forward import DTYPES
 from tasp_lab.attention.backward import Passes, check_fit
 from tasp_lab.attention.options import AttentionOptions, attention_schedules
+from tasp_lab.attention.task import AttentionTask
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
@@ -256,7 +257,7 @@ def _schedules(
         return _built_by_name(schedule, topology, workload, options=options)
     given = _given(schedule)
     for each in given:
-        made_for = each.task and each.task.workload
+        made_for = each.task.workload if isinstance(each.task, AttentionTask) else None
         if made_for != workload or each.world_size != topology.world_size:
             raise WorkloadError(
                 f"the schedule is for {each.world_size} ranks and {made_for or 'no attention'}, "
@@ -264,7 +265,7 @@ def _schedules(
             )
     if options.passes == "both" and len(given) < 2:
         raise WorkloadError("gradients are required, but the schedule has no backward pass; expected attention_passes")
-    if given[0].task is not None and given[0].task.is_backward:
+    if _task_of(given[0]).is_backward:
         raise WorkloadError("the schedule is a backward pass, expected a forward pass or both")
     if len(given) > 1:
         _check_fit(*given)
@@ -278,8 +279,7 @@ _built_by_name = lru_cache(maxsize=32)(attention_schedules)
 
 def _demand_lengths(schedule: Schedule, lengths: Sequence[int]) -> None:
     """Raise `WorkloadError` unless every rank has as many positions as the layout gives it."""
-    assert schedule.task is not None
-    layout = schedule.task.layout
+    layout = _task_of(schedule).layout
     if len(lengths) != schedule.world_size:
         raise WorkloadError(f"the topology has {schedule.world_size} ranks, the group {len(lengths)}")
     for rank, length in enumerate(lengths):
@@ -288,6 +288,11 @@ def _demand_lengths(schedule: Schedule, lengths: Sequence[int]) -> None:
                 f"rank {rank} has {length} of {sum(lengths)} positions, the {layout.name} layout of "
                 f"{schedule.name} assigns {layout.length(rank)} to it"
             )
+
+
+def _task_of(schedule: Schedule) -> AttentionTask:
+    assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
+    return schedule.task
 
 
 def _shape(x: torch.Tensor) -> str:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
+from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Transport
 from runtime.kernels.registry import Kernel
-from runtime.sequence_parallel.backward import BackwardLayer, Saved, retained_blocks
-from runtime.sequence_parallel.forward import Layer, store_keys_and_values
-from runtime.sequence_parallel.gradient_sums import Sums
-from tasp_lab.attention.backward import dataflow_of
+from runtime.sequence_parallel.layer import AttentionLayer
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.errors import RunError
-from tasp_lab.schedule.buffer_layout import CallRow, RankPart, rank_part
+from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 
 Tensor = torch.Tensor
@@ -36,6 +35,21 @@ class Plan:
     transport: Transport
 
 
+class Saved(NamedTuple):
+    """Tensors that the forward pass saves on a rank: [batch, positions of the shard, heads or kv_heads, head_dim].
+
+    `lse` is [batch, positions, heads]. `left` holds, as bytes and in the order of their numbers, the blocks of other
+    ranks with which the backward pass starts, as the forward pass has left them.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    left: Tensor
+
+
 def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of a rank's queries: the result, as `q` in shape and dtype, and lse, [batch, heads, positions].
 
@@ -50,47 +64,51 @@ def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
 
 def run_forward(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The result, lse [batch, positions, heads], and the bytes of the memory that the backward pass needs."""
-    schedule = plan.forward
-    assert schedule.task is not None, "a schedule of attention has a task"
-    layer = Layer(schedule, plan.rank, q, plan.kernel, plan.scale)
-
-    def compute(row: CallRow) -> None:
-        layer.call(row, memory[row.offset : row.offset + row.size_bytes])
-
-    part = _part(schedule, plan.rank)
-    executor = Executor(schedule, plan.rank, plan.transport, compute, device=q.device, part=part)
-    memory = executor.memory  # its callbacks must not reference the executor: a cycle would delay freeing the memory
-    store_keys_and_values(executor, schedule.task.workload, k, v)
-    executor.prepare()
-    executor.run()
-    retained = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
-    if plan.backward is not None and dataflow_of(plan.backward) == "rotate-kv-back":
-        retained = retained_blocks(part, memory, _part(plan.backward, plan.rank), schedule)
-    return *layer.result(), retained
+    layer = AttentionLayer(plan.forward, plan.rank, plan.kernel, plan.scale, {QUERIES: (q,), KEYS: (k, v)})
+    copies = _run(plan, plan.forward, layer, q.new_empty(0, dtype=torch.uint8))
+    left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
+    if plan.backward is not None:
+        left = torch.cat([left, *(copies.left_behind(block) for block in copies_of_others(plan.backward, plan.rank))])
+    out, lse = layer.output(copies, RESULTS, q.dtype)
+    return out, lse, left
 
 
 def run_backward(plan: Plan, saved: Saved, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v from the gradient of the result."""
-    schedule = plan.backward
-    assert schedule is not None, "a plan with a backward pass"
-    layer = BackwardLayer(schedule, plan.rank, saved, dout, plan.kernel, plan.scale)
+    assert plan.backward is not None, "a plan with a backward pass"
+    inputs = {QUERIES: (saved.q, dout, saved.lse, saved.out), KEYS: (saved.k, saved.v)}
+    layer = AttentionLayer(plan.backward, plan.rank, plan.kernel, plan.scale, inputs)
+    copies = _run(plan, plan.backward, layer, saved.left)
+    (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
+    dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
+    return dq, dk, dv
 
-    def compute(row: CallRow) -> None:
-        reads = memory[row.offset : row.offset + row.size_bytes]
-        for place, values in zip(row.adds, layer.call(row, reads), strict=True):
-            sums.add(place, values)
 
-    def view(block: int, offset: int) -> Sequence[Tensor]:
-        return layer.gradient(memory[offset : offset + int(schedule.block_bytes[block])])
-
+def _run(plan: Plan, schedule: Schedule, layer: AttentionLayer, left: Tensor) -> Copies:
+    """Run a pass; `left` are the blocks of other ranks with which it starts, as the pass before has left them."""
     part = _part(schedule, plan.rank)
-    sums = Sums(part, view)
-    executor = Executor(schedule, plan.rank, plan.transport, compute, sums.join, saved.q.device, part=part)
-    memory = executor.memory
-    layer.store_resident(executor)
+    executor = Executor(schedule, plan.rank, plan.transport, layer, left.device, part=part)
+    layer.load(executor.copies)
+    load_copies_of_others(executor.copies, schedule, left)
     executor.prepare()
     executor.run()
-    return layer.result(executor)
+    return executor.copies
+
+
+def copies_of_others(schedule: Schedule, rank: int) -> list[int]:
+    """The blocks of other ranks with which a rank starts a pass."""
+    assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
+    found: list[int] = np.flatnonzero(schedule.initial[rank] & (schedule.task.owner != rank)).tolist()
+    return found
+
+
+def load_copies_of_others(copies: Copies, schedule: Schedule, left: Tensor) -> None:
+    """Copy the blocks of other ranks, in the order of their numbers, into the memory."""
+    start = 0
+    for block in copies_of_others(schedule, copies.part.rank):
+        place = copies.data(block, copies.part.resident[block])
+        place.copy_(left[start : start + len(place)])
+        start += len(place)
 
 
 class _Attention(torch.autograd.Function):
@@ -98,8 +116,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        out, lse, retained = run_forward(plan, q, k, v)
-        ctx.save_for_backward(q, k, v, out, lse, retained)
+        out, lse, left = run_forward(plan, q, k, v)
+        ctx.save_for_backward(q, k, v, out, lse, left)
         ctx.mark_non_differentiable(lse)
         ctx.plan = plan
         return out, lse

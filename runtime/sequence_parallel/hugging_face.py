@@ -34,6 +34,7 @@ from runtime.sequence_parallel.sharding import positions, shard
 from tasp_lab.arrays import IntArray
 from tasp_lab.attention.backward import Passes
 from tasp_lab.attention.registry import attention_layout
+from tasp_lab.attention.task import AttentionTask
 from tasp_lab.errors import RunError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.layer import Workload
@@ -254,7 +255,7 @@ def _layout(schedule: str | Schedule | Passes, sequence: int, world_size: int, c
     if isinstance(schedule, str):
         return attention_layout(schedule, Workload(sequence, mask="causal" if causal else "full"), world_size)
     task = (schedule.forward if isinstance(schedule, Passes) else schedule).task
-    if task is None:
+    if not isinstance(task, AttentionTask):
         raise WorkloadError("the schedule computes no attention, expected one that does")
     if task.layout.world_size != world_size:
         raise WorkloadError(f"the schedule is for {task.layout.world_size} ranks, expected {world_size}")

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import bisect
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from runtime.executor.executor import Executor
+from runtime.executor.executor import Executor, no_progress
 from runtime.executor.message_io import Progress
 from runtime.executor.transports import Transport
+from runtime.executor.views import DTYPES, store
+from runtime.kernels.lse_merge import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
-from runtime.sequence_parallel.backward import BackwardLayer, Saved
-from runtime.sequence_parallel.forward import DTYPES, Layer, keys_and_values, store_keys_and_values
-from runtime.sequence_parallel.gradient_sums import Sums
-from runtime.sequence_parallel.lse_merge import Accumulator
+from runtime.sequence_parallel.autograd import copies_of_others, load_copies_of_others
+from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.sharding import shard, unshard
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.errors import RunError
-from tasp_lab.schedule.buffer_layout import CallRow, Sum
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.workload.attention_task import AttentionTask
+from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.layer import Workload
 
 Tensor = torch.Tensor
 
@@ -36,7 +37,7 @@ GatherShards = Callable[[Tensor], Sequence[Tensor]]
 _CHECKED_ROWS = 64
 """Number of rows checked on each rank."""
 
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Maximum relative error in norm; larger errors cannot be explained by rounding."""
 
 
@@ -47,48 +48,97 @@ class Exact(NamedTuple):
     size: Tensor
 
 
-class LayerTrial:
-    """The base class of the trials of both passes. Checks raise `RunError`."""
+class AttentionTrial:
+    """A pass of a layer on one rank. Its check raises `RunError`.
 
-    def __init__(self, schedule: Schedule, rank: int, transport: Transport, device: str, progress: Progress) -> None:
-        assert schedule.task is not None, "a schedule of attention has a task"
-        self.executor = Executor(schedule, rank, transport, self._call, self._join, device, progress)
+    Before a backward pass, the results of the forward pass are computed once without communication.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        transport: Transport,
+        device: str = "cpu",
+        progress: Progress = no_progress,
+        gather_shards: GatherShards | None = None,
+    ) -> None:
+        assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
         self._schedule, self._rank, self._task = schedule, rank, schedule.task
-        self._workload = workload = schedule.task.workload
-        self._layout = schedule.task.layout
-        self._scale = workload.head_dim**-0.5
-        dtype = DTYPES[workload.dtype]
-        self._kernel: Kernel = choose_kernel("auto", dtype, torch.device(device), workload.head_dim)
-        drawn = torch.Generator().manual_seed(0)
-        shape = (workload.batch, workload.sequence)
-        heads = (workload.heads, workload.kv_head_count, workload.kv_head_count, workload.heads)
-        self._whole = [
-            torch.randn(*shape, count, workload.head_dim, generator=drawn).to(dtype).to(device) for count in heads
-        ]
-        self._own = [shard(x, self._layout, rank) for x in self._whole]
+        self._workload, self._layout = schedule.task.workload, schedule.task.layout
+        self._scale, dtype = self._workload.head_dim**-0.5, DTYPES[self._workload.dtype]
+        kernel = choose_kernel("auto", dtype, torch.device(device), self._workload.head_dim)
+        self._gather_shards = gather_shards
+        self._whole = random_layer(self._workload, dtype, device)
+        q, k, v, dout = (shard(x, self._layout, rank) for x in self._whole)
+        queries: tuple[Tensor, ...] = (q,)
+        if self._task.is_backward:
+            out, self._lse = _forward_alone(self._task, rank, kernel, self._scale, q, *self._whole[1:3])
+            queries, self._out = (q, dout, self._lse, out), out
+        self._layer = AttentionLayer(schedule, rank, kernel, self._scale, {QUERIES: queries, KEYS: (k, v)})
+        self.executor = Executor(schedule, rank, transport, self._layer, device, progress)
         self._checked = True
 
-    @abstractmethod
-    def set_up(self, checked: bool) -> None: ...
+    def set_up(self, checked: bool) -> None:
+        self._checked = checked
+        self._layer.load(self.executor.copies)
+        load_copies_of_others(self.executor.copies, self._schedule, self._left_by_the_forward_pass())
 
-    @abstractmethod
-    def _call(self, row: CallRow) -> None: ...
-
-    @abstractmethod
-    def _join(self, each: Sum) -> None: ...
+    def _left_by_the_forward_pass(self) -> Tensor:
+        """The keys and values of other ranks with which the pass starts, as bytes."""
+        task, kind = self._task, self._schedule.blocks.kind_of
+        found = [self.executor.memory[:0]]
+        for block in copies_of_others(self._schedule, self._rank):
+            data = self.executor.memory.new_empty(int(task.block_bytes[block]))
+            at = torch.arange(task.count[block], device=data.device) * task.layout.stride + int(task.start[block])
+            heads = slice(*task.heads_of(block))
+            store(data, kind(block).fields, [x[:, at, heads].transpose(0, 1) for x in self._whole[1:3]])
+            found.append(data)
+        return torch.cat(found)
 
     def compute_alone(self) -> float:
         """Make all kernel calls of the rank on the current content of its memory; returns the time in seconds."""
         device = self.executor.memory.device
         began_s = _now(device)
         for row in self.executor.part.calls:
-            self._call(row)
+            self.executor.copies.compute(row)
         return _now(device) - began_s
+
+    def check(self) -> None:
+        """Compare some rows with a single process."""
+        rows = self._rows()
+        if not self._checked or not (rows or self._task.is_backward):
+            return
+        if self._task.is_backward:
+            self._check_gradients(rows)
+        else:
+            out, _ = self._output(RESULTS)
+            self._compare("the result", out[:, rows], [self._exact_result(position) for position in self._at(rows)])
+
+    def _check_gradients(self, rows: list[int]) -> None:
+        (dq,), (dk, dv) = self._output(QUERY_GRADIENTS), self._output(KEY_GRADIENTS)
+        if rows:
+            self._compare("dq", dq[:, rows], [self._exact_dq(position) for position in self._at(rows)])
+        if self._gather_shards is None:
+            return
+        out, lse = (unshard(self._gather_shards(x), self._layout) for x in (self._out, self._lse))
+        if rows:
+            expected = [self._exact_dk_dv(position, out, lse) for position in self._at(rows)]
+            self._compare("dk", dk[:, rows], [each[0] for each in expected])
+            self._compare("dv", dv[:, rows], [each[1] for each in expected])
+
+    def _output(self, tensor: int) -> Sequence[Tensor]:
+        return self._layer.output(self.executor.copies, tensor, DTYPES[self._workload.dtype])
 
     def _rows(self) -> list[int]:
         """Some rows of the rank's shard."""
         count = self._layout.length(self._rank)
         return torch.linspace(0, count - 1, min(_CHECKED_ROWS, count)).long().tolist()
+
+    def _at(self, rows: list[int]) -> list[int]:
+        """The positions of rows of the shard."""
+        found: list[int] = self._layout.positions(self._rank)[rows].tolist()
+        return found
 
     def _document(self, position: int) -> tuple[int, int]:
         """Start and end of the document of a position."""
@@ -107,100 +157,16 @@ class LayerTrial:
         """Raise `RunError` if the rows differ by more than rounding."""
         values, sizes = (torch.cat(list(each), 1) for each in zip(*expected, strict=True))
         error, size = float((found.double() - values).square().sum()), float(sizes.square().sum())
-        if not error <= _TOLERANCE[DTYPES[self._workload.dtype]] ** 2 * size:
+        if not error <= TOLERANCE[DTYPES[self._workload.dtype]] ** 2 * size:
             raise RunError(
                 f"rank {self._rank}: {what} differs from single-process attention by {(error / size) ** 0.5:.2g}"
             )
 
-
-class ForwardTrial(LayerTrial):
-    """The forward pass."""
-
-    def set_up(self, checked: bool) -> None:
-        self._checked = checked
-        q, k, v, _ = self._own
-        store_keys_and_values(self.executor, self._workload, k, v)
-        self._layer = Layer(self._schedule, self._rank, q, self._kernel, self._scale)
-
-    def _call(self, row: CallRow) -> None:
-        self._layer.call(row, self.executor.reads(row))
-
-    def _join(self, each: Sum) -> None:
-        raise AssertionError(f"gradient block {each.block} in a forward pass")
-
-    def check(self) -> None:
-        if not self._checked or not (rows := self._rows()):
-            return
-        out, _ = self._layer.result()
+    def _exact_result(self, position: int) -> Exact:
         q, k, v, _ = self._whole
-        expected = []
-        for position in self._layout.positions(self._rank)[rows].tolist():
-            keys, here = self._keys_of(position), slice(position, position + 1)
-            row = _exact(q[:, here], k[:, keys], v[:, keys], self._scale)[0]
-            expected.append(Exact(row, row))
-        self._compare("the result", out[:, rows], expected)
-
-
-class BackwardTrial(LayerTrial):
-    """The backward pass, after a forward pass that is computed once without communication."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        rank: int,
-        transport: Transport,
-        device: str,
-        progress: Progress,
-        gather_shards: GatherShards | None,
-    ) -> None:
-        super().__init__(schedule, rank, transport, device, progress)
-        self._gather_shards = gather_shards
-        q, k, v, self._dout = self._own
-        out, lse = _forward_alone(self._task, rank, self._kernel, self._scale, q, *self._whole[1:3])
-        self._saved = Saved(q, k, v, out, lse, self._retained())
-
-    def _retained(self) -> Tensor:
-        """The keys and values of other ranks that an untrimmed forward pass would have retained, as bytes."""
-        task, workload = self._task, self._workload
-        copies = [block for block in self.executor.part.resident if task.owner[block] != self._rank]
-        positions = [torch.arange(task.count[block]) * task.layout.stride + int(task.start[block]) for block in copies]
-        at = torch.cat([torch.zeros(0, dtype=torch.int64), *positions]).to(self._own[0].device)
-        retained = self.executor.memory.new_empty(len(at) * workload.kv_bytes_per_position)
-        for place, values in zip(keys_and_values(retained, workload), self._whole[1:3], strict=True):
-            place.copy_(values[:, at])
-        return retained
-
-    def set_up(self, checked: bool) -> None:
-        self._checked = checked
-        self._layer = BackwardLayer(self._schedule, self._rank, self._saved, self._dout, self._kernel, self._scale)
-        self._sums = Sums(self.executor.part, self._gradient)
-        self._layer.store_resident(self.executor)
-
-    def _gradient(self, block: int, offset: int) -> Sequence[Tensor]:
-        return self._layer.gradient(self.executor.block(block, offset))
-
-    def _call(self, row: CallRow) -> None:
-        for place, values in zip(row.adds, self._layer.call(row, self.executor.reads(row)), strict=True):
-            self._sums.add(place, values)
-
-    def _join(self, each: Sum) -> None:
-        self._sums.join(each)
-
-    def check(self) -> None:
-        if not self._checked:
-            return
-        dq, dk, dv = self._layer.result(self.executor)
-        rows = self._rows()
-        positions = self._layout.positions(self._rank)[rows].tolist()
-        if rows:
-            self._compare("dq", dq[:, rows], [self._exact_dq(position) for position in positions])
-        if self._gather_shards is None:
-            return
-        out, lse = (unshard(self._gather_shards(x), self._layout) for x in (self._saved.out, self._saved.lse))
-        if rows:
-            expected = [self._exact_dk_dv(position, out, lse) for position in positions]
-            self._compare("dk", dk[:, rows], [each[0] for each in expected])
-            self._compare("dv", dv[:, rows], [each[1] for each in expected])
+        keys, here = self._keys_of(position), slice(position, position + 1)
+        row = _exact(q[:, here], k[:, keys], v[:, keys], self._scale)[0]
+        return Exact(row, row)
 
     def _exact_dq(self, position: int) -> Exact:
         q, k, v, dout = self._whole
@@ -221,19 +187,11 @@ class BackwardTrial(LayerTrial):
         return _exact_gradients(*queries, self._scale)[1:]
 
 
-def layer_trial(
-    schedule: Schedule,
-    rank: int,
-    transport: Transport,
-    device: str,
-    progress: Progress,
-    gather_shards: GatherShards | None = None,
-) -> ForwardTrial | BackwardTrial:
-    """The trial of a schedule, forward or backward."""
-    assert schedule.task is not None, "a schedule of attention has a task"
-    if schedule.task.is_backward:
-        return BackwardTrial(schedule, rank, transport, device, progress, gather_shards)
-    return ForwardTrial(schedule, rank, transport, device, progress)
+def random_layer(workload: Workload, dtype: torch.dtype, device: str) -> Sequence[Tensor]:
+    """Queries, keys, values and the gradient of the result, equal on all ranks."""
+    drawn, shape = torch.Generator().manual_seed(0), (workload.batch, workload.sequence)
+    heads = (workload.heads, workload.kv_head_count, workload.kv_head_count, workload.heads)
+    return [torch.randn(*shape, count, workload.head_dim, generator=drawn).to(dtype).to(device) for count in heads]
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -270,20 +228,23 @@ def _exact_gradients(
 def _forward_alone(
     task: AttentionTask, rank: int, kernel: Kernel, scale: float, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A rank's result and lse, from its queries and the keys and values of the whole sequence, tile by tile."""
+    """A rank's result and lse, from its queries and the keys and values of the whole sequence, span by span."""
     total = Accumulator(q.shape[0], q.shape[1], q.shape[2], q.shape[3], q.device)
-    keys = task.blocks_of("keys")
+    layout, stride = task.layout, task.layout.stride
     first = 0
-    for query in task.blocks_of("queries")[task.owner[task.first_query : task.first_gradient] == rank]:
-        low, high = (limits[0].tolist() for limits in task.bands(query[None], keys))
-        rows = int(task.count[query])
-        for key in (each for each in keys.tolist() if low[each] <= high[each]):
-            start, stride = int(task.start[key]), task.layout.stride
-            at = slice(start, start + (int(task.count[key]) - 1) * stride + 1, stride)
-            here = q[:, first : first + rows]
-            total.add(first, kernel.attend(here, k[:, at], v[:, at], scale=scale, low=low[key], high=high[key]))
-        first += rows
+    for span in layout.spans[rank]:
+        for other in (each for spans in layout.spans for each in spans):
+            limits = task.run_bands(*(np.array([x]) for x in (span.start, span.count, other.start, other.count)))
+            low, high = (int(each[0]) for each in clip_band(*limits, span.count, other.count))
+            if low <= high and _document(task, span.start) == _document(task, other.start):
+                here, at = q[:, first : first + span.count], slice(other.start, other.positions_end, stride)
+                total.add(first, kernel.attend(here, k[:, at], v[:, at], scale=scale, low=low, high=high))
+        first += span.count
     return total.result(q.dtype)
+
+
+def _document(task: AttentionTask, position: int) -> int:
+    return int(np.searchsorted(task.workload.document_starts, position, side="right"))
 
 
 def _now(device: torch.device) -> float:

@@ -1,122 +1,174 @@
-"""Test patterns: block contents for runs that test only data movement, so that every bit can be checked."""
+"""Test patterns: runs of any schedule in which every byte can be checked, whatever its kernels compute.
+
+Part p of block b is a string of pseudo-random bytes, and the content of a copy is the sum of its parts modulo 256.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
-from runtime.executor.executor import Executor
+from runtime.executor.executor import Executor, no_progress
+from runtime.executor.message_io import Progress
+from runtime.executor.transports import Transport
+from runtime.executor.views import Views
 from tasp_lab.errors import RunError
-from tasp_lab.schedule.buffer_layout import CallRow
+from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.workload.kernel_calls import Call
+
+_GARBAGE = 0xA5
+"""What the memory holds where nothing has been received yet."""
 
 
-def test_pattern(block: int, size_bytes: int) -> torch.Tensor:
-    """The bytes of a block in a test run: pseudo-random, the same on every rank, different for every block."""
-    generator = np.random.Generator(np.random.Philox(key=block))
+def pattern(block: int, size_bytes: int, part: int = 0) -> torch.Tensor:
+    """The bytes of a part of a block: pseudo-random, the same on every rank, different for every part and block."""
+    generator = np.random.Generator(np.random.Philox(key=(block << 32) + part))
     return torch.from_numpy(generator.integers(0, 256, size_bytes, dtype=np.uint8))
 
 
-test_pattern.__test__ = False  # type: ignore[attr-defined]
+class Patterns:
+    """The contents of blocks in a schedule."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._sizes: list[int] = schedule.block_bytes.tolist()
+
+    def size_bytes(self, block: int) -> int:
+        return self._sizes[block]
+
+    def sum(self, block: int, parts: Iterable[int]) -> torch.Tensor:
+        """The sum of some parts of a block."""
+        total = torch.zeros(self._sizes[block], dtype=torch.uint8)
+        for part in parts:
+            total += pattern(block, len(total), part)
+        return total
+
+    def complete(self, block: int) -> torch.Tensor:
+        """The sum of all parts of a block."""
+        return self.sum(block, self._existing(block))
+
+    def initial(self, rank: int, block: int) -> torch.Tensor:
+        """What a rank has of a block at the start."""
+        schedule = self._schedule
+        if schedule.initial_part is None:
+            return self.complete(block)
+        part = int(np.broadcast_to(schedule.initial_part, schedule.initial.shape)[rank, block])
+        return self.complete(block) if part < 0 else self.sum(block, [part])
+
+    def _existing(self, block: int) -> Sequence[int]:
+        task = self._schedule.task
+        if task is None:
+            return range(int(self._schedule.blocks.parts[block]))
+        found: list[int] = np.flatnonzero(task.existing_parts(np.array([block]))[0]).tolist()
+        return found
+
+    def added(self, rank: int, row: CallRow) -> list[torch.Tensor]:
+        """What a kernel call adds to each of its blocks: the parts that the task says."""
+        task = self._schedule.task
+        assert task is not None, "a schedule with calls has a task"
+        operands = [list(each.blocks) for each in row.operands]
+        effects = task.effects(Calls.of(row.kernel, [(rank, operands, row.params)], row.lane))
+        return [self.sum(place.block, effects.part[effects.block == place.block].tolist()) for place in row.adds]
 
 
-def fill(executor: Executor) -> None:
-    """Put the test pattern into every block that the rank holds at the start, and zeros everywhere else."""
-    for block, place in _zeroed_blocks(executor):
-        place.copy_(test_pattern(block, place.numel()))
+class PatternTrial:
+    """A run on test patterns; a kernel call takes the time of its FLOPs at `flops_per_s`, or none."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        transport: Transport,
+        flops_per_s: float | None = None,
+        device: str = "cpu",
+        progress: Progress = no_progress,
+    ) -> None:
+        self.work = PatternWork(schedule, rank, device, flops_per_s)
+        self.executor = Executor(schedule, rank, transport, self.work, device, progress, as_bytes=True)
+
+    def set_up(self, checked: bool) -> None:
+        self.work.checked = checked
+        fill(self.executor, self.work)
+
+    def check(self) -> None:
+        verify(self.executor, self.work)
 
 
-def fill_with_parts(executor: Executor) -> None:
-    """Put the rank's part of the sum into every block that it holds at the start, and zeros everywhere else."""
-    for block, place in _zeroed_blocks(executor):
-        place.copy_(_sum_of_parts(block, [executor.part.rank], place.numel()))
+class PatternWork:
+    """The kernel calls and the bound copies of one rank; `checked`: what calls read is checked, and they add parts."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        device: str = "cpu",
+        flops_per_s: float | None = None,
+        checked: bool = True,
+    ) -> None:
+        self.patterns, self._rank, self._device, self.checked = Patterns(schedule), rank, device, checked
+        self._flops_per_s = flops_per_s or float("inf")
+        self._bound: dict[int, torch.Tensor] = {}
+
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+        if not self.checked:
+            time.sleep(row.flops / self._flops_per_s)
+            return [[torch.zeros(self.patterns.size_bytes(place.block), dtype=torch.uint8)] for place in row.adds]
+        verify_reads(self._rank, self.patterns, row, operands)
+        time.sleep(row.flops / self._flops_per_s)
+        return [[each.to(self._device)] for each in self.patterns.added(self._rank, row)]
+
+    def bound(self, blocks: Sequence[int]) -> Views:
+        found = [self._bound.setdefault(block, self._garbage(block)) for block in blocks]
+        return [found[0] if len(found) == 1 else torch.cat(found)]
+
+    def sent(self, block: int) -> Views:
+        return self.bound([block])
+
+    def _garbage(self, block: int) -> torch.Tensor:
+        size = self.patterns.size_bytes(block)
+        return torch.full((size,), _GARBAGE, dtype=torch.uint8, device=self._device)
 
 
-def _zeroed_blocks(executor: Executor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Zero the memory; the blocks that the rank holds at the start, with their bytes."""
-    executor.memory.zero_()
-    for block, offset in executor.part.resident.items():
-        yield block, executor.block(block, offset)
+def fill(executor: Executor, work: PatternWork) -> None:
+    """Set what the rank has at the start; all else is garbage."""
+    executor.memory.fill_(_GARBAGE)
+    rank = executor.part.rank
+    for block in np.flatnonzero(executor.schedule.initial[rank]).tolist():
+        _copy(executor, work, block).copy_(work.patterns.initial(rank, block))
 
 
-def expected_sums(executor: Executor) -> dict[int, torch.Tensor]:
-    """The final blocks of the rank, each the sum of the parts of all ranks that hold one at the start."""
-    schedule = executor.schedule
-    sizes: list[int] = schedule.block_bytes.tolist()
-    return {
-        block: _sum_of_parts(block, np.flatnonzero(schedule.initial[:, block]).tolist(), sizes[block])
-        for block in np.flatnonzero(schedule.final[executor.part.rank]).tolist()
-    }
+def verify(executor: Executor, work: PatternWork) -> None:
+    """Check every copy that is promised at the end, and all data of the start, byte by byte. Raises `RunError`."""
+    schedule, rank = executor.schedule, executor.part.rank
+    for block in np.flatnonzero(schedule.final[rank] | schedule.initial[rank]).tolist():
+        is_sum = bool(schedule.blocks.kind_of(block).join)
+        if (is_sum and not schedule.final[rank, block]) or not (work.checked or _is_moved(schedule, block)):
+            continue
+        if not torch.equal(_copy(executor, work, block).cpu(), work.patterns.complete(block)):
+            what = "the sum of its parts" if is_sum else "what its owner sent"
+            raise RunError(f"rank {rank}: {schedule.blocks.name(block)} is not {what}")
 
 
-def verify_sums(executor: Executor, expected: Mapping[int, torch.Tensor]) -> None:
-    """Check every final sum of the rank, bit for bit. Raises `RunError`."""
-    for block, total in expected.items():
-        if not torch.equal(executor.block(block, executor.part.kept[block]).cpu(), total):
-            raise RunError(f"rank {executor.part.rank}: block {block} is not the sum of its parts")
+def _is_moved(schedule: Schedule, block: int) -> bool:
+    """Whether the parts of a block are there at the start, so that no kernel call adds any."""
+    return bool(schedule.initial[:, block].any())
 
 
-def verify(executor: Executor) -> None:
-    """Check every block that the rank keeps, bit for bit. Raises `RunError`."""
-    for block, offset in executor.part.kept.items():
-        _check(executor, block, offset)
+def verify_reads(rank: int, patterns: Patterns, row: CallRow, operands: Sequence[Views]) -> None:
+    """Check that all that a kernel call reads is complete, byte by byte. Raises `RunError`."""
+    for operand, tensors in zip(row.operands, operands, strict=True):
+        sizes = [patterns.size_bytes(block) for block in operand.blocks]
+        contents = (content for data in tensors for content in torch.split(data.cpu(), sizes))
+        for block, content in zip(operand.blocks, contents, strict=True):
+            if not torch.equal(content, patterns.complete(block)):
+                raise RunError(f"rank {rank}: step {row.step} computes with block {block}, which is not complete")
 
 
-def verify_reads(executor: Executor, row: CallRow) -> None:
-    """Check the blocks that a kernel call reads, bit for bit. Raises `RunError`."""
-    offset = row.offset
-    for block, _ in row.reads:
-        offset += _check(executor, block, offset)
-
-
-def part_of_gradient(executor: Executor, row: CallRow, at: int) -> torch.Tensor:
-    """The contribution of a kernel call to the gradient of its `at`-th circulating block: a sum modulo 256."""
-    gradient = row.adds[at]
-    size_bytes = executor.block(gradient.block, gradient.offset).numel()
-    return _sum_of_parts(gradient.block, _stationary_blocks(executor.schedule, row.call, at), size_bytes)
-
-
-def verify_gradients(executor: Executor) -> None:
-    """Check that every gradient of the rank contains each of its contributions exactly once. Raises `RunError`."""
-    schedule = executor.schedule
-    parts: dict[int, list[int]] = {block: [] for block in executor.part.gradients}
-    for step in schedule.steps:
-        for call in step.calls:
-            assert schedule.task is not None, "a schedule with calls has a task"
-            gradients = schedule.task.gradient_blocks(schedule.task.sides(call)[0]).tolist()
-            for at, block in enumerate(gradients):
-                if block in parts:
-                    parts[block] += _stationary_blocks(schedule, call, at)
-    for block, offset in executor.part.gradients.items():
-        found = executor.block(block, offset).cpu()
-        if not torch.equal(found, _sum_of_parts(block, parts[block], found.numel())):
-            raise RunError(f"rank {executor.part.rank}: gradient block {block} is not the sum of its parts")
-
-
-def _stationary_blocks(schedule: Schedule, call: Call, at: int) -> list[int]:
-    """The stationary blocks that attend to the `at`-th circulating block of a call, or to which it attends."""
-    task = schedule.task
-    assert task is not None, "a schedule with calls has a task"
-    low, high = task.call_bands(call)
-    unmasked = low <= high
-    chosen = unmasked[:, at] if task.circulating_side == "keys" else unmasked[at]
-    blocks: list[int] = task.sides(call)[1][chosen].tolist()
-    return blocks
-
-
-def _sum_of_parts(summed: int, parts: Sequence[int], size_bytes: int) -> torch.Tensor:
-    """The sum of parts of a block modulo 256; parts are stationary blocks for a gradient, else ranks."""
-    total = torch.zeros(size_bytes, dtype=torch.uint8)
-    for part in parts:
-        total += test_pattern((summed << 32) + part, size_bytes)
-    return total
-
-
-def _check(executor: Executor, block: int, offset: int) -> int:
-    found = executor.block(block, offset).cpu()
-    if not torch.equal(found, test_pattern(block, found.numel())):
-        raise RunError(f"rank {executor.part.rank}: block {block} is not what its owner sent")
-    return found.numel()
+def _copy(executor: Executor, work: PatternWork, block: int) -> torch.Tensor:
+    """The bytes of a resident copy."""
+    offset = executor.part.resident.get(block)
+    return work.bound([block])[0] if offset is None else executor.copies.data(block, offset)

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from runtime.trials.in_process import run_in_process
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.token_ring import token_ring_passes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
+from tests.support.schedules import task_of
 
 TOPOLOGIES = [*(full_mesh(n) for n in range(1, 9)), switch(4), nodes(2, 3), torus((3, 3))]
 
@@ -45,7 +47,14 @@ def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ah
     steps = list(enumerate(schedule.steps))
     assert sends == {(at, *row): int(schedule.block_bytes[row[3]]) for at, step in steps for row in step.rows()}
     assert len(sends) == schedule.transfers
-    expected = [(at, c.rank, int(c.keys[0]), schedule.call_flops(c)) for at, step in steps for c in step.calls]
+    expected = [
+        (at, *row)
+        for at, step in steps
+        for each in step.calls
+        for row in zip(
+            each.rank.tolist(), each.operands[1].first.tolist(), task_of(schedule).flops(each).tolist(), strict=True
+        )
+    ]
     assert sorted(calls) == sorted(expected)
 
 
@@ -55,4 +64,18 @@ def test_a_buffer_that_is_skipped_is_still_protected(whole_steps: bool) -> None:
     for name in ATTENTION:
         schedule = attention(name, full_mesh(8), Workload(5, head_dim=64, dtype="fp32", heads=1), buffers=2)
         for _ in range(10):
+            run_in_process(schedule, 4, whole_steps)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 4), st.integers(0, 5), st.sampled_from(["fp32", "bf16"]), st.integers(1, 9), st.booleans())
+def test_results_that_travel_are_merged_where_they_arrive(
+    world_size: int, more: int, dtype: str, head_dim: int, causal: bool
+) -> None:
+    """TokenRing: parts of results, or of the gradients of queries, are sent to the owner and joined there."""
+    layer = Workload(
+        12 * world_size + more, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, mask="causal" if causal else "full"
+    )
+    for schedule in token_ring_passes(full_mesh(world_size), layer):
+        for whole_steps in (False, True):
             run_in_process(schedule, 4, whole_steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Event
@@ -15,18 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.executor import Executor
+from runtime.executor.copies import Copies
 from runtime.executor.transports import Message, Wait
-from runtime.sequence_parallel.gradient_sums import Sums
-from runtime.trials import patterns
 from runtime.trials.in_process import run_in_process
-from runtime.trials.workloads import PatternTrial
+from runtime.trials.patterns import PatternTrial
 from tasp_lab.attention.backward import DATAFLOWS
 from tasp_lab.errors import RunError
-from tasp_lab.schedule.buffer_layout import Sum
+from tasp_lab.schedule.dependencies import RESIDENT
+from tasp_lab.schedule.rank_part import Join
 from tasp_lab.timeline.events import DIFFERENTIATE, SEND
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_backward import Case, cases_of
+from tests.support.schedules import task_of
 
 FLOPS_PER_S = 1e12
 """Test patterns instead of attention; a call takes no time worth waiting for."""
@@ -50,7 +49,12 @@ def test_every_gradient_is_the_sum_of_its_parts(case: Case, transport: tuple[int
     calls = Counter((e.step, e.rank, e.flops) for e in timeline.events if e.kind == DIFFERENTIATE)
     steps = list(enumerate(schedule.steps))
     assert sends == Counter((at, *row, int(schedule.block_bytes[row[3]])) for at, step in steps for row in step.rows())
-    assert calls == Counter((at, c.rank, schedule.call_flops(c)) for at, step in steps for c in step.calls)
+    assert calls == Counter(
+        (at, *row)
+        for at, step in steps
+        for each in step.calls
+        for row in zip(each.rank.tolist(), task_of(schedule).flops(each).tolist(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -116,60 +120,43 @@ def test_nothing_is_overwritten_before_its_receiver_has_it(case: Case) -> None:
 
 CASE = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), "rotate-kv-back")
 
+NOT_THE_SUM = r"rank \d: block \d+ \(key gradients\) is not the sum of its parts"
+
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_part_that_is_left_out_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    join = Sums.join
+    join = Copies.join
 
-    def forgetful(self: Sums, each: Sum) -> None:
-        if each.arrives:
-            self._parts.pop((each.block, each.since), None)
-        join(self, each)
+    def forgetful(self: Copies, each: Join) -> None:
+        join(self, each._replace(operations=()) if each.begun else each)
 
-    monkeypatch.setattr(Sums, "join", forgetful)
-    with pytest.raises(RunError, match=r"rank \d: gradient block \d+ is not the sum of its parts"):
+    monkeypatch.setattr(Copies, "join", forgetful)
+    with pytest.raises(RunError, match=NOT_THE_SUM):
         run_in_process(CASE.backward, *transport, flops_per_s=FLOPS_PER_S)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_sum_that_is_made_twice_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    join = Sums.join
+    join = Copies.join
 
-    def eager(self: Sums, each: Sum) -> None:
+    def eager(self: Copies, each: Join) -> None:
         join(self, each)
-        if each.block in self._part.gradients:
+        if each.place.since == RESIDENT:
             join(self, each)
 
-    monkeypatch.setattr(Sums, "join", eager)
-    with pytest.raises(RunError, match=r"rank \d: gradient block \d+ is not the sum of its parts"):
+    monkeypatch.setattr(Copies, "join", eager)
+    with pytest.raises(RunError, match=NOT_THE_SUM):
         run_in_process(CASE.backward, *transport, flops_per_s=FLOPS_PER_S)
 
 
-def test_gradients_that_start_as_garbage_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = patterns.fill
+def test_sums_to_which_the_first_part_is_added_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is garbage at first, so the first part replaces it."""
+    begin = Copies.begin
 
-    def careless(executor: Executor) -> None:
-        fill(executor)
-        for block, offset in executor.part.gradients.items():
-            executor.block(block, offset).fill_(1)
+    def careless(self: Copies) -> None:
+        begin(self)
+        self._has_parts.update(self.part.resident)
 
-    monkeypatch.setattr("runtime.trials.workloads.fill", careless)
-    with pytest.raises(RunError, match="is not the sum of its parts"):
+    monkeypatch.setattr(Copies, "begin", careless)
+    with pytest.raises(RunError, match=NOT_THE_SUM):
         run_in_process(CASE.backward, flops_per_s=FLOPS_PER_S)
-
-
-def test_buffers_need_not_start_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes into a buffer takes the place of whatever lay there: garbage at first, a block or a gradient later."""
-    fill = patterns.fill
-
-    def dirty(executor: Executor) -> None:
-        fill(executor)
-        schedule = executor.schedule
-        resident = [*executor.part.resident.items(), *executor.part.gradients.items()]
-        end = sum(int(schedule.block_bytes[block]) for block, _ in resident)
-        executor.memory[end:] = torch.randint(0, 256, executor.memory[end:].shape, dtype=torch.uint8)
-
-    monkeypatch.setattr("runtime.trials.workloads.fill", dirty)
-    for dataflow in DATAFLOWS:
-        for transport in TRANSPORTS:
-            run_in_process(replace(CASE, dataflow=dataflow).backward, *transport, flops_per_s=FLOPS_PER_S)

@@ -58,14 +58,15 @@ def messages_of_rank(name: str) -> tuple[list[int], list[int]]:
     executor = Executor(collective(name, full_mesh(n), SHARD_BYTES), rank, make_transport("p2p", 60))
     sizes = executor.schedule.block_bytes.tolist()
     start = 0
-    for block, offset in executor.part.resident.items():
-        executor.block(block, offset).copy_(message[start : start + sizes[block]])
+    copies = executor.copies
+    for block in executor.schedule.initial[rank].nonzero()[0].tolist():
+        copies.resident([block])[0].copy_(message[start : start + sizes[block]])
         start += sizes[block]
     executor.prepare()
     dist.barrier()
     executor.run()
     kept = [block for block in executor.schedule.final[rank].nonzero()[0].tolist() if _is_result(name, rank, n, block)]
-    found = torch.cat([executor.block(block, executor.part.kept[block]) for block in kept])
+    found = torch.cat([copies.resident([block])[0] for block in kept])
     return found.tolist(), _by_torch(name, message).tolist()
 
 

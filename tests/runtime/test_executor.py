@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
-from runtime.trials.patterns import fill, test_pattern, verify
+from runtime.trials.patterns import PatternTrial, pattern
 from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import RunError
 from tasp_lab.schedule.step import Step
@@ -39,23 +39,22 @@ def test_every_schedule_gathers_every_bit(
 
 
 def test_wrong_data_is_noticed() -> None:
-    executor = Executor(collective("ring", full_mesh(2), 100), 1, InProcess(1, Mailboxes(), 1.0))
-    fill(executor)
+    trial = PatternTrial(collective("ring", full_mesh(2), 100), 1, InProcess(1, Mailboxes(), 1.0))
+    trial.set_up(checked=True)
     with pytest.raises(RunError, match="rank 1: block 0 is not what its owner sent"):
-        verify(executor)
+        trial.check()
 
 
 def test_a_silent_peer_is_named() -> None:
     executor = Executor(collective("ring", full_mesh(3), 100), 1, InProcess(1, Mailboxes(), 0.01))
-    fill(executor)
     executor.prepare()
     with pytest.raises(RunError, match="rank 1, step 0: lost rank 0 waiting for block 0 from it"):
         executor.run()
 
 
 def test_patterns_tell_blocks_and_positions_apart() -> None:
-    first, second = test_pattern(0, 1000), test_pattern(1, 1000)
-    assert torch.equal(first, test_pattern(0, 1000))
+    first, second = pattern(0, 1000), pattern(1, 1000)
+    assert torch.equal(first, pattern(0, 1000))
     assert not torch.equal(first, second)
     assert not torch.equal(first[:999], first[1:])
 
@@ -65,7 +64,6 @@ def test_no_lane_waits_for_another() -> None:
     schedule = collective("multi-ring", full_mesh(3), 10)
     mailboxes = Mailboxes()
     executor = Executor(schedule, 1, InProcess(1, mailboxes, 5.0))
-    fill(executor)
     executor.prepare()
     first, second = (step.rows() for step in schedule.steps)
     incoming = {lane: (source, block) for source, destination, lane, block in first if destination == 1}
@@ -79,7 +77,7 @@ def test_no_lane_waits_for_another() -> None:
     assert mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).empty()
     mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).get(timeout=5)
     for lane, (source, _) in {row[2]: (row[0], 0) for row in second if row[1] == 1}.items():
-        mailboxes.box(source, 1, schedule.lanes + lane).put(test_pattern(0, 5))
+        mailboxes.box(source, 1, schedule.lanes + lane).put(pattern(0, 5))
     running.join(timeout=5)
     assert not running.is_alive()
 
@@ -87,7 +85,7 @@ def test_no_lane_waits_for_another() -> None:
 def deliver(mailboxes: Mailboxes, message: tuple[int, int], lane: int) -> None:
     """Put the test pattern of a block of step 0 into rank 1's mailbox."""
     source, block = message
-    mailboxes.box(source, 1, lane).put(test_pattern(block, 5))
+    mailboxes.box(source, 1, lane).put(pattern(block, 5))
 
 
 def test_several_blocks_on_one_lane_of_one_step() -> None:

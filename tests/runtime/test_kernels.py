@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.kernels import partials, sdpa_gpu
 from runtime.kernels.bands import Band, trim, window
+from runtime.kernels.lse_merge import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, Partial, choose_kernel
-from runtime.sequence_parallel.lse_merge import Accumulator
 from tasp_lab.errors import RunError
 
 Tensor = torch.Tensor

@@ -20,15 +20,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.streams import Mark
 from runtime.executor.transports import Message, Wait
-from runtime.trials.patterns import fill, part_of_gradient, verify, verify_gradients, verify_reads
+from runtime.executor.views import Views
+from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import ATTENTION
 from tasp_lab.errors import RunError
-from tasp_lab.schedule.buffer_layout import INITIAL, CallRow, Sum
+from tasp_lab.schedule.dependencies import RESIDENT
+from tasp_lab.schedule.rank_part import CallRow, Join, Place
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -171,46 +174,59 @@ class Library:
         return lambda: self._streams.wait(done)
 
 
-class SlowSums:
-    """What kernel calls add to gradients, and joins, on the streams of a rank. The host notes what it queues."""
+Later = list[torch.Tensor]
+"""Bytes that an operation of a stream will have found."""
 
-    def __init__(self, executor: Executor, streams: DrawnStreams) -> None:
-        self._executor, self._streams = executor, streams
-        self._parts: defaultdict[tuple[int, int], list[list[torch.Tensor]]] = defaultdict(list)
 
-    def add(self, row: CallRow, at: int) -> None:
-        """A kernel call computes its part of a gradient."""
-        place, part = row.adds[at], list[torch.Tensor]()
-        self._streams.queue(lambda: part.append(part_of_gradient(self._executor, row, at)))
-        if place.since == INITIAL:
-            self._sum_up(place.block, place.offset, [part], [place.offset])
-        else:
-            self._parts[place.key].append(part)
+class SlowCopies(Copies):
+    """Kernel calls and joins as operations of the streams of a rank. What the host notes, it notes at once."""
 
-    def join(self, each: Sum) -> None:
+    def __init__(self, executor: Executor, work: PatternWork, streams: DrawnStreams, checked: list[CallRow]) -> None:
+        super().__init__(executor.schedule, executor.part, executor.memory, work, as_bytes=True)
+        self._patterns, self._streams, self._checked = work, streams, checked
+        self._coming: dict[tuple[int, int], Later] = {}
+
+    def compute(self, row: CallRow) -> None:
+        assert self._streams.current == "computing"
+        found: Later = []
+        self._streams.queue(lambda: self._read(row))
+        self._streams.queue(lambda: found.extend(part for (part,) in self._read(row)))
+        for at, place in enumerate(row.adds):
+            part: Later = []
+            self._streams.queue(lambda part=part, at=at: part.append(found[at]))
+            if place.since == RESIDENT:
+                self._sum_up(place, [part], [])
+            else:
+                self._coming[row.operation, place.block] = part
+        self._streams.queue(lambda: self._checked.append(row))
+
+    def _read(self, row: CallRow) -> Sequence[Views]:
+        return self._patterns.compute(row, [self._operand(each) for each in row.operands])
+
+    def join(self, each: Join) -> None:
         assert self._streams.current == "communicating"
-        part = self._executor.part
-        if each.block in part.gradients:
-            resident = part.gradients[each.block]
-            self._sum_up(each.block, resident, [], [each.offset, resident])
-            return
-        parts = self._parts.pop((each.block, each.since), [])
-        if len(parts) != each.computed:
-            raise RunError(f"{each} is joined when the host knows of {len(parts)} parts")
-        self._sum_up(each.block, each.offset, parts, [each.offset] * each.arrives)
+        keys = [(operation, each.place.block) for operation in each.operations]
+        calls = [key for key in keys if key[0] >= self.part.first_call]
+        if any(key not in self._coming for key in calls):
+            raise RunError(f"{each} is joined when the host knows of too few parts")
+        self._sum_up(each.place, [self._coming.pop(key) for key in calls], each.received, each.begun)
 
-    def _sum_up(self, block: int, into: int, parts: list[list[torch.Tensor]], offsets: list[int]) -> None:
-        """Write to a place the sum of parts and of what lies at some offsets."""
-        found: list[torch.Tensor] = []
+    def _sum_up(self, place: Place, parts: Sequence[Later], received: Sequence[int], begun: bool = False) -> None:
+        """Join parts and what lies at some offsets to a copy, whose content is read when that begins."""
+        if place.since == RESIDENT:
+            begun = place.block in self._has_parts
+            self._has_parts.add(place.block)
+        found: Later = []
 
         def begin() -> None:
             if not all(parts):
-                raise RunError(f"a part of gradient block {block} is not computed yet")
-            terms = [part[0] for part in parts] + [self._executor.block(block, offset) for offset in offsets]
+                raise RunError(f"a part of block {place.block} is not computed yet")
+            terms = [part[0] for part in parts] + [self.data(place.block, offset) for offset in received]
+            terms += self._views(place.block, place.offset) if begun else ()
             found.append(torch.stack(terms).sum(0, dtype=torch.uint8))
 
         def end() -> None:
-            self._executor.block(block, into).copy_(found[0])
+            self._views(place.block, place.offset)[0].copy_(found[0])
 
         self._streams.queue(begin)
         self._streams.queue(end)
@@ -219,34 +235,25 @@ class SlowSums:
 def run(schedule: Schedule, seed: int, ignored: Collection[Edge] = ()) -> int:
     """Run a schedule on all ranks; returns how many kernel calls were checked. Raises `RunError`.
 
-    Whatever comes next in the stream of computing finds all gradients complete.
+    Whatever comes next in the stream of computing finds all results complete.
     """
     device = Device(seed)
     checked: list[CallRow] = []
     for rank in range(schedule.world_size):
         streams = DrawnStreams(device, rank, ignored)
-        executor = _executor(schedule, rank, streams, checked)
-        fill(executor)
+        work = PatternWork(schedule, rank)
+        executor = Executor(schedule, rank, Library(streams), work, as_bytes=True)
+        executor.copies = SlowCopies(executor, work, streams, checked)
+        fill(executor, work)
         executor.prepare(streams)
         executor.run()
-        streams.queue(partial(verify, executor))
-        streams.queue(partial(verify_gradients, executor))
+        streams.queue(partial(verify, executor, work))
     device.run()
     return len(checked)
 
 
-def _executor(schedule: Schedule, rank: int, streams: DrawnStreams, checked: list[CallRow]) -> Executor:
-    def compute(row: CallRow) -> None:
-        assert streams.current == "computing"
-        streams.queue(lambda: verify_reads(executor, row))
-        streams.queue(lambda: verify_reads(executor, row))
-        for at in range(len(row.adds)):
-            sums.add(row, at)
-        streams.queue(lambda: checked.append(row))
-
-    executor = Executor(schedule, rank, Library(streams), compute, lambda each: sums.join(each))
-    sums = SlowSums(executor, streams)
-    return executor
+def _calls(schedule: Schedule) -> int:
+    return sum(len(calls) for step in schedule.steps for calls in step.calls)
 
 
 @given(
@@ -263,13 +270,13 @@ def test_every_kernel_reads_what_was_sent(
 ) -> None:
     workload = Workload(sequence, head_dim=4, mask=mask, heads=1)  # type: ignore[arg-type]
     schedule = attention(name, full_mesh(world_size), workload, buffers=buffers, trim=trim)
-    assert run(schedule, seed) == sum(len(step.calls) for step in schedule.steps)
+    assert run(schedule, seed) == _calls(schedule)
 
 
 @settings(max_examples=150)
 @given(cases_of(st.sampled_from(DATAFLOWS), max_positions=20), st.integers(0, 2**32))
 def test_every_gradient_is_complete(case: Case, seed: int) -> None:
-    assert run(case.backward, seed) == sum(len(step.calls) for step in case.backward.steps)
+    assert run(case.backward, seed) == _calls(case.backward)
 
 
 def test_what_comes_home_is_added_when_the_rank_has_added_its_own() -> None:

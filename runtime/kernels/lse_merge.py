@@ -16,7 +16,7 @@ import math
 import numpy as np
 import torch
 
-from runtime.kernels.registry import Partial
+from runtime.kernels.partials import Partial
 
 
 class Accumulator:
@@ -50,10 +50,9 @@ class Accumulator:
         end = first + partial.out.shape[1]
         out, lse = self._out[:, first:end], self._lse[:, first:end]
         if self._written[first:end].any():
-            _merge(out, lse, partial)
+            merge(out, lse, partial)
         else:
-            out.copy_(_masked(partial))
-            lse.copy_(partial.lse)
+            copy(out, lse, partial)
         self._written[first:end] = True
 
     def result(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +60,13 @@ class Accumulator:
         return self._out.to(dtype), self._lse
 
 
-def _merge(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
+def copy(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
+    """Copy a partial, whose rows of weight 0 may have any out."""
+    out.copy_(_masked(other))
+    lse.copy_(other.lse)
+
+
+def merge(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
     """Merge in place. The NaN of -inf - -inf must become weight 0 on both sides; the NaN of inf - inf must remain."""
     total = torch.logaddexp(lse, other.lse).to(lse.dtype)
     weight = (lse - total).exp_().masked_fill_(lse == -math.inf, 0)

@@ -1,0 +1,47 @@
+"""Every system that can be written in the language runs, on test patterns, and ends with the right bytes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from runtime.executor.copies import Copies
+from runtime.trials.in_process import run_in_process
+from tasp_lab.errors import RunError
+from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.schedule import Schedule
+from tests.support.schedules import parts
+from tests.support.worlds import WORLDS
+
+TRANSPORTS = [(0, False), (4, False), (0, True)]
+"""Receives posted in their turn or steps ahead, and whole steps."""
+
+NOT_CONTIGUOUS = [name for name in WORLDS if "ulysses" in name]
+"""Their calls read blocks of the rank's own and blocks that arrived as one operand."""
+
+RUNNING = [name for name in WORLDS if name not in NOT_CONTIGUOUS]
+
+
+@cache
+def schedule_of(name: str) -> Schedule:
+    return WORLDS[name]().schedule()
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_every_system_runs(name: str) -> None:
+    for transport in TRANSPORTS:
+        run_in_process(schedule_of(name), *transport, flops_per_s=1e15)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_the_memory_of_all_ranks_is_that_of_each(name: str) -> None:
+    found = [part.memory_bytes for part in parts(schedule_of(name))]
+    assert memory_bytes(schedule_of(name)).tolist() == found
+
+
+@pytest.mark.parametrize("name", [name for name in RUNNING if any(part.joins for part in parts(schedule_of(name)))])
+def test_joins_that_are_left_out_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Copies, "join", lambda self, each: None)
+    with pytest.raises(RunError, match=r"is not the sum of its parts|is not what its owner sent|is not complete"):
+        run_in_process(schedule_of(name), 0, True, flops_per_s=1e15)
