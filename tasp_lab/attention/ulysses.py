@@ -1,0 +1,78 @@
+"""DeepSpeed-Ulysses (arXiv:2309.14509): ranks exchange positions for heads, attend, and exchange them back.
+
+Each rank has a contiguous shard of every document and, between the exchanges, a group of heads. Step 0 is an
+all-to-all: group g of queries and keys goes to rank g. At step 1 each rank attends over all positions, with one call
+per document. Step 2 is the all-to-all back, of results or of gradients. If there are fewer KV heads than ranks, each is
+copied to every rank whose query heads use it, and its gradients from these ranks add up at its owner.
+
+Exchanged copies are kept. So the backward pass starts with all keys where the forward pass left them, but it sends the
+queries again, as part of the inputs of the gradients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray
+from tasp_lab.attention.backward import Passes
+from tasp_lab.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import contiguous
+
+
+def ulysses_passes(topology: Topology, workload: Workload, *, gradient_dtype: str = "fp32") -> Passes:
+    """Both passes; `gradient_dtype` on the wire is ``fp32``, or ``input`` for that of the layer."""
+    return Passes(ulysses(topology, workload), _pass(topology, workload, gradient_dtype, True))
+
+
+def ulysses(topology: Topology, workload: Workload, *, result_dtype: str = "fp32") -> Schedule:
+    """The forward pass; `result_dtype` as above. Raises `ScheduleError` for heads that cannot be shared out."""
+    return _pass(topology, workload, result_dtype, False)
+
+
+def _pass(topology: Topology, workload: Workload, dtype: str, backward: bool) -> Schedule:
+    n, heads, kv_heads = topology.world_size, workload.heads, workload.kv_head_count
+    name = "ulysses-backward" if backward else "ulysses"
+    if heads % n or (kv_heads % n and n % kv_heads):
+        raise ScheduleError(f"schedule {name!r}: {heads} heads and {kv_heads} KV heads on {n} ranks, expected a "
+                            "multiple of the ranks, and of KV heads a multiple or a divisor")  # fmt: skip
+    layout = contiguous(workload.sequence, n, workload.documents)
+    task = span_task(workload, layout, dtype, backward=backward, query_groups=n, key_groups=min(n, kv_heads))
+    operands = _users(task.blocks_of(QUERIES), n, n), _users(task.blocks_of(KEYS), n, min(n, kv_heads))
+    user, block = np.concatenate(operands, axis=1)
+    owner, output, away = task.owner[block], task.output_of[block], user != task.owner[block]
+    kept = np.zeros((n, len(task.tensor)), dtype=np.bool_)
+    kept[user[away], block[away]] = True
+    left = kept & (task.tensor == KEYS) if backward else None
+    sent, back = away & ~(backward & (task.tensor[block] == KEYS)), away & (output >= 0)
+    there = Step(owner[sent], user[sent], (user - owner - 1)[sent] % n, block[sent])
+    gives = np.ones(np.count_nonzero(back), dtype=np.bool_)
+    home = Step(user[back], owner[back], (owner - user - 1)[back] % n, output[back], gives)
+    steps = there, Step.of((), [_calls(task, operands)]), home
+    return owner_schedule(name, topology, task, steps, lanes=max(n - 1, 1), copies=left, kept=kept)
+
+
+def _users(blocks: IntArray, ranks: int, groups: int) -> IntArray:
+    """The ranks that use the blocks of equal groups of heads, and these blocks: an int array (2, uses)."""
+    uses = np.repeat(blocks.reshape(groups, -1), ranks // groups, axis=0)
+    return np.stack([np.repeat(np.arange(ranks), uses.shape[1]), uses.ravel()])
+
+
+def _calls(task: AttentionTask, operands: tuple[IntArray, IntArray]) -> Calls:
+    """One call per rank and document; blocks in the order of positions."""
+    layer, documents, ranks = task.workload, len(task.workload.document_starts), task.layout.world_size
+    lists = []
+    for user, block in operands:
+        order = np.lexsort((task.start[block], user))
+        sizes = np.bincount(user * documents + task.document[block])
+        lists.append(BlockLists.of_sizes(sizes, block[order]))
+    lengths = np.diff(np.append(layer.document_starts, layer.sequence))
+    low = np.zeros_like(lengths) if layer.mask == "causal" else 1 - lengths
+    bands = np.stack([low, np.minimum(lengths, layer.keys_seen or layer.sequence) - 1], axis=1)
+    return Calls(task.kernel, np.repeat(np.arange(ranks), documents), tuple(lists), np.tile(bands, (ranks, 1)))

@@ -1,0 +1,1 @@
+"""Linear attention: its tasks and sequence-parallel schedules."""

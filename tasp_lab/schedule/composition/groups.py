@@ -1,0 +1,227 @@
+"""Schedules in groups of ranks, and on two levels: within groups and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.decomposition.shares import split_bytes
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.blocks import DATA, Blocks, Kind
+from tasp_lab.schedule.composition.merged_steps import check_no_calls, joined, moved, tables_joined
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.stacked_task import StackedTask
+from tasp_lab.schedule.step import LazySteps, Step
+
+T = TypeVar("T", bound=np.generic)
+
+
+def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
+    """A schedule in several groups of ranks at once, e.g. for data parallelism.
+
+    `groups` is an int array (groups, world_size of the schedule): its row j has the ranks that act as rank 0, 1, ... of
+    the schedule in group j. The blocks of group j are those of group 0, shifted by j times their number.
+
+    Raises `ScheduleError` unless the groups have each of the ranks 0, 1, ... once.
+
+    >>> from tasp_lab.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> print(replicated(ring_all_gather(full_mesh(2), 8), np.array([[0, 2], [1, 3]])).steps[0])
+    0->2 lane 0 block 0
+    2->0 lane 0 block 1
+    1->3 lane 0 block 2
+    3->1 lane 0 block 3
+    """
+    if groups.ndim != 2 or groups.shape[1] != schedule.world_size:
+        raise ScheduleError(
+            f"schedule {schedule.name!r} in groups of shape {groups.shape}, expected (groups, {schedule.world_size})"
+        )
+    if not len(groups) or not np.array_equal(np.sort(groups, axis=None), np.arange(groups.size)):
+        raise ScheduleError(
+            f"schedule {schedule.name!r}: the groups have not each of the ranks 0 to {groups.size - 1} once"
+        )
+    count, task, own_part = len(groups), schedule.task, schedule.initial_part
+    return Schedule(
+        name=f"{count} x {schedule.name}",
+        world_size=groups.size,
+        lanes=schedule.lanes,
+        blocks=tables_joined([schedule.blocks] * count),
+        initial=_placed(schedule.initial, groups),
+        final=_placed(schedule.final, groups),
+        steps=ReplicatedSteps(schedule.steps, groups, len(schedule.blocks)),
+        task=None if task is None else StackedTask((task,) * count, (len(schedule.blocks),) * count),
+        fused=schedule.fused,
+        initial_part=None if own_part is None else _placed(np.broadcast_to(own_part, schedule.initial.shape), groups),
+        kept=None if schedule.kept is None else _placed(schedule.kept, groups),
+    )
+
+
+def _placed(own: npt.NDArray[T], groups: IntArray) -> npt.NDArray[T]:
+    """An array (world_size, blocks) of one group, repeated for the ranks and blocks of each group; 0 elsewhere."""
+    blocks = own.shape[1]
+    found = np.zeros((groups.size, len(groups) * blocks), dtype=own.dtype)
+    for group, ranks in enumerate(groups):
+        found[ranks, group * blocks : (group + 1) * blocks] = own
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicatedSteps(LazySteps):
+    """The steps of a schedule of `blocks` blocks in each of the groups."""
+
+    one: Sequence[Step]
+    groups: IntArray
+    blocks: int
+
+    def __len__(self) -> int:
+        return len(self.one)
+
+    def step(self, index: int) -> Step:
+        step = self.one[index]
+        return joined([moved(step, group * self.blocks, ranks) for group, ranks in enumerate(self.groups)])
+
+
+def over_groups(inner: Schedule, outer: Schedule, *, inner_first: bool = False) -> Schedule:
+    """A collective on two levels: `inner` among the ranks of each group, `outer` between the groups.
+
+    Rank ``j * inner.world_size + i`` is member i of group j. Each block x of `outer` is cut into pieces, one per block
+    of `inner` and in proportion to their sizes. Piece y is block ``x * inner_blocks + y``; it is at member i of group j
+    at the start, or promised to it, if x is at j and y is at i.
+
+    Every member runs `outer` among its peers in the other groups, with the pieces that it starts with. When a block of
+    `outer` has come to a group, `inner` runs in this group with its pieces, while further blocks are on their way: one
+    step of `outer` beside all steps of `inner`, as in Double-Ring Attention (arXiv:2406.18485). With `inner_first` it
+    is the other way round, as suits sums: `inner` runs with a block before the group sends it. The lanes of `outer`
+    follow those of `inner`.
+
+    Two AllGathers make a hierarchical AllGather, that of two ReduceScatters with `inner_first` a ReduceScatter.
+
+    Raises `ScheduleError` for kernel calls, for buffers, for pieces without a byte, for an AllReduce, and if one
+    schedule moves data and the other one sums.
+
+    >>> from tasp_lab.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> inner, outer = ring_all_gather(full_mesh(4), 100), ring_all_gather(full_mesh(2), 400)
+    >>> [int(step_bytes.sum()) for step_bytes in over_groups(inner, outer).bytes_sent()]
+    [1600, 800, 800, 800, 800, 800]
+    """
+    name = f"{inner.name} over {outer.name}"
+    for each in (inner, outer):
+        check_no_calls(each, "expected a collective on each level")
+        if each.blocks.pools:
+            raise ScheduleError(f"schedule {each.name!r} receives into buffers, expected copies that stay")
+        if each.blocks.kinds[0].join and each.final.sum(axis=0).max(initial=0) > 1:
+            raise ScheduleError(f"schedule {each.name!r} copies complete sums, expected a ReduceScatter on each level")
+    first, second = (inner, outer) if inner_first else (outer, inner)
+
+    def product(of_first: BoolArray, of_second: BoolArray) -> BoolArray:
+        found: BoolArray = np.kron(of_second, of_first) if inner_first else np.kron(of_first, of_second)
+        return found
+
+    kept = product(_staying(first), second.initial) | product(first.final, _staying(second))
+    return Schedule(
+        name=name,
+        world_size=inner.world_size * outer.world_size,
+        lanes=inner.lanes + outer.lanes,
+        blocks=_product_blocks(name, inner.blocks, outer.blocks),
+        initial=product(first.initial, second.initial),
+        final=product(first.final, second.final),
+        steps=TwoLevelSteps(inner, outer, inner_first),
+        initial_part=_product_part(name, inner, outer),
+        kept=kept,
+    )
+
+
+def _staying(schedule: Schedule) -> BoolArray:
+    return schedule.final if schedule.kept is None else schedule.final | schedule.kept
+
+
+def _product_blocks(name: str, inner: Blocks, outer: Blocks) -> Blocks:
+    joins = {kind.join for blocks in (inner, outer) for kind in blocks.kinds}
+    if len(joins) > 1:
+        raise ScheduleError(f"{name}: one moves data, one adds up parts, expected the same of both")
+    kinds: tuple[Kind, ...] = (DATA,) if joins == {""} else (Kind("sum", joins.pop()),)
+    shares = [Fraction(size, int(inner.bytes.sum())) for size in inner.bytes.tolist()]
+    pieces = {size: split_bytes(size, shares) for size in np.unique(outer.bytes).tolist()}
+    sizes = np.array([pieces[size] for size in outer.bytes.tolist()], dtype=np.int64)
+    if (sizes < 1).any():
+        block = int((sizes < 1).any(axis=1).argmax())
+        raise ScheduleError(
+            f"{name}: block {block} of {outer.bytes[block]} bytes in {len(inner)} pieces, expected a byte or more"
+        )
+    return Blocks(kinds, np.zeros(sizes.size, dtype=np.int64), sizes.ravel(), np.kron(outer.parts, inner.parts))
+
+
+def _product_part(name: str, inner: Schedule, outer: Schedule) -> IntArray | None:
+    """The part of each initial copy: the outer part times the parts of an inner block, plus the inner part."""
+    if inner.initial_part is None and outer.initial_part is None:
+        return None
+    parts = []
+    for each in (outer, inner):
+        own = np.broadcast_to(-1 if each.initial_part is None else each.initial_part, each.initial.shape)
+        parts.append(np.where(each.blocks.parts == 1, 0, own))
+        if (parts[-1][each.initial] < 0).any():
+            raise ScheduleError(f"{name}: {each.name!r} starts with complete sums and the other one with parts")
+    outer_part, inner_part = parts
+    combined: IntArray = outer_part[:, None, :, None] * inner.blocks.parts + inner_part[:, None, :]
+    return combined.reshape(inner.world_size * outer.world_size, -1)
+
+
+class TwoLevelSteps(LazySteps):
+    """The steps of `over_groups`."""
+
+    def __init__(self, inner: Schedule, outer: Schedule, inner_first: bool) -> None:
+        self._inner, self._outer, self._inner_first = inner, outer, inner_first
+        self._period = max(len(inner.steps), 1)
+        turns, self._present = (_departures if inner_first else _arrivals)(outer)
+        self._begin = turns * self._period
+
+    def __len__(self) -> int:
+        steps = len(self._outer.steps)
+        outer_end = (steps - 1 + self._inner_first) * self._period + 1 if steps else 0
+        return max(outer_end, int(self._begin[self._present].max(initial=0)) + len(self._inner.steps))
+
+    def step(self, index: int) -> Step:
+        found = []
+        turn, rest = divmod(index, self._period)
+        turn -= self._inner_first
+        if not rest and 0 <= turn < len(self._outer.steps):
+            member, piece = np.nonzero(self._inner.final if self._inner_first else self._inner.initial)
+            ranks, blocks = (self._inner.world_size, member), (len(self._inner.blocks), piece)
+            found.append(_product(self._outer.steps[turn], ranks, blocks, self._inner.lanes))
+        since = np.where(self._present, index - self._begin, -1)
+        for inner_index in np.unique(since[(since >= 0) & (since < len(self._inner.steps))]).tolist():
+            group, block = np.nonzero(since == inner_index)
+            ranks, blocks = (1, group * self._inner.world_size), (1, block * len(self._inner.blocks))
+            found.append(_product(self._inner.steps[inner_index], ranks, blocks, 0))
+        return joined(found)
+
+
+def _arrivals(outer: Schedule) -> tuple[IntArray, BoolArray]:
+    """The step after the last arrival of each block at each rank, 0 for initial copies; where they are in the end."""
+    found = np.zeros(outer.initial.shape, dtype=np.int64)
+    for index, step in enumerate(outer.steps):
+        found[step.destination, step.block] = index + 1
+    return found, outer.final
+
+
+def _departures(outer: Schedule) -> tuple[IntArray, BoolArray]:
+    """The first step at which each rank sends each block, or the number of steps; where they are at the start."""
+    found = np.full(outer.initial.shape, len(outer.steps))
+    for index in reversed(range(len(outer.steps))):
+        found[outer.steps[index].source, outer.steps[index].block] = index
+    return found, outer.initial
+
+
+def _product(step: Step, ranks: tuple[int, IntArray], blocks: tuple[int, IntArray], first_lane: int) -> Step:
+    """Each transfer of a step once per pair of a rank and a block, which are added to multiples of its own."""
+    (rank_factor, rank), (block_factor, block) = ranks, blocks
+    source, destination = (np.add.outer(each * rank_factor, rank).ravel() for each in (step.source, step.destination))
+    lane, gives = (step.lane + first_lane).repeat(len(rank)), step.gives.repeat(len(rank))
+    return Step(source, destination, lane, np.add.outer(step.block * block_factor, block).ravel(), gives)
