@@ -129,9 +129,12 @@ def plot_table(compared: ComparedTable, axes: Axes) -> None:
     >>> axes.get_title(loc="left").partition(":")[0]
     'sendrecv on h100-8'
     """
+    axes.set(xscale="log", yscale="log", ylabel="time", xlabel="size")
     axes.plot(*_columns(compared.rows, "predicted_s"), "-", color=PREDICTED, label="predicted")
     _points(axes, compared.rows, "measured_s", MEASURED, "measured")
-    axes.set(xscale="log", yscale="log", ylabel="time", xlabel="size")
+    times_s = [time_s for row in compared.rows for time_s in (row.predicted_s, row.measured_s)]
+    if max(times_s) < 1.001 * min(times_s):  # next to a power of ten, a logarithmic axis would have no length
+        axes.update_datalim([(compared.rows[0].size_bytes, time_s) for time_s in (times_s[0] / 2, times_s[0] * 2)])
     axes.set_title(f"{heading(compared)}:\n{_summary(compared)}", loc="left", fontsize=8, color=INK, parse_math=False)
     _style_axes(axes)
 

@@ -75,6 +75,13 @@ class TestPictures:
         drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in points])
         assert sorted(drawn) == sorted(row.measured_s for row in found)
 
+    def test_a_single_time_next_to_a_power_of_ten_has_a_range(self) -> None:
+        time_s = float(np.nextafter(1e-7, 1))
+        axes = Figure().subplots()
+        plot_table(Compared("table", [RowAccuracy(1, time_s, time_s, True)]).judged(), axes)
+        low, high = axes.get_ylim()
+        assert low < time_s < high
+
     @given(st.lists(st.lists(rows, min_size=1, max_size=3), min_size=1, max_size=4))
     def test_the_overview_shows_each_error_in_the_line_of_its_table(self, found: list[list[RowAccuracy]]) -> None:
         axes = Figure().subplots()
