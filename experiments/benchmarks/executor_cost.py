@@ -22,10 +22,11 @@ import torch.distributed as dist
 from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
 from runtime.executor.transports import make_transport
+from runtime.trials.patterns import PatternWork
 from tasp_lab.analysis.registry import build_schedules
 from tasp_lab.attention.registry import ATTENTION
 from tasp_lab.files import write_whole
-from tasp_lab.schedule.buffer_layout import CallRow, Row
+from tasp_lab.schedule.rank_part import Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -89,10 +90,6 @@ def _schedule(name: str, world_size: int) -> Schedule:
     return build_schedules(name, full_mesh(world_size), LAYER if name in ATTENTION else SHARD_BYTES)[0]
 
 
-def _nothing(_: CallRow) -> None:
-    """An empty kernel call."""
-
-
 def _rank(
     rank: int, world_size: int, store: str, name: str, transport: str,
     answers: multiprocessing.SimpleQueue[tuple[list[float], list[float]]],
@@ -100,7 +97,8 @@ def _rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store, timedelta(seconds=60), world_size, rank)
     schedule = _schedule(name, world_size)
-    executor = Executor(schedule, rank, make_transport(transport, 60.0), _nothing)
+    work = PatternWork(schedule, rank, checked=False)
+    executor = Executor(schedule, rank, make_transport(transport, 60.0), work, as_bytes=True)
     loop = LOOPS[transport](executor, len(schedule.steps))
 
     def execute() -> None:
@@ -130,8 +128,8 @@ def _by_step(executor: Executor, steps: int) -> list[tuple[list[Row], list[Row]]
 def _point_to_point(executor: Executor, steps: int) -> Callable[[], None]:
     """Per step: post all receives, then all sends, wait for all."""
     plan = [
-        ([(executor.block(row.block, row.offset), row.peer, row.lane) for row in receives],
-         [(executor.block(row.block, row.offset), row.peer, row.lane) for row in sends])
+        ([(executor.copies.data(row.block, row.offset), row.peer, row.lane) for row in receives],
+         [(executor.copies.data(row.block, row.offset), row.peer, row.lane) for row in sends])
         for receives, sends in _by_step(executor, steps)
     ]  # fmt: skip
 
@@ -149,8 +147,11 @@ def _point_to_point(executor: Executor, steps: int) -> Callable[[], None]:
 def _batches(executor: Executor, steps: int) -> Callable[[], None]:
     """Per step: one batch_isend_irecv, wait for it."""
     plan = [
-        [dist.P2POp(dist.irecv, executor.block(row.block, row.offset), row.peer, tag=row.lane) for row in receives]
-        + [dist.P2POp(dist.isend, executor.block(row.block, row.offset), row.peer, tag=row.lane) for row in sends]
+        [
+            dist.P2POp(dist.irecv, executor.copies.data(row.block, row.offset), row.peer, tag=row.lane)
+            for row in receives
+        ]
+        + [dist.P2POp(dist.isend, executor.copies.data(row.block, row.offset), row.peer, tag=row.lane) for row in sends]
         for receives, sends in _by_step(executor, steps)
     ]
 
@@ -171,9 +172,9 @@ def _all_to_all(executor: Executor, steps: int) -> Callable[[], None]:
         splits = [[0] * world_size, [0] * world_size]
         for split, rows in zip(splits, (incoming, outgoing), strict=True):
             for row in rows:
-                split[row.peer] += executor.block(row.block, row.offset).numel()
-        plan.append(([executor.block(row.block, row.offset) for row in incoming],
-                     [executor.block(row.block, row.offset) for row in outgoing], splits))  # fmt: skip
+                split[row.peer] += executor.copies.data(row.block, row.offset).numel()
+        plan.append(([executor.copies.data(row.block, row.offset) for row in incoming],
+                     [executor.copies.data(row.block, row.offset) for row in outgoing], splits))  # fmt: skip
 
     def loop() -> None:
         for incoming, outgoing, (received, sent) in plan:

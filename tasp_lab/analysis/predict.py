@@ -29,8 +29,9 @@ from tasp_lab.analysis.results import Predictions as Predictions
 from tasp_lab.analysis.results import label, layer_constants, pass_of, together
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
 from tasp_lab.attention.backward import dataflow_of
-from tasp_lab.attention.bound import attention_bound_s, rank_flops
+from tasp_lab.attention.bound import attention_bound_s
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.attention.task import AttentionTask
 from tasp_lab.collectives.kinds import collective_bound_s
 from tasp_lab.collectives.registry import kind_of
 from tasp_lab.decomposition.decompose import Decomposition
@@ -39,7 +40,7 @@ from tasp_lab.errors import QuantityError
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.progress import ProgressCallback, no_progress
-from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
@@ -47,7 +48,7 @@ from tasp_lab.workload.layer import Workload
 MANY_TRANSFERS = 10_000
 """SimPy may take more than a few seconds for more transfers than this, which is reported as progress."""
 
-MANY_EVENTS = 200_000
+MANY_EVENTS = 20_000
 """A timeline of more events is kept on request only."""
 
 
@@ -193,7 +194,7 @@ def predict_schedule(
         return CollectivePrediction(*head, bound, timeline, kind_of([schedule.name]), work)
     task = schedule.task
     assert task is not None, "a schedule of a layer has a task"
-    flops, rate = rank_flops(task), machine.rate_of(task)
+    flops, rate = schedule.flops().sum(axis=0).tolist(), machine.rate_of(task)
     return LayerPrediction(
         *head,
         bound,
@@ -201,7 +202,7 @@ def predict_schedule(
         layer=work,
         options=options,
         passing=pass_of(schedule),
-        dataflow=dataflow_of(schedule) if task.is_backward else None,
+        dataflow=dataflow_of(schedule) if task.passing == "backward" else None,
         rates={task.passing: rate},
         compute_flops_per_s=rate.flops_per_s,
         compute_s=rate.time_s(max(flops)),
@@ -213,8 +214,8 @@ def predict_schedule(
 
 
 def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
-    """The lower bound of the time on a machine, in seconds; of a layer, with the sequence layout of the schedule."""
+    """The lower bound of the time of all schedules on a machine, in seconds; those of a layer with the same start."""
     if not isinstance(work, Workload):
         return collective_bound_s(kind_of([schedule.name]), machine.topology, work)
-    assert schedule.task is not None, "a schedule of a layer has a task"
+    assert isinstance(schedule.task, AttentionTask), "a schedule of a layer has a task"
     return attention_bound_s(machine, schedule.task, schedule.initial)

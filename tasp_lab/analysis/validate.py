@@ -63,7 +63,6 @@ from tasp_lab.analysis.results import (
     together,
 )
 from tasp_lab.analysis.ring_choice import RingOptions
-from tasp_lab.attention.bound import rank_flops
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.choices import FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
@@ -516,8 +515,8 @@ _COMPUTE_REPEATS = 3
 
 def _flops(schedule: Schedule) -> list[int]:
     """The FLOPs of each rank."""
-    assert schedule.task is not None, "a schedule of a layer has a task"
-    return rank_flops(schedule.task)
+    found: list[int] = schedule.flops().sum(axis=0).tolist()
+    return found
 
 
 def _filling_s(schedule: Schedule) -> float:

@@ -91,11 +91,15 @@ def test_python_in_a_document_uses_what_exists(block: Block) -> None:
 
 
 @pytest.mark.skipif(not hasattr(tasp_lab, "predict"), reason="import tasp_lab offers no functions yet")
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/reference/index.md", "docs/decomposition.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/tutorial.md", "docs/reference/index.md", "docs/decomposition.md", "docs/schedules.md"]
+)
 def test_python_in_a_document_runs(name: str) -> None:
+    """The blocks of a document, one after another."""
+    names: dict[str, object] = {}
     for block in blocks("python"):
         if block.document == ROOT / name:
-            exec(compile(block.text, name, "exec"), {})
+            exec(compile(block.text, name, "exec"), names)
 
 
 def test_every_name_of_code_in_a_document_exists() -> None:
