@@ -1,10 +1,8 @@
-"""Softmax attention as a task: its blocks, the parts of results and gradients, and what kernel calls yield.
+"""Softmax attention as a task: the parts of results and gradients, and what kernel calls yield.
 
-A block is a run of positions of one tensor and of some heads. Forward, ``attend`` reads queries and keys (with their
-values) and adds to the results of these queries one part per key block: the tiles of its rows. Backward,
-``differentiate`` adds one part per key block to the gradient of the queries, and one per query block to that of the
-keys. A query block then holds all inputs of the gradients: the queries, the gradient of their output, its log-sum-exp,
-and the row sums of output times gradient (the last two in float32).
+Forward, ``attend`` reads queries and keys (with their values) and adds to the results of these queries one part per key
+block: the tiles of its rows. Backward, ``differentiate`` adds one part per key block to the gradient of the queries,
+and one per query block to that of the keys. Blocks are those of `tasp_lab.attention.layer_blocks`.
 
 A **tile** is a query block against a key block; its mask is a band (`tasp_lab.workload.kernel_calls`). Parts are
 numbered among the blocks of the same document and the same KV heads; a tile with an empty mask is no part.
@@ -13,159 +11,35 @@ numbered among the blocks of the same document and the same KV heads; a tile wit
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from math import prod
-from typing import Literal
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.attention.layer_blocks import KEY_GRADIENTS as KEY_GRADIENTS
+from tasp_lab.attention.layer_blocks import KEYS as KEYS
+from tasp_lab.attention.layer_blocks import QUERIES as QUERIES
+from tasp_lab.attention.layer_blocks import QUERY_GRADIENTS as QUERY_GRADIENTS
+from tasp_lab.attention.layer_blocks import RESULTS as RESULTS
+from tasp_lab.attention.layer_blocks import TENSORS as TENSORS
+from tasp_lab.attention.layer_blocks import LayerBlocks
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.blocks import Blocks, Field, Join, Kind, Pool
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects, check_blocks
+from tasp_lab.schedule.blocks import Blocks, Join, Kind, Pool
+from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, check_blocks
 from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
-from tasp_lab.workload.layer import ELEMENT_BYTES, Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout
-
-KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS = range(5)
-"""Tensors of blocks: keys with values, queries (backward: with all inputs of the gradients), what they yield."""
-
-TENSORS = ("keys", "queries", "results", "key gradients", "query gradients")
-"""Names of kinds."""
+from tasp_lab.workload.layer import ELEMENT_BYTES
 
 ATTEND, DIFFERENTIATE = "attend", "differentiate"
 """Names of kernels, which take queries and keys, and a band as parameters (low, high)."""
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionTask:
-    """The blocks of an attention layer, int arrays with an entry per block.
-
-    Parameters
-    ----------
-    workload, layout : the layer, and the distribution of its positions over ranks.
-    tensor : `KEYS`, `QUERIES`, and `RESULTS` or both gradients.
-    owner : the rank whose shard the positions are of.
-    start, count : the positions of a block are start, start + stride, ...; `stride` is that of the layout.
-    first_head, heads : the heads of a block, KV heads of keys and their gradients; all heads if None.
-    gradient_dtype : dtype of gradients on the wire, a key of `tasp_lab.workload.layer.ELEMENT_BYTES`; None forward.
-    result_dtype : dtype of results on the wire, ``fp32`` unless given.
-
-    Raises `ScheduleError` unless the blocks of queries, and those of keys, are exactly the shards of the layout, once
-    for every head, and each has one block that its calls add to.
-    """
-
-    workload: Workload
-    layout: SequenceLayout
-    tensor: IntArray
-    owner: IntArray
-    start: IntArray
-    count: IntArray
-    first_head: IntArray | None = None
-    heads: IntArray | None = None
-    gradient_dtype: str | None = None
-    result_dtype: str = "fp32"
-
-    def __post_init__(self) -> None:
-        layer, keys = self.workload, np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
-        if self.first_head is None or self.heads is None:
-            object.__setattr__(self, "first_head", np.zeros_like(self.start))
-            object.__setattr__(self, "heads", np.where(keys, layer.kv_head_count, layer.heads))
-        for values in (self.tensor, self.owner, self.start, self.count, self.first_head, self.heads):
-            assert values is not None, "heads are known by now"
-            values.flags.writeable = False
-        self._check_heads()
-        for tensor in (KEYS, QUERIES):
-            self._check_shards(tensor)
-        outputs = ((QUERIES, QUERY_GRADIENTS), (KEYS, KEY_GRADIENTS)) if self.is_backward else ((QUERIES, RESULTS),)
-        output_of = np.full(len(self.tensor), -1, dtype=np.int64)
-        for source, target in outputs:
-            blocks, results = self._in_order(source), self._in_order(target)
-            if not np.array_equal(self._columns(blocks), self._columns(results)):
-                raise ScheduleError(f"the blocks of {TENSORS[target]} are not those of {TENSORS[source]}")
-            output_of[blocks] = results
-        object.__setattr__(self, "output_of", output_of)
-
-    output_of: IntArray = field(init=False)
-    """Int array (blocks,): the block of the result or gradient of queries and of the gradient of keys; else -1."""
-
-    def _check_heads(self) -> None:
-        """Check that all blocks of a tensor have equally many heads, which use whole KV heads or part of one."""
-        ratio = self.workload.heads // self.workload.kv_head_count
-        first, heads = self._head_columns
-        for tensor in np.unique(self.tensor).tolist():
-            widths = np.unique(heads[self.tensor == tensor])
-            if len(widths) > 1:
-                raise ScheduleError(f"blocks of {TENSORS[tensor]} have {widths.tolist()} heads, expected one number")
-        queries = self.tensor == QUERIES
-        whole = (first % ratio == 0) & (heads % ratio == 0)
-        within = first % ratio + heads <= ratio
-        if (queries & ~whole & ~within).any():
-            block = int((queries & ~whole & ~within).argmax())
-            raise ScheduleError(
-                f"block {block}: query heads {first[block]} to {first[block] + heads[block] - 1} use part of one KV "
-                f"head and another one, of {ratio} query heads each"
-            )
+class AttentionTask(LayerBlocks):
+    """What the calls of a layer compute; parameters are those of `LayerBlocks`."""
 
     @property
-    def _head_columns(self) -> tuple[IntArray, IntArray]:
-        assert self.first_head is not None, "known since construction"
-        assert self.heads is not None, "known since construction"
-        return self.first_head, self.heads
-
-    def heads_of(self, block: int) -> tuple[int, int]:
-        """The first head of a block, and the end of its heads."""
-        first, heads = self._head_columns
-        return int(first[block]), int(first[block] + heads[block])
-
-    def _check_shards(self, tensor: int) -> None:
-        """Check that for each group of heads the blocks of a tensor are the shards of the layout."""
-        first, heads = self._head_columns
-        blocks = self.blocks_of(tensor)
-        groups = np.unique(first[blocks])
-        total = self.workload.kv_head_count if tensor == KEYS else self.workload.heads
-        spans = [(rank, span.start, span.count) for rank, each in enumerate(self.layout.spans) for span in each]
-        expected = self._merged(*np.array(spans, dtype=np.int64).reshape(-1, 3).T)
-        if len(blocks) and not np.array_equal(groups, np.arange(0, total, heads[blocks[0]])):
-            raise ScheduleError(f"the blocks of {TENSORS[tensor]} have not each of {total} heads once")
-        for group in groups.tolist() or [0]:
-            own = blocks[first[blocks] == group]
-            found = self._merged(self.owner[own], self.start[own], self.count[own])
-            if (self.count[own] < 1).any() or not np.array_equal(found, expected):
-                raise ScheduleError(
-                    f"the blocks of {TENSORS[tensor]} are not the shards of layout {self.layout.name!r}"
-                )
-
-    def _merged(self, owner: IntArray, start: IntArray, count: IntArray) -> IntArray:
-        """Owner, start and count of blocks, an array (3, runs); adjacent blocks are merged into one run."""
-        order = np.argsort(owner, kind="stable")
-        owner, start, count = owner[order], start[order], count[order]
-        ends = start + self.layout.stride * count
-        follows = (owner[1:] == owner[:-1]) & (start[1:] == ends[:-1])
-        first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(owner)])
-        return np.stack([owner[first], start[first], np.add.reduceat(count, first) if len(first) else count])
-
-    def _columns(self, blocks: IntArray) -> IntArray:
-        first, heads = self._head_columns
-        return np.stack([self.owner[blocks], self.start[blocks], self.count[blocks], first[blocks], heads[blocks]])
-
-    def _in_order(self, tensor: int) -> IntArray:
-        """The blocks of a tensor in the order of positions and heads."""
-        blocks = self.blocks_of(tensor)
-        ordered: IntArray = blocks[np.lexsort((self._head_columns[0][blocks], self.start[blocks]))]
-        return ordered
-
-    def blocks_of(self, tensor: int) -> IntArray:
-        """The blocks of a tensor, ascending."""
-        return np.flatnonzero(self.tensor == tensor)
-
-    @property
-    def is_backward(self) -> bool:
-        return self.gradient_dtype is not None
-
-    @property
-    def passing(self) -> Literal["forward", "backward"]:
+    def passing(self) -> Passing:
         """The pass of the kernel calls."""
         return "backward" if self.is_backward else "forward"
 
@@ -173,6 +47,26 @@ class AttentionTask:
     def kernel(self) -> str:
         """The kernel of all calls."""
         return DIFFERENTIATE if self.is_backward else ATTEND
+
+    @property
+    def kernels(self) -> Mapping[str, Passing]:
+        """The pass of the kernel."""
+        return {self.kernel: self.passing}
+
+    def inputs(self) -> BoolArray:
+        """What each rank makes of the layer computed before: bool array (world_size, blocks).
+
+        These are its keys and queries; backward the inputs of the gradients, which are the blocks of queries.
+        """
+        return self.owned(QUERIES) if self.is_backward else self.owned(KEYS, QUERIES)
+
+    def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
+        """The blocks that a backward pass has from its forward pass, its keys; and these blocks there, int arrays."""
+        if self.is_backward and isinstance(forward, AttentionTask):
+            own, same = self._in_order(KEYS), forward._in_order(KEYS)
+            if np.array_equal(self.columns_of(own), forward.columns_of(same)):
+                return own, same
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     @property
     def dtype(self) -> str:
@@ -183,29 +77,8 @@ class AttentionTask:
         """All that distinguishes tasks, as plain values."""
         columns = (self.tensor, self.owner, self.start, self.count, *self._head_columns)
         blocks = tuple(tuple(values.tolist()) for values in columns)
-        return self.workload, self.layout, blocks, self.gradient_dtype, self.result_dtype
-
-    @cached_property
-    def document(self) -> IntArray:
-        """The document number of each block."""
-        numbers: IntArray = np.searchsorted(self.workload.document_starts, self.start, side="right") - 1
-        return numbers
-
-    @cached_property
-    def _kv_heads(self) -> tuple[IntArray, IntArray]:
-        """The first KV head that each block has or uses, and the last."""
-        first, heads = self._head_columns
-        ratio = np.where(
-            np.isin(self.tensor, (KEYS, KEY_GRADIENTS)), 1, self.workload.heads // self.workload.kv_head_count
-        )
-        return first // ratio, (first + heads - 1) // ratio
-
-    @cached_property
-    def group(self) -> IntArray:
-        """The group of each block: equal for blocks of one document and the same KV heads."""
-        columns = np.stack([self.document, *self._kv_heads])
-        groups: IntArray = np.unique(columns, axis=1, return_inverse=True)[1].ravel()
-        return groups
+        content = self.workload, self.layout, blocks, self.gradient_dtype, self.result_dtype
+        return content if self.home_dtype is None else (*content, self.home_dtype)
 
     @cached_property
     def _number(self) -> IntArray:
@@ -264,7 +137,7 @@ class AttentionTask:
             found[rows, :width] = ((low <= high) & (others >= 0))[:, :width]
         return found
 
-    def blocks(self, pools: Mapping[int, Pool], bound: Collection[int]) -> Blocks:
+    def blocks(self, pools: Mapping[int, Pool | None], bound: Collection[int]) -> Blocks:
         """The blocks of a schedule of this task; `pools` by tensor; resident copies of `bound` are the caller's."""
         present = np.unique(self.tensor).tolist()
         joins: Mapping[int, Join] = {RESULTS: "merge", KEY_GRADIENTS: "add", QUERY_GRADIENTS: "add"}
@@ -273,53 +146,6 @@ class AttentionTask:
             for each in present
         ]
         return Blocks(kinds, np.searchsorted(present, self.tensor), self.block_bytes, self.parts)
-
-    @cached_property
-    def block_bytes(self) -> IntArray:
-        """The size of each block, int array (blocks,)."""
-        position_bytes = np.zeros(len(TENSORS), dtype=np.int64)
-        for tensor in np.unique(self.tensor).tolist():
-            position_bytes[tensor] = sum(ELEMENT_BYTES[f.dtype] * prod(f.shape) for f in self.fields_of(tensor))
-        return self.count * position_bytes[self.tensor]
-
-    def fields_of(self, tensor: int) -> tuple[Field, ...]:
-        """The tensors of a block, elements per position: [batch, heads, head_dim], or [batch, heads] for row sums."""
-        layer, heads = self.workload, int(self._head_columns[1][self.blocks_of(tensor)[0]])
-        rows, scalars = (layer.batch, heads, layer.head_dim), (layer.batch, heads)
-        gradient = layer.dtype if self.gradient_dtype is None else self.gradient_dtype
-        if tensor in (KEYS, KEY_GRADIENTS):
-            dtype = layer.dtype if tensor == KEYS else gradient
-            return Field("k", dtype, rows), Field("v", dtype, rows)
-        if tensor == QUERY_GRADIENTS:
-            return (Field("q", gradient, rows),)
-        if tensor == RESULTS:
-            return Field("out", self.result_dtype, rows), Field("lse", "fp32", scalars)
-        queries = (Field("q", layer.dtype, rows),)
-        if not self.is_backward:
-            return queries
-        return (
-            *queries,
-            Field("dout", layer.dtype, rows),
-            Field("lse", "fp32", scalars),
-            Field("delta", "fp32", scalars),
-        )
-
-    def owned(self, *tensors: int) -> BoolArray:
-        """Bool array (world_size, blocks): the owner of each block of these tensors."""
-        held = np.zeros((self.layout.world_size, len(self.tensor)), dtype=np.bool_)
-        blocks = np.flatnonzero(np.isin(self.tensor, tensors))
-        held[self.owner[blocks], blocks] = True
-        return held
-
-    def by_document(self, blocks: IntArray) -> IntArray:
-        """Blocks grouped by document, an array (documents, max blocks per document) in order, padded with -1."""
-        document = self.document[blocks]
-        order = np.argsort(document, kind="stable")
-        sizes = np.bincount(document, minlength=len(self.workload.document_starts))
-        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        table = np.full((len(sizes), int(sizes.max(initial=0))), -1, dtype=np.int64)
-        table[document[order], np.arange(len(blocks)) - first] = blocks[order]
-        return table
 
     def tile_bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The clipped bands of the tiles of query and key blocks, two arrays that broadcast together."""

@@ -17,19 +17,17 @@ States are in float32, ``head_dim x head_dim`` elements per KV head: their size 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
-from typing import Literal
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Join, Kind, Pool
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects, check_blocks, ranges
+from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, check_blocks, ranges
 from tasp_lab.workload.kernel_calls import pairs_in_band
-from tasp_lab.workload.layer import ELEMENT_BYTES, Workload
+from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
 KEYS, QUERIES, RESULTS, CHUNK_STATES, PREFIX_STATES = range(5)
@@ -58,6 +56,7 @@ class LinearTask:
     ----------
     workload, layout : the layer, and the distribution of its positions over ranks.
     decay : the decay per position of each KV head, more than 0 and at most 1.
+    head_groups : every block is of one of so many equal groups of heads.
 
     Raises `ScheduleError` unless the layer is causal, without window and documents, and the spans are consecutive
     positions.
@@ -66,6 +65,7 @@ class LinearTask:
     workload: Workload
     layout: SequenceLayout
     decay: tuple[float, ...]
+    head_groups: int = 1
 
     def __post_init__(self) -> None:
         layer, heads = self.workload, self.workload.kv_head_count
@@ -73,6 +73,8 @@ class LinearTask:
             raise ScheduleError("linear attention has a causal mask, without a window and without packed documents")
         if len(self.decay) != heads or not all(0 < each <= 1 for each in self.decay):
             raise ScheduleError(f"decay {self.decay}, expected {heads} numbers above 0 and up to 1, one per KV head")
+        if self.head_groups < 1 or heads % self.head_groups:
+            raise ScheduleError(f"{heads} KV heads in {self.head_groups} groups, expected groups of equal size")
         if self.layout.sequence != layer.sequence or self.layout.stride != 1:
             raise ScheduleError(
                 f"layout {self.layout.name!r} of {self.layout.sequence} positions, expected spans of consecutive "
@@ -100,21 +102,47 @@ class LinearTask:
         """The number of positions of each chunk."""
         return self._chunks[2]
 
-    def block(self, tensor: int, chunk: IntArray) -> IntArray:
-        """The block of a tensor of each of these chunks. Chunk 0 has no prefix state."""
-        return tensor * len(self.owner) + chunk - (tensor == PREFIX_STATES)
+    def block(self, tensor: int, chunk: IntArray, group: IntArray | int = 0) -> IntArray:
+        """The block of a tensor of each of these chunks and groups of heads. Chunk 0 has no prefix state."""
+        return group * self._group_blocks + tensor * len(self.owner) + chunk - (tensor == PREFIX_STATES)
+
+    @property
+    def _group_blocks(self) -> int:
+        """The number of blocks of each group of heads."""
+        return len(TENSORS) * len(self.owner) - 1
 
     @cached_property
     def tensor(self) -> IntArray:
         """The tensor of each block."""
         chunks = len(self.owner)
-        return np.repeat(np.arange(len(TENSORS)), [chunks] * PREFIX_STATES + [chunks - 1])
+        tensors = np.repeat(np.arange(len(TENSORS)), [chunks] * PREFIX_STATES + [chunks - 1])
+        return np.tile(tensors, self.head_groups)
 
     @cached_property
     def chunk(self) -> IntArray:
         """The chunk of each block."""
         chunks = np.arange(len(self.owner))
-        return np.concatenate([*[chunks] * PREFIX_STATES, chunks[1:]])
+        return np.tile(np.concatenate([*[chunks] * PREFIX_STATES, chunks[1:]]), self.head_groups)
+
+    @cached_property
+    def group(self) -> IntArray:
+        """The group of heads of each block."""
+        return np.arange(self.head_groups).repeat(self._group_blocks)
+
+    def in_head_groups(self, groups: int) -> tuple[LinearTask, IntArray]:
+        """The task with the heads of each block cut into equal groups; also their blocks, an array (blocks, groups).
+
+        Raises `ScheduleError` unless the groups have equally many KV heads.
+        """
+        group = self.group[:, None] * groups + np.arange(groups)
+        number = group * self._group_blocks + (np.arange(len(self.group)) % self._group_blocks)[:, None]
+        return replace(self, head_groups=self.head_groups * groups), number
+
+    def heads_of(self, block: int, tensor: int) -> tuple[int, int]:
+        """The first of the heads that a tensor has in the group of a block, and their end: KV heads but of queries."""
+        heads = self.workload.heads if tensor in (QUERIES, RESULTS) else self.workload.kv_head_count
+        width = heads // self.head_groups
+        return int(self.group[block]) * width, int(self.group[block] + 1) * width
 
     @property
     def parts(self) -> IntArray:
@@ -144,7 +172,7 @@ class LinearTask:
             own = self.tensor == tensor
             for each in self.fields_of(tensor):
                 positions = self.count[self.chunk[own]] if each.per_position else 1
-                sizes[own] += ELEMENT_BYTES[each.dtype] * prod(each.shape) * positions
+                sizes[own] += each.size_bytes * positions
         return sizes
 
     def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
@@ -153,8 +181,9 @@ class LinearTask:
 
     def fields_of(self, tensor: int) -> tuple[Field, ...]:
         """The tensors of a block."""
-        layer, kv_heads = self.workload, self.workload.kv_head_count
-        keys, queries = ((layer.batch, heads, layer.head_dim) for heads in (kv_heads, layer.heads))
+        layer, kv_heads = self.workload, self.workload.kv_head_count // self.head_groups
+        heads = layer.heads // self.head_groups
+        keys, queries = ((layer.batch, each, layer.head_dim) for each in (kv_heads, heads))
         state = Field("state", "fp32", (layer.batch, kv_heads, layer.head_dim, layer.head_dim), per_position=False)
         return {
             KEYS: (Field("k", layer.dtype, keys), Field("v", layer.dtype, keys)),
@@ -172,7 +201,11 @@ class LinearTask:
         return held
 
     def calls(self, kernel: str, chunks: IntArray) -> Calls:
-        """A call for each of these chunks at its owner: ``attend`` within it, ``fold`` of all chunks before it."""
+        """A call for each of these chunks at its owner: ``attend`` within it, ``fold`` of all chunks before it.
+
+        Blocks must have all heads.
+        """
+        assert self.head_groups == 1, "calls of groups of heads are made from those of all heads"
         if kernel == FOLD:
             call, before = ranges(np.zeros_like(chunks), chunks)
             operands = [BlockLists.of_sizes(np.bincount(call, minlength=len(chunks)), self.block(CHUNK_STATES, before))]
@@ -187,40 +220,54 @@ class LinearTask:
         return self.workload.dtype
 
     @property
-    def passing(self) -> Literal["forward", "backward"]:
+    def passing(self) -> Passing:
         return "forward"
 
     @property
+    def kernels(self) -> Mapping[str, Passing]:
+        """All kernels."""
+        return dict.fromkeys(_OPERANDS, self.passing)
+
+    def inputs(self) -> BoolArray:
+        """What each rank makes of the layer before, its keys and queries: bool array (world_size, blocks)."""
+        return self.owned(KEYS, QUERIES)
+
+    def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
+        """The blocks that a pass has from its forward pass, and these blocks there: none, as it is forward."""
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+    @property
     def content(self) -> tuple[object, ...]:
-        return "linear", self.workload, self.layout, self.decay
+        return "linear", self.workload, self.layout, self.decay, self.head_groups
 
     def effects(self, calls: Calls) -> Effects:
         """The parts that calls yield, see the module. Raises `ScheduleError` for what the layer does not require."""
-        chunks = [self.chunk[each.first] for each in self._operands(calls)]
+        operands = self._operands(calls)
+        chunks, group = [self.chunk[each.first] for each in operands], self.group[operands[0].first]
         call = np.arange(len(calls))
         if calls.kernel == MAKE_STATE:
-            return Effects(call, self.block(CHUNK_STATES, chunks[0]), np.zeros_like(call))
+            return Effects(call, self.block(CHUNK_STATES, chunks[0], group), np.zeros_like(call))
         if calls.kernel == ATTEND:
             query, key = chunks
             self._refuse(calls, query < key, "to keys behind the queries")
             ahead = self.start[query] - self.start[key]
             self._refuse(calls, calls.params[:, 0] != ahead, "over a distance that is not that of the blocks")
-            return Effects(call, self.block(RESULTS, query), key)
+            return Effects(call, self.block(RESULTS, query, group), key)
         if calls.kernel == FOLD:
-            return self._folded(calls)
+            return self._folded(calls, group)
         query, state = chunks
         self._refuse(calls, query != state, "of another chunk")
         call, part = ranges(np.zeros_like(query), query)
-        return Effects(call, self.block(RESULTS, query)[call], part)
+        return Effects(call, self.block(RESULTS, query, group)[call], part)
 
-    def _folded(self, calls: Calls) -> Effects:
+    def _folded(self, calls: Calls, group: IntArray) -> Effects:
         """The effects of ``fold``: its states are those of consecutive chunks, the last one just before the target."""
         (states,), target = calls.operands, calls.params[:, 0]
         call, chunk = states.owner, self.chunk[states.block]
         self._refuse(calls, (target < 1) | (target >= len(self.owner)), "to a chunk that has no prefix state")
         expected = target[call] - (states.offset[1:][call] - np.arange(len(call)))
         self._refuse(calls, np.bincount(call, chunk != expected, len(calls)) > 0, "of chunks with others in between")
-        return Effects(call, self.block(PREFIX_STATES, target[call]), chunk)
+        return Effects(call, self.block(PREFIX_STATES, target[call], group[call]), chunk)
 
     def _operands(self, calls: Calls) -> tuple[BlockLists, ...]:
         """The operands of calls, of the right tensors and, except for ``fold``, of one block each."""
@@ -235,6 +282,9 @@ class LinearTask:
             self._refuse(calls, count, f"with {'no' if calls.kernel == FOLD else 'not one'} block of {TENSORS[tensor]}")
             wrong = np.bincount(operand.owner, self.tensor[operand.block] != tensor, len(calls)) > 0
             self._refuse(calls, wrong, f"with other blocks than {TENSORS[tensor]}")
+            group = self.group[calls.operands[0].first]
+            wrong = np.bincount(operand.owner, self.group[operand.block] != group[operand.owner], len(calls)) > 0
+            self._refuse(calls, wrong, "with blocks of different heads")
         return calls.operands
 
     def _refuse(self, calls: Calls, wrong: BoolArray, what: str) -> None:
@@ -247,11 +297,11 @@ class LinearTask:
         """The FLOPs of each call, two per multiplication and addition."""
         layer, chunks = self.workload, [self.chunk[each.first] for each in calls.operands]
         per_state = 2 * layer.batch * layer.head_dim**2
+        heads, kv_heads = layer.heads // self.head_groups, layer.kv_head_count // self.head_groups
         if calls.kernel == ATTEND:
             rows, columns = (self.count[each] for each in chunks)
             low = np.where(calls.params[:, 0] == 0, 0, 1 - columns)
-            return pairs_in_band(low, rows - 1, rows, columns) * layer.flops_per_pair
+            return pairs_in_band(low, rows - 1, rows, columns) * (layer.flops_per_pair // self.head_groups)
         if calls.kernel == FOLD:
-            return calls.operands[0].sizes * per_state * layer.kv_head_count
-        heads = layer.kv_head_count if calls.kernel == MAKE_STATE else layer.heads
-        return self.count[chunks[0]] * per_state * heads
+            return calls.operands[0].sizes * per_state * kv_heads
+        return self.count[chunks[0]] * per_state * (kv_heads if calls.kernel == MAKE_STATE else heads)

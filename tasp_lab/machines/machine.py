@@ -93,6 +93,8 @@ class Machine:
     summary: str = ""
     constants: tuple[Constant, ...] = ()
 
-    def rate_of(self, task: Task | None) -> ComputeRate:
-        """The compute rate for the calls of a task; `INSTANT` without a task."""
-        return INSTANT if task is None else self.compute.rate(task.dtype, task.passing)
+    def rate_of(self, task: Task | None, kernel: str | None = None) -> ComputeRate:
+        """The compute rate for the calls of a task, or of one of its kernels; `INSTANT` without a task."""
+        if task is None:
+            return INSTANT
+        return self.compute.rate(task.dtype, task.passing if kernel is None else task.kernels[kernel])

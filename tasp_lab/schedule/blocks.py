@@ -8,19 +8,24 @@ that blocks of other ranks are received into.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Literal
 
 import numpy as np
 
 from tasp_lab.arrays import IntArray
 from tasp_lab.errors import ScheduleError
+from tasp_lab.workload.layer import ELEMENT_BYTES
 
 Join = Literal["", "add", "merge"]
 """How parts are joined: not at all (data), by addition, or as attention results by their log-sum-exp."""
 
 MIN_BUFFERS = 2
 """Arrivals of a step must not overwrite what the same step sends and computes with."""
+
+MAX_BYTES = 2**63
+"""Bytes are counted with 64-bit integers."""
 
 MAX_PARTS = 2**31 - 1
 """Maximum parts of a block."""
@@ -30,28 +35,52 @@ MAX_PARTS = 2**31 - 1
 class Field:
     """A tensor of a block: its elements per position, or per block.
 
-    >>> Field("lse", "fp32", (1, 32)).name
-    'lse'
+    Parameters
+    ----------
+    name : its name.
+    dtype : its dtype on the wire, a key of `tasp_lab.workload.layer.ELEMENT_BYTES`.
+    shape : the elements per position, or per block.
+    per_position : which of both.
+    home_dtype : the dtype of resident copies, if it is wider than on the wire.
+
+    >>> Field("lse", "fp32", (1, 32)).element_count
+    32
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     per_position: bool = True
+    home_dtype: str | None = field(default=None, repr=False)
+
+    @property
+    def element_count(self) -> int:
+        """Elements per position, or per block."""
+        return prod(self.shape)
+
+    @property
+    def at_home(self) -> Field:
+        """The field of resident copies."""
+        return self if self.home_dtype is None else replace(self, dtype=self.home_dtype, home_dtype=None)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on the wire per position, or per block."""
+        return ELEMENT_BYTES[self.dtype] * self.element_count
 
 
 @dataclass(frozen=True)
 class Pool:
     """Buffers that blocks of one or more kinds are received into: the arrivals of step s occupy buffer s mod `buffers`.
 
-    Raises `ScheduleError` for fewer than 2 buffers.
+    Raises `ScheduleError` for fewer than 2 buffers, and for what is no whole number.
     """
 
     name: str
     buffers: int
 
     def __post_init__(self) -> None:
-        if self.buffers < MIN_BUFFERS:
+        if not isinstance(self.buffers, int | np.integer) or self.buffers < MIN_BUFFERS:
             raise ScheduleError(f"pool {self.name!r}: {self.buffers} buffers, expected {MIN_BUFFERS} or more")
 
 
@@ -66,6 +95,11 @@ class Kind:
     pool : the buffers that copies are received into; None if what arrives is kept.
     fields : the tensors of a block, one after another; empty for plain bytes.
     bound : whether resident copies are the caller's tensors, not part of a rank's memory.
+
+    The fields of sums may be wider at home than on the wire: what is sent is rounded, what arrives is joined to a
+    resident copy in its dtype.
+
+    Raises `ScheduleError` for an unknown dtype, for a field that is not wider at home, and for data with two dtypes.
     """
 
     name: str
@@ -73,6 +107,32 @@ class Kind:
     pool: Pool | None = None
     fields: tuple[Field, ...] = ()
     bound: bool = False
+
+    def __post_init__(self) -> None:
+        for each in self.fields:
+            for dtype in (each.dtype, each.at_home.dtype):
+                if dtype not in ELEMENT_BYTES:
+                    raise ScheduleError(
+                        f"field {each.name!r} of {self.name}: unknown dtype {dtype!r}, expected one of "
+                        f"{', '.join(ELEMENT_BYTES)}"
+                    )
+            if each.home_dtype is not None and each.at_home.size_bytes <= each.size_bytes:
+                raise ScheduleError(
+                    f"field {each.name!r} of {self.name} is {each.home_dtype} at home and {each.dtype} on the wire, "
+                    "expected a wider dtype at home"
+                )
+        if self.is_wide_at_home and not self.join:
+            raise ScheduleError(f"{self.name} are data that are wider at home than on the wire, expected sums")
+
+    @property
+    def home_fields(self) -> tuple[Field, ...]:
+        """The fields of resident copies."""
+        return tuple(each.at_home for each in self.fields)
+
+    @property
+    def is_wide_at_home(self) -> bool:
+        """Whether resident copies have wider dtypes than blocks on the wire."""
+        return self.home_fields != self.fields
 
 
 DATA = Kind("data")
@@ -90,7 +150,8 @@ class Blocks:
     bytes : int array (blocks,), the size of each block on the wire, 1 or more.
     parts : int array (blocks,), the number of parts of each; 1 for data.
 
-    Raises `ScheduleError` if the arrays do not fit each other, for empty blocks, and for data of several parts.
+    Raises `ScheduleError` if the arrays do not fit each other, for empty blocks, for more bytes than can be counted,
+    and for data of several parts.
 
     >>> Blocks.of_data(np.array([8, 8])).parts
     array([1, 1])
@@ -100,6 +161,8 @@ class Blocks:
     kind: IntArray
     bytes: IntArray
     parts: IntArray
+    home_bytes: IntArray = field(init=False)
+    """Int array (blocks,): the size of a resident copy of each block."""
     buffers: IntArray = field(init=False)
     """Int array (blocks,): the buffers of each block's pool, 0 without one."""
     pool: IntArray = field(init=False)
@@ -111,6 +174,8 @@ class Blocks:
         if len(lengths) != 1:
             raise ScheduleError(f"blocks have columns of lengths {sorted(lengths)}, expected one length")
         _check(self.bytes < 1, "has no bytes")
+        if (total := float(self.bytes.sum(dtype=np.float64))) >= MAX_BYTES:
+            raise ScheduleError(f"blocks of {total:.3g} bytes in all, expected less than 2**63")
         _check(
             (self.kind < 0) | (self.kind >= len(self.kinds)),
             f"has an unknown kind, expected 0 to {len(self.kinds) - 1}",
@@ -122,11 +187,22 @@ class Blocks:
         buffers = np.array([0 if kind.pool is None else kind.pool.buffers for kind in self.kinds], dtype=np.int64)
         numbers = np.array([-1 if kind.pool is None else pools.index(kind.pool) for kind in self.kinds], dtype=np.int64)
         object.__setattr__(self, "kinds", tuple(self.kinds))
+        object.__setattr__(self, "home_bytes", self._home_bytes())
         object.__setattr__(self, "pools", tuple(pools))
         object.__setattr__(self, "buffers", buffers[self.kind])
         object.__setattr__(self, "pool", numbers[self.kind])
         for values in (self.kind, self.bytes, self.parts, self.buffers, self.pool):
             values.flags.writeable = False
+
+    def _home_bytes(self) -> IntArray:
+        found = self.bytes
+        for number, kind in enumerate(self.kinds):
+            if kind.is_wide_at_home:
+                wire, home = (sum(each.size_bytes for each in fields) for fields in (kind.fields, kind.home_fields))
+                own = self.kind == number
+                _check(own & (self.bytes % wire != 0), f"of {kind.name} is no multiple of {wire} bytes")
+                found = np.where(own, self.bytes // wire * home, found)
+        return found
 
     @classmethod
     def of_data(cls, sizes_bytes: IntArray) -> Blocks:

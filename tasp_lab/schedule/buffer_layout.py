@@ -2,30 +2,36 @@
 
 Each rank has one memory. It holds in this order:
 
-1. the *resident* copies whose kind is not bound, each at a place of its own: those that calls read, in the order in
-   which they first do, then the others in the order of block numbers. Of kinds without a pool, these are the blocks
-   that are ever at the rank; in a schedule without a task, all blocks, as in the buffer of a collective;
+1. the *resident* copies whose kind is not bound, each at a place of its own: those that calls read, kind by kind in the
+   order in which they first do, then the others in the order of block numbers. Of kinds without a pool, these are the
+   blocks that are ever at the rank; in a schedule without a task, all blocks, as in the buffer of a collective;
 2. for each pool its buffers, each sized for the step at which the most bytes land in it. What comes at step s lands in
-   buffer s mod b: arrivals in the order of the step, then the copies to which only calls of the rank add;
+   buffer s mod b: arrivals in the order of the step, then the copies to which only calls of the rank add. Of these,
+   the copies that calls read come first; the others are grouped by where they go next and by what they wait for, so
+   that blocks which leave together lie side by side;
 3. staging places.
 
 What comes to a resident copy is received into its place only if it is data, or if nothing else comes to the copy until
 it is given away. Any other sum lands in the buffer of its step or, without a pool, at a staging place of its own, and
-is joined from there. Resident copies of bound kinds are tensors of the caller, into which nothing is received.
+is joined from there, as do all sums that are wider at home than on the wire. Resident copies of bound kinds are tensors
+of the caller, into which nothing is received.
+
+Layouts are derived for several ranks at once: both ends of a message know that of the other one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.dependencies import RESIDENT, Dependencies
+from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 
@@ -34,6 +40,22 @@ OUTSIDE = -1
 
 Key = tuple[int, int]
 """A copy at a rank: a block, and the step at which it comes into a buffer, or `RESIDENT`."""
+
+
+class Part(NamedTuple):
+    """An arrival, or what a call adds."""
+
+    operation: int
+    block: int
+    step: int
+    since: int
+
+
+def parts_of(derived: Accesses) -> Iterator[Part]:
+    """All arrivals in the order of steps, then all that calls add."""
+    uses = derived.parts
+    columns = (uses.operation.tolist(), uses.block.tolist(), uses.step.tolist(), uses.since.tolist())
+    return (Part(*row) for row in zip(*columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -51,109 +73,205 @@ class RankLayout:
         return self.copies.get((block, since), OUTSIDE)
 
 
-def rank_layout(schedule: Schedule, rank: int, steps: Iterable[Step], derived: Dependencies) -> RankLayout:
-    """The layout of a rank, from what it has to do with each step and the dependencies of that."""
-    sizes: list[int] = schedule.block_bytes.tolist()
-    copies: dict[Key, int] = {}
-    end = 0
-    for block in _resident_blocks(schedule, rank, derived):
-        copies[block, RESIDENT] = end
-        end += sizes[block]
-    landed = _landed(schedule, derived, _alone(schedule, rank, steps, derived))
-    received: dict[int, int] = {}
-    for pool, by_step in zip(schedule.blocks.pools, landed.in_buffers, strict=True):
-        most = max((sum(sizes[each.block] for each in landing) for landing in by_step.values()), default=0)
-        for step, landing in by_step.items():
-            offset = end + step % pool.buffers * most
-            for each in landing:
-                if each.since != RESIDENT:
-                    copies.setdefault((each.block, each.since), offset)
-                received[each.operation] = offset
-                offset += sizes[each.block]
-        end += pool.buffers * most
-    for each in landed.in_place:
-        received[each.operation] = copies[each.block, RESIDENT]
-    for each in landed.staged:
-        received[each.operation] = end
-        end += sizes[each.block]
-    return RankLayout(copies, received, end)
+class Layouts:
+    """The memories of some `ranks`, from what these have to do with each step, and what they change and read then.
+
+    `received` is where each part of `derived.parts` is received, in the memory of its rank, in bytes; `OUTSIDE` for
+    what calls add. `memory_bytes` is the size of each rank's memory.
+    """
+
+    def __init__(self, schedule: Schedule, ranks: Sequence[int], steps: Iterable[Step], derived: Accesses) -> None:
+        self._schedule, self._blocks, self._ranks = schedule, schedule.blocks, ranks
+        self._derived, self._parts, self._size = derived, derived.parts, schedule.blocks.bytes
+        self._steps = len(schedule.steps) + 1
+        place = np.zeros(schedule.world_size, dtype=np.int64)
+        place[list(ranks)] = np.arange(len(ranks))
+        self._at = place[self._parts.rank]
+        self._arrives = self._parts.operation < derived.first_call
+        self._resident = self._parts.since == RESIDENT
+        resident, resident_offset, end = self._resident_copies()
+        self.received: IntArray = np.full(len(self._at), OUTSIDE)
+        lands = self._landing()
+        landed, end = self._fill_buffers(lands, end)
+        self.received[lands] = np.where(self._arrives[lands], landed, OUTSIDE)
+        coming = np.flatnonzero(self._resident & self._arrives & ~np.isin(np.arange(len(self._at)), lands))
+        is_sum, elsewhere = sums(self._blocks), bound(self._blocks) | wide_at_home(self._blocks)
+        block = self._parts.block[coming]
+        alone = np.isin(self._parts.operation[coming], _alone(schedule, ranks, steps, derived))
+        in_place = ~elsewhere[block] & (~is_sum[block] | alone)
+        places, staged = coming[in_place], coming[~in_place]
+        found = np.searchsorted(resident, self._copy_keys(self._parts)[places])
+        self.received[places] = resident_offset[found]
+        self.received[staged], end = self._one_after_another(staged, end)
+        self.memory_bytes = end
+        away = lands[~self._resident[lands]]
+        first, at = np.unique(self._copy_keys(self._parts)[away], return_index=True)
+        keys = np.concatenate([resident, first])
+        offsets = np.concatenate([resident_offset, landed[~self._resident[lands]][at]])
+        order = np.argsort(keys)
+        self._keys, self._offsets = keys[order], offsets[order]
+
+    def sent(self, reads: Uses) -> IntArray:
+        """Where the copies that are read lie as they are sent, in bytes, or `OUTSIDE`: those are gathered first."""
+        narrowed = (reads.since == RESIDENT) & wide_at_home(self._blocks)[reads.block]
+        return np.where(narrowed, OUTSIDE, self._offset(self._copy_keys(reads)))
+
+    def of(self, rank: int) -> RankLayout:
+        """The layout of one of the ranks."""
+        blocks = len(self._blocks)
+        place, since = np.divmod(self._keys, self._steps + 1)
+        mine = np.flatnonzero(place // blocks == rank)
+        keys = zip((place[mine] % blocks).tolist(), (since[mine] - 1).tolist(), strict=True)
+        arrivals = np.flatnonzero(self._arrives & (self._parts.rank == rank))
+        received = zip(self._parts.operation[arrivals].tolist(), self.received[arrivals].tolist(), strict=True)
+        memory_bytes = int(self.memory_bytes[self._ranks.index(rank)])
+        return RankLayout(dict(zip(keys, self._offsets[mine].tolist(), strict=True)), dict(received), memory_bytes)
+
+    def _copy_keys(self, uses: Uses) -> IntArray:
+        return (uses.rank * len(self._blocks) + uses.block) * (self._steps + 1) + uses.since + 1
+
+    def _offset(self, keys: IntArray) -> IntArray:
+        if not len(self._keys):
+            return np.full(len(keys), OUTSIDE)
+        found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[found] == keys, self._offsets[found], OUTSIDE)
+
+    def _resident_copies(self) -> tuple[IntArray, IntArray, IntArray]:
+        """The keys of resident copies, ascending, their offsets, and where they end at each rank."""
+        keys, offsets, ends = [], [], []
+        for rank in self._ranks:
+            blocks = _resident_blocks(self._schedule, rank, self._derived)
+            size = self._blocks.home_bytes[blocks]
+            end = np.cumsum(size)
+            keys.append((rank * len(self._blocks) + blocks) * (self._steps + 1) + RESIDENT + 1)
+            offsets.append(end - size)
+            ends.append(int(size.sum()))
+        key, offset = np.concatenate(keys), np.concatenate(offsets)
+        order = np.argsort(key)
+        return key[order], offset[order], np.array(ends)
+
+    def _landing(self) -> IntArray:
+        """The parts that have a place of their own in a buffer: arrivals, and the first addition to a copy."""
+        parts, blocks = self._parts, self._blocks
+        key = (parts.rank * len(blocks) + parts.block) * self._steps + parts.step
+        first = np.zeros(len(key), dtype=bool)
+        first[np.unique(key, return_index=True)[1]] = True
+        to_buffer = ~self._resident | (sums(blocks)[parts.block] & (blocks.pool[parts.block] >= 0))
+        return np.flatnonzero(np.where(self._arrives, to_buffer, ~self._resident & first))
+
+    def _fill_buffers(self, lands: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
+        """Where what lands in buffers lies, and the end of all buffers of each rank; `end` is where they begin."""
+        pools, parts = self._blocks.pools, self._parts
+        pool, step, at = self._blocks.pool[parts.block[lands]], parts.step[lands], self._at[lands]
+        buffer = (at * len(pools) + pool) * self._steps + step
+        order = np.lexsort((*self._grouping(lands), buffer))
+        size, starts = self._size[parts.block[lands[order]]], np.flatnonzero(np.diff(buffer[order], prepend=-1))
+        before = np.cumsum(size) - size
+        within = np.empty_like(before)
+        within[order] = before - np.repeat(before[starts], np.diff(np.append(starts, len(order))))
+        most = np.zeros((len(self._ranks), len(pools)), dtype=np.int64)
+        np.maximum.at(most, (at, pool), within + self._size[parts.block[lands]])
+        count = np.array([each.buffers for each in pools], dtype=np.int64)
+        base = end[:, None] + np.cumsum(most * count, axis=1) - most * count
+        buffers = count[pool] if len(pools) else pool
+        return base[at, pool] + step % buffers * most[at, pool] + within, end + most @ count
+
+    def _grouping(self, lands: IntArray) -> tuple[IntArray, ...]:
+        """Sort keys of what lands together, the last one first."""
+        reads, parts, derived = self._derived.reads, self._parts, self._derived
+        keys, used = self._copy_keys(parts)[lands], self._copy_keys(reads)
+        by_call = reads.operation >= derived.first_call
+        free = ~np.isin(keys, used[by_call])
+        sent, first = np.unique(used[~by_call], return_index=True)
+        operation = reads.operation[~by_call][first]
+        leaves = derived.transfers.destination[operation] * self._schedule.lanes + derived.transfers.lane[operation]
+        found = np.minimum(np.searchsorted(sent, keys), max(len(sent) - 1, 0))
+        is_sent = sent[found] == keys if len(sent) else np.zeros(len(keys), dtype=bool)
+        goes = np.where(free & is_sent, leaves[found] if len(sent) else 0, -1)
+        comes = [np.where(free, each[lands], 0) for each in self.last_to_come]
+        return (*comes[::-1], goes, free.astype(np.int64))
+
+    @cached_property
+    def last_to_come(self) -> tuple[IntArray, IntArray]:
+        """The first and the last of what comes to a copy together with each part: a lane of a source, or a call."""
+        transfers, calls = self._derived.transfers, self._derived.first_call
+        lane = -1 - (transfers.source * self._schedule.lanes + transfers.lane)
+        names = np.concatenate([lane, calls + np.arange(len(self._derived.calls.step))])[self._parts.operation]
+        order, run = self._runs
+        starts = np.flatnonzero(np.diff(run, prepend=-1))
+        sizes = np.diff(np.append(starts, len(run)))
+        first, last = np.empty_like(names), np.empty_like(names)
+        first[order] = np.repeat(names[order][starts], sizes)
+        last[order] = np.repeat(names[order][starts + sizes - 1], sizes)
+        return first, last
+
+    @cached_property
+    def _runs(self) -> tuple[IntArray, IntArray]:
+        """The order of parts by rank, block and step, and what they are ordered by."""
+        key = (self._parts.rank * len(self._blocks) + self._parts.block) * self._steps + self._parts.step
+        order = np.argsort(key, kind="stable")
+        return order, key[order]
+
+    def ready_after(self, reads: Uses) -> tuple[IntArray, IntArray, IntArray]:
+        """What comes last to copies that are read before they are: its step, -1 for nothing, and `last_to_come`."""
+        order, run = self._runs
+        start = (reads.rank * len(self._blocks) + reads.block) * self._steps
+        end = np.searchsorted(run, start + reads.step)
+        last = np.append(run, -1)[end - 1]
+        comes = (end > 0) & (last >= start)
+        which = np.append(order, 0)[end - 1]
+        first, final = (np.where(comes, np.append(each, 0)[which], 0) for each in self.last_to_come)
+        return np.where(comes, last - start, -1), first, final
+
+    def _one_after_another(self, parts: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
+        """Offsets of parts from the `end` of each rank's memory on, and its new end."""
+        order = np.argsort(self._at[parts], kind="stable")
+        size, at = self._size[self._parts.block[parts[order]]], self._at[parts[order]]
+        added = np.bincount(at, weights=size, minlength=len(self._ranks)).astype(np.int64)
+        before = np.cumsum(size) - size
+        found = np.empty_like(before)
+        found[order] = end[at] + before - (np.cumsum(added) - added)[at]
+        return found, end + added
 
 
-class Part(NamedTuple):
-    """An arrival, or what a call adds."""
-
-    operation: int
-    block: int
-    step: int
-    since: int
-
-
-class _Landed(NamedTuple):
-    """What comes to a rank: into the buffers of each pool by step, into places, and to staging places."""
-
-    in_buffers: list[dict[int, list[Part]]]
-    in_place: list[Part]
-    staged: list[Part]
-
-
-def parts_of(derived: Dependencies) -> Iterator[Part]:
-    """All arrivals in the order of steps, then all that calls add."""
-    uses = derived.parts
-    columns = (uses.operation.tolist(), uses.block.tolist(), uses.step.tolist(), uses.since.tolist())
-    return (Part(*row) for row in zip(*columns, strict=True))
-
-
-def _landed(schedule: Schedule, derived: Dependencies, alone: frozenset[int]) -> _Landed:
-    blocks, found = schedule.blocks, _Landed([{} for _ in schedule.blocks.pools], [], [])
-    pool, is_sum, outside = blocks.pool.tolist(), sums(blocks).tolist(), bound(blocks).tolist()
-    seen: set[Key] = set()
-    for part in parts_of(derived):
-        block, resident = part.block, part.since == RESIDENT
-        arrives = part.operation < derived.first_call
-        if resident and not arrives:
-            continue
-        if not resident or (is_sum[block] and pool[block] >= 0):
-            if arrives or (block, part.step) not in seen:
-                found.in_buffers[pool[block]].setdefault(part.step, []).append(part)
-            seen.add((block, part.step))
-        elif not outside[block] and (not is_sum[block] or part.operation in alone):
-            found.in_place.append(part)
-        else:
-            found.staged.append(part)
-    return found
-
-
-def _alone(schedule: Schedule, rank: int, steps: Iterable[Step], derived: Dependencies) -> frozenset[int]:
-    """The parts that come alone to an empty resident copy, until it is given away or to the end."""
-    given: dict[int, list[int]] = {}
+def _alone(schedule: Schedule, ranks: Sequence[int], steps: Iterable[Step], derived: Accesses) -> list[int]:
+    """The arrivals that come alone to an empty resident sum without a pool, until it is given away or to the end."""
+    blocks, uses = schedule.blocks, derived.parts
+    concerned = sums(blocks) & (blocks.pool < 0)
+    chosen = np.flatnonzero((uses.since == RESIDENT) & concerned[uses.block])
+    if not len(chosen):
+        return []
+    given: dict[tuple[int, int], list[int]] = {}
     for index, step in enumerate(steps):
-        for block in step.block[step.gives & (step.source == rank)].tolist():
-            given.setdefault(block, []).append(index)
-    together: dict[tuple[int, int], list[int]] = {}
-    for part in parts_of(derived):
-        if part.since == RESIDENT:
-            gone = given.get(part.block, ())
-            epoch = bisect_right(gone, part.step)
-            together.setdefault((part.block, epoch), []).append(part.operation)
-            if part.step in gone:  # what is given is still there when it may arrive
-                together[part.block, epoch].append(part.operation)
-    initial = schedule.initial[rank]
-    return frozenset(
+        gives = step.gives & concerned[step.block] & np.isin(step.source, ranks)
+        for key in zip(step.source[gives].tolist(), step.block[gives].tolist(), strict=True):
+            given.setdefault(key, []).append(index)
+    together: dict[tuple[int, int, int], list[int]] = {}
+    columns = (uses.operation, uses.rank, uses.block, uses.step)
+    for operation, rank, block, at in zip(*(column[chosen].tolist() for column in columns), strict=True):
+        gone = given.get((rank, block), ())
+        epoch = bisect_right(gone, at)
+        together.setdefault((rank, block, epoch), []).append(operation)
+        if at in gone:  # what is given is still there when it may arrive
+            together[rank, block, epoch].append(operation)
+    return [
         parts[0]
-        for (block, epoch), parts in together.items()
-        if len(parts) == 1 and not (epoch == 0 and initial[block])
-    )
+        for (rank, block, epoch), parts in together.items()
+        if len(parts) == 1 and not (epoch == 0 and schedule.initial[rank, block])
+    ]
 
 
-def _resident_blocks(schedule: Schedule, rank: int, derived: Dependencies) -> list[int]:
+def _resident_blocks(schedule: Schedule, rank: int, derived: Accesses) -> IntArray:
     """The blocks with a resident copy in the memory of a rank, in their order."""
-    blocks = np.flatnonzero(residents(schedule, rank, derived.parts.block))
-    reads = derived.reads
-    by_calls = reads.block[reads.operation >= derived.first_call]
+    parts, reads = derived.parts, derived.reads
+    blocks = np.flatnonzero(residents(schedule, rank, parts.block[parts.rank == rank]))
+    by_calls = reads.block[(reads.operation >= derived.first_call) & (reads.rank == rank)]
     read, first = np.unique(by_calls, return_index=True)
     position = np.full(len(schedule.blocks), len(by_calls))
     position[read] = first
-    found: list[int] = blocks[np.argsort(position[blocks], kind="stable")].tolist()
+    kind = np.full(len(schedule.blocks), len(schedule.blocks.kinds))
+    kind[read] = schedule.blocks.kind[read]
+    found: IntArray = blocks[np.lexsort((position[blocks], kind[blocks]))]
     return found
 
 
@@ -174,6 +292,11 @@ def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
 def sums(blocks: Blocks) -> BoolArray:
     """Which blocks have parts that are joined."""
     return np.array([bool(kind.join) for kind in blocks.kinds], dtype=bool)[blocks.kind]
+
+
+def wide_at_home(blocks: Blocks) -> BoolArray:
+    """Which blocks are wider at home than on the wire."""
+    return np.array([kind.is_wide_at_home for kind in blocks.kinds], dtype=bool)[blocks.kind]
 
 
 def bound(blocks: Blocks) -> BoolArray:

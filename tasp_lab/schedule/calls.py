@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
+
+Passing = Literal["forward", "backward"]
+"""A pass of a layer."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,7 +89,8 @@ class Calls:
     params : int array (calls, parameters), whatever else the kernel takes.
     lane : compute lane.
 
-    Raises `ScheduleError` if the columns have different lengths.
+    Raises `ScheduleError` if the columns have different lengths or are no whole numbers, for lists that do not follow
+    each other, and for a negative lane.
     """
 
     kernel: str
@@ -102,7 +106,16 @@ class Calls:
                 f"calls of {self.kernel} have columns of lengths {sorted(lengths)}, expected one length"
             )
         for values in (self.rank, self.params, *(each.block for each in self.operands)):
+            if not np.issubdtype(values.dtype, np.integer):
+                raise ScheduleError(f"calls of {self.kernel} have columns of {values.dtype}, expected whole numbers")
             values.flags.writeable = False
+        for number, each in enumerate(self.operands):
+            ends = each.offset[[0, -1]].tolist()
+            if ends != [0, len(each.block)] or (np.diff(each.offset) < 0).any():
+                raise ScheduleError(f"calls of {self.kernel}: lists of operand {number} from {ends[0]} to {ends[1]}, "
+                                    f"expected lists one after another, from 0 to {len(each.block)}")  # fmt: skip
+        if self.lane < 0:
+            raise ScheduleError(f"calls of {self.kernel} on compute lane {self.lane}, expected 0 or more")
 
     @classmethod
     def of(
@@ -145,13 +158,17 @@ class Effects(NamedTuple):
 class Task(Protocol):
     """What the calls of a schedule are to compute.
 
-    `dtype` and `passing` select the compute rate; `content` is all that distinguishes tasks, as plain values.
+    `dtype` and the pass of a kernel select the compute rate. `content` is all that distinguishes tasks.
     """
 
     @property
     def dtype(self) -> str: ...
     @property
-    def passing(self) -> Literal["forward", "backward"]: ...
+    def passing(self) -> Passing: ...
+    @property
+    def kernels(self) -> Mapping[str, Passing]:
+        """The pass of each kernel, by its name."""
+
     @property
     def content(self) -> tuple[object, ...]: ...
 

@@ -114,23 +114,32 @@ class Uses(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Dependencies:
-    """The operations of a schedule and their edges.
+class Accesses:
+    """The transfers and calls of a schedule, and the copies that they change and read.
 
-    `parts` are all deliveries, `reads` all readings. The `block` of a call is the first one of its first operand that
-    circulates, that is of a kind with buffers; else the first one of its first operand.
+    `parts` are all deliveries, transfers before calls, `reads` all readings.
     """
 
     transfers: Transfers
     calls: CallTable
-    buffers: Buffers
     parts: Uses
     reads: Uses
-    edges: Edges
 
     @property
     def first_call(self) -> int:
         return len(self.transfers.step)
+
+
+@dataclass(frozen=True, eq=False)
+class Dependencies(Accesses):
+    """The operations of a schedule and their edges.
+
+    The `block` of a call is the first one of its first operand that circulates, that is of a kind with buffers; else
+    the first one of its first operand.
+    """
+
+    buffers: Buffers
+    edges: Edges
 
     @property
     def first_buffer(self) -> int:
@@ -140,14 +149,16 @@ class Dependencies:
         return self.first_buffer + len(self.buffers.step)
 
 
-def steps_of(schedule: Schedule, rank: int) -> list[Step]:
-    """What a rank has to do with each step: its sends, receives and calls, in their order."""
-    return [_step_of(step, rank) for step in schedule.steps]
+def steps_of(schedule: Schedule, *ranks: int) -> list[Step]:
+    """What some ranks have to do with each step: their sends, receives and calls, in their order."""
+    chosen = np.zeros(schedule.world_size, dtype=bool)
+    chosen[list(ranks)] = True
+    return [_step_of(step, chosen) for step in schedule.steps]
 
 
-def _step_of(step: Step, rank: int) -> Step:
-    mine = np.flatnonzero((step.source == rank) | (step.destination == rank))
-    own = ((each, np.flatnonzero(each.rank == rank)) for each in step.calls)
+def _step_of(step: Step, ranks: BoolArray) -> Step:
+    mine = np.flatnonzero(ranks[step.source] | ranks[step.destination])
+    own = ((each, np.flatnonzero(ranks[each.rank])) for each in step.calls)
     calls = tuple(each.select(chosen) for each, chosen in own if len(chosen))
     return Step(step.source[mine], step.destination[mine], step.lane[mine], step.block[mine], step.gives[mine], calls)
 
@@ -161,6 +172,32 @@ def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[St
     if rank is not None and steps is None:
         steps = steps_of(schedule, rank)
     transfers, calls = _operations(schedule, schedule.steps if steps is None else steps)
+    copies = _Copies(schedule, *_uses(transfers, calls, None if rank is None else [rank]))
+    numbers = np.arange(len(transfers.step))
+    sent = numbers if rank is None else np.flatnonzero(transfers.source == rank)
+    first_buffer = len(numbers) + len(calls.step)
+    buffers, buffer_edges = copies.buffers(first_buffer, len(numbers))
+    lanes = transfers.source * schedule.lanes + transfers.lane
+    compute_lanes = calls.rank * (int(calls.lane.max(initial=0)) + 1) + calls.lane
+    edges = [
+        _in_order(sent, lanes[sent]),
+        _in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
+        copies.arrivals(),
+        *buffer_edges,
+        *copies.changes(len(numbers)),
+    ]
+    return Dependencies(transfers, calls, copies.parts, copies.reads, buffers, Edges.joined(edges))
+
+
+def accesses(schedule: Schedule, ranks: Sequence[int], steps: Sequence[Step]) -> Accesses:
+    """What some ranks change and read; `steps` are `steps_of` them."""
+    transfers, calls = _operations(schedule, steps)
+    copies = _Copies(schedule, *_uses(transfers, calls, ranks))
+    return Accesses(transfers, calls, copies.parts, copies.reads)
+
+
+def _uses(transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None) -> tuple[_Uses, _Uses]:
+    """All deliveries and all readings at some ranks, or at all."""
     numbers = np.arange(len(transfers.step))
     call_of_add, call_of_read = calls.adds.owner, calls.reads.owner
     parts = _Uses(
@@ -175,29 +212,7 @@ def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[St
         np.concatenate([transfers.block, calls.reads.block]),
         np.concatenate([transfers.step, calls.step[call_of_read]]),
     )
-    sent = numbers
-    if rank is not None:
-        parts, reads, sent = parts.of(rank), reads.of(rank), np.flatnonzero(transfers.source == rank)
-    copies = _Copies(schedule, parts, reads)
-    first_buffer = len(numbers) + len(calls.step)
-    buffers, buffer_edges = copies.buffers(first_buffer, len(numbers))
-    lanes = transfers.source * schedule.lanes + transfers.lane
-    compute_lanes = calls.rank * (int(calls.lane.max(initial=0)) + 1) + calls.lane
-    edges = [
-        _in_order(sent, lanes[sent]),
-        _in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
-        copies.arrivals(),
-        *buffer_edges,
-        *copies.changes(len(numbers)),
-    ]
-    return Dependencies(
-        transfers,
-        calls,
-        buffers,
-        Uses(*parts, np.where(copies.part_stays, RESIDENT, parts.step)),
-        Uses(*reads, copies.since),
-        Edges.joined(edges),
-    )
+    return (parts, reads) if ranks is None else (parts.of(ranks), reads.of(ranks))
 
 
 class _Uses(NamedTuple):
@@ -208,9 +223,9 @@ class _Uses(NamedTuple):
     block: IntArray
     step: IntArray
 
-    def of(self, rank: int) -> _Uses:
-        """Those at a rank."""
-        mine = np.flatnonzero(self.rank == rank)
+    def of(self, ranks: Sequence[int]) -> _Uses:
+        """Those at some ranks."""
+        mine = np.flatnonzero(np.isin(self.rank, ranks))
         return _Uses(*(column[mine] for column in self))
 
 
@@ -274,6 +289,7 @@ class _Copies:
     """Parts and readers of copies, sorted by rank, block and step.
 
     `part_stays` and `read_stays` are bool arrays: whether the copy is resident. `since` is that of the readers.
+    `parts` and `reads` are all of them, as they were given.
     """
 
     def __init__(self, schedule: Schedule, parts: _Uses, reads: _Uses) -> None:
@@ -295,6 +311,8 @@ class _Copies:
         sums = np.flatnonzero(self.read_stays & self._is_sum[reads.block])
         self._sum_reads = sums[np.argsort((start + reads.step)[sums], kind="stable")]
         self._sum_read_keys = (start + reads.step)[self._sum_reads]
+        self.parts = Uses(*parts, np.where(self.part_stays, RESIDENT, parts.step))
+        self.reads = Uses(*reads, self.since)
 
     def _first_key(self, uses: _Uses) -> IntArray:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasp_lab.arrays import IntArray, distinct
-from tasp_lab.schedule.buffer_layout import bound, residents, sums
+from tasp_lab.schedule.buffer_layout import bound, residents, sums, wide_at_home
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -29,6 +29,7 @@ class _Sizes:
         self._schedule, self._blocks = schedule, schedule.blocks
         self._ranks, self._count = schedule.world_size, len(schedule.blocks)
         self._is_sum, self._bound = sums(self._blocks), bound(self._blocks)
+        self._wide = wide_at_home(self._blocks)
         self._staging = self._is_sum & (self._blocks.pool < 0)
         self._content = (schedule.initial * np.uint8(_SEVERAL)).ravel() if self._staging.any() else None
         self._largest = np.zeros((len(self._blocks.pools), self._ranks), dtype=np.int64)
@@ -87,7 +88,7 @@ class _Sizes:
         copies, arrivals = np.unique(arriving, return_counts=True)
         parts = arrivals + np.isin(copies, added)
         before = self._content[copies]
-        alone = (before == _EMPTY) & (parts == 1) & ~np.isin(copies, gone)
+        alone = (before == _EMPTY) & (parts == 1) & ~np.isin(copies, gone) & ~self._wide[self._places(copies)[1]]
         staged = np.where(alone, 0, arrivals + (before == _ALONE))
         called = added[~np.isin(added, copies)]
         moved = called[self._content[called] == _ALONE]
@@ -107,4 +108,4 @@ class _Sizes:
         ends = np.searchsorted(coming, np.arange(self._ranks + 1) * self._count)
         blocks = coming % max(self._count, 1)
         rows = (residents(self._schedule, rank, blocks[ends[rank] : ends[rank + 1]]) for rank in range(self._ranks))
-        return np.array([self._blocks.bytes[row].sum() for row in rows], dtype=np.int64)
+        return np.array([self._blocks.home_bytes[row].sum() for row in rows], dtype=np.int64)

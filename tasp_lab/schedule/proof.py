@@ -64,16 +64,21 @@ def prove(schedule: Schedule) -> int:
     return transfers
 
 
+def check_holdings(world_size: int, blocks: int) -> None:
+    """Raise `ScheduleError` for more pairs of a rank and a block than a replay takes."""
+    if world_size * blocks > MAX_HOLDINGS:
+        raise ScheduleError(
+            f"{world_size} ranks and {blocks} blocks are too many to replay, expected at most {MAX_HOLDINGS} pairs of "
+            "them"
+        )
+
+
 class _Replay:
     """The copies of all ranks, step by step. Methods raise `ScheduleError` without the number of the step."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._count = schedule, len(schedule.blocks)
-        if schedule.world_size * self._count > MAX_HOLDINGS:
-            raise ScheduleError(
-                f"{schedule.world_size} ranks and {self._count} blocks are too many to replay, "
-                f"expected at most {MAX_HOLDINGS} pairs of them"
-            )
+        check_holdings(schedule.world_size, self._count)
         _check_initial_part(schedule)
         self._copies = Copies(schedule)
         self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
@@ -245,7 +250,9 @@ class _Replay:
     def _refuse_end(self, rank: int, block: int, promised: bool) -> None:
         if not self._is_sum[block]:
             verb = "never received" if promised else "should not have received"
-            raise ScheduleError(f"after step {len(self._schedule.steps) - 1}: rank {rank} {verb} {self._name(block)}")
+            steps = len(self._schedule.steps)
+            when = f"after step {steps - 1}" if steps else "without any step"
+            raise ScheduleError(f"{when}: rank {rank} {verb} {self._name(block)}")
         present, missing = self._copies.parts(rank, block)
         expected = f"all of them, part {missing[0]} is missing" if promised else f"none, part {present[0]} is left"
         raise ScheduleError(

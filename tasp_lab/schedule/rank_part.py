@@ -7,23 +7,24 @@ is resident, until earlier readers have ended. Whatever waits for one of the par
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from tasp_lab.arrays import IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, RankLayout, parts_of, rank_layout
+from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, Layouts, RankLayout, parts_of
 from tasp_lab.schedule.dependencies import (
     RESIDENT,
     Dependencies,
+    Uses,
     dependencies,
     steps_of,
 )
+from tasp_lab.schedule.joint_messages import joint_messages
 from tasp_lab.schedule.rank_waits import Condition, waits_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -32,7 +33,8 @@ from tasp_lab.schedule.step import Step
 class Row(NamedTuple):
     """A message that a rank sends or receives.
 
-    `offset` is where its data lie in the rank's memory, in bytes, or `OUTSIDE`. `since` is the step at which the copy
+    `offset` is where its data lie in the rank's memory, in bytes, or `OUTSIDE`: the caller's tensors, and resident
+    copies that are wider than on the wire, are gathered before they are sent. `since` is the step at which the copy
     comes into its buffer, or `RESIDENT`; `gives` whether the source of a send keeps nothing.
     """
 
@@ -104,10 +106,12 @@ class Join(NamedTuple):
     begun: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankPart:
     """One rank's part of a schedule; rows are in the order of steps, and of lanes within a step.
 
+    `messages_out` and `messages_in` are `sends` and `receives` as they are sent: the rows of a message lie side by side
+    in the memories of both ends, in their order (`tasp_lab.schedule.joint_messages`).
     `resident` maps the blocks with a resident copy in the memory to their offsets. `waits` maps operations to their
     conditions; buffers are released when theirs hold. Operations are numbered: messages, calls, buffers, joins.
     """
@@ -116,6 +120,8 @@ class RankPart:
     resident: Mapping[int, int]
     sends: tuple[Row, ...]
     receives: tuple[Row, ...]
+    messages_out: tuple[tuple[Row, ...], ...]
+    messages_in: tuple[tuple[Row, ...], ...]
     calls: tuple[CallRow, ...]
     joins: tuple[Join, ...]
     waits: Mapping[int, tuple[Condition, ...]]
@@ -123,15 +129,6 @@ class RankPart:
     first_call: int
     first_buffer: int
     first_join: int
-
-    @cached_property
-    def awaited(self) -> Mapping[Condition, tuple[int, ...]]:
-        """The operations that wait for each condition."""
-        found: defaultdict[Condition, list[int]] = defaultdict(list)
-        for operation, conditions in self.waits.items():
-            for condition in conditions:
-                found[condition].append(operation)
-        return {condition: tuple(operations) for condition, operations in found.items()}
 
 
 def rank_part(schedule: Schedule, rank: int) -> RankPart:
@@ -141,14 +138,18 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     """
     steps = steps_of(schedule, rank)
     derived = dependencies(schedule, rank, steps)
-    layout = rank_layout(schedule, rank, steps, derived)
+    layouts = Layouts(schedule, [rank], steps, derived)
+    layout = layouts.of(rank)
     joins = _joins(derived, layout)
-    sends, receives = _messages(schedule, rank, steps, derived, layout)
+    sends, receives = _messages(rank, steps, derived, layouts)
+    joint: list[int] = joint_messages(schedule, rank, steps).tolist()
     return RankPart(
         rank,
         {block: offset for (block, since), offset in layout.copies.items() if since == RESIDENT},
         _by_lane(sends),
         _by_lane(receives),
+        _together(sends, joint),
+        _together(receives, joint),
         tuple(_call_rows(schedule, rank, steps, derived, layout)),
         joins,
         waits_of(derived, joins),
@@ -159,23 +160,25 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     )
 
 
-def _messages(
-    schedule: Schedule, rank: int, steps: Sequence[Step], derived: Dependencies, layout: RankLayout
-) -> tuple[list[Row], list[Row]]:
+def _messages(rank: int, steps: Sequence[Step], derived: Dependencies, layouts: Layouts) -> tuple[list[Row], list[Row]]:
     """What a rank sends and what it receives."""
-    since_sent = _since(derived)
-    since_received = dict(zip(derived.parts.operation.tolist(), derived.parts.since.tolist(), strict=True))
+    sent = _places(derived.reads, layouts.sent(derived.reads))
+    received = _places(derived.parts, layouts.received)
     gives = np.concatenate([np.zeros(0, dtype=bool), *(step.gives for step in steps)])
     sends, receives = [], []
     columns = (*(column.tolist() for column in derived.transfers), gives.tolist())
     for operation, (step, source, destination, lane, block, given) in enumerate(zip(*columns, strict=True)):
         if source == rank:
-            since = since_sent[operation, block]
-            sends.append(Row(operation, step, lane, destination, block, layout.offset(block, since), since, given))
+            sends.append(Row(operation, step, lane, destination, block, *sent[operation], given))
         else:
-            place = layout.received[operation]
-            receives.append(Row(operation, step, lane, source, block, place, since_received[operation]))
+            receives.append(Row(operation, step, lane, source, block, *received[operation]))
     return sends, receives
+
+
+def _places(uses: Uses, offsets: IntArray) -> dict[int, tuple[int, int]]:
+    """Where the copies of messages lie, and when they came, by operation."""
+    places = zip(offsets.tolist(), uses.since.tolist(), strict=True)
+    return dict(zip(uses.operation.tolist(), places, strict=True))
 
 
 def _since(derived: Dependencies) -> dict[tuple[int, int], int]:
@@ -189,11 +192,20 @@ def _by_lane(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: (row.step, row.lane)))
 
 
+def _together(rows: Sequence[Row], joint: Sequence[int]) -> tuple[tuple[Row, ...], ...]:
+    """The rows of each message in the order of their offsets; messages in the order of steps, lanes and first rows."""
+    found: dict[int, list[Row]] = {}
+    for row in _by_lane(rows):
+        found.setdefault(joint[row.operation], []).append(row)
+    return tuple(tuple(sorted(each, key=lambda row: row.offset)) for each in found.values())
+
+
 def _call_rows(
     schedule: Schedule, rank: int, steps: Sequence[Step], derived: Dependencies, layout: RankLayout
 ) -> Iterator[CallRow]:
     """The kernel calls of a rank, in their order."""
-    table, since, sizes = derived.calls, _since(derived), schedule.block_bytes.tolist()
+    table, since = derived.calls, _since(derived)
+    sizes = _Sizes(schedule.block_bytes.tolist(), schedule.blocks.home_bytes.tolist())
     added = {(part.operation, part.block): part.since for part in parts_of(derived)}
     rows = ((index, each, row) for index, step in enumerate(steps) for each in step.calls for row in each.rows())
     for number, (index, each, (_, operands, params)) in enumerate(rows):
@@ -218,13 +230,28 @@ def _call_rows(
         )
 
 
-def _check_contiguous(step: int, rank: int, operand: Sequence[Place], sizes: Sequence[int]) -> None:
+class _Sizes(NamedTuple):
+    """The size of each block in a buffer, and of its resident copy."""
+
+    buffered: Sequence[int]
+    resident: Sequence[int]
+
+    def of(self, place: Place) -> int:
+        return (self.resident if place.since == RESIDENT else self.buffered)[place.block]
+
+    def are_alike(self, before: Place, after: Place) -> bool:
+        """Whether two copies have the same dtypes, as far as it depends on where they are."""
+        is_wide = self.buffered[after.block] != self.resident[after.block]
+        return not is_wide or (before.since == RESIDENT) == (after.since == RESIDENT)
+
+
+def _check_contiguous(step: int, rank: int, operand: Sequence[Place], sizes: _Sizes) -> None:
     """Check that an operand is contiguous; tensors of the caller have their blocks in the order of numbers."""
     for before, after in pairwise(operand):
         if before.offset == OUTSIDE:
             follows = after.offset == OUTSIDE and after.block == before.block + 1
         else:
-            follows = after.offset == before.offset + sizes[before.block]
+            follows = after.offset == before.offset + sizes.of(before) and sizes.are_alike(before, after)
         if not follows:
             raise ScheduleError(
                 f"step {step}: rank {rank} computes with block {after.block}, which is not contiguous with the other "
@@ -232,10 +259,10 @@ def _check_contiguous(step: int, rank: int, operand: Sequence[Place], sizes: Seq
             )
 
 
-def _operand(places: Sequence[Place], sizes: Sequence[int]) -> Operand:
+def _operand(places: Sequence[Place], sizes: _Sizes) -> Operand:
     blocks = tuple(place.block for place in places)
     since = tuple(place.since for place in places)
-    return Operand(blocks, since, places[0].offset if places else 0, sum(sizes[block] for block in blocks))
+    return Operand(blocks, since, places[0].offset if places else 0, sum(map(sizes.of, places)))
 
 
 def _joins(derived: Dependencies, layout: RankLayout) -> tuple[Join, ...]:

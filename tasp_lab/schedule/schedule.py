@@ -79,12 +79,16 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps) if isinstance(self.steps, list) else self.steps)
+        if self.world_size < 1:
+            raise ScheduleError(f"schedule {self.name!r} is for {self.world_size} ranks, expected 1 or more")
         shape = (self.world_size, len(self.blocks))
         for name in ("initial", "final", "kept"):
             values = getattr(self, name)
             if values is not None and values.shape != shape:
                 raise ScheduleError(f"schedule {self.name!r}: {name} has the shape {values.shape}, expected {shape}")
             if values is not None:
+                if values.dtype != np.bool_:
+                    raise ScheduleError(f"schedule {self.name!r}: {name} is of {values.dtype}, expected bool")
                 values.flags.writeable = False
         if self.task is not None:
             try:
@@ -128,6 +132,8 @@ class Schedule:
         found.update(repr(self.blocks.kinds).encode())
         for values in (self.blocks.kind, self.blocks.bytes, self.blocks.parts):
             found.update(values.tobytes())
+        if self.blocks.home_bytes is not self.blocks.bytes:
+            found.update(self.blocks.home_bytes.tobytes())
         for rows in (self.initial, self.final, () if self.kept is None else self.kept):
             for row in rows:
                 found.update(row.tobytes())
@@ -162,6 +168,6 @@ class Schedule:
             if missing.any():
                 at = int(missing.argmax())
                 raise ScheduleError(
-                    f"step {index}: rank {step.source[at]} sends to rank {step.destination[at]}, "
-                    f"but {topology.name} has no such link"
+                    f"schedule {self.name!r}, step {index}: rank {step.source[at]} sends to "
+                    f"rank {step.destination[at]}, but {topology.name} has no such link"
                 )

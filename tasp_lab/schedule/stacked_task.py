@@ -1,31 +1,33 @@
-"""What the calls of several layers compute, as one task; ``dense`` calls between them."""
+"""What the calls of several layers compute, as one task; ``dense`` and ``dense_backward`` calls between them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Task
+from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task
 
-DENSE = "dense"
-"""The kernel that makes inputs of a layer from results of the layer before; its parameter is its number in `Dense`."""
+DENSE, DENSE_BACKWARD = "dense", "dense_backward"
+"""The kernels that make inputs of a layer from what the layer computed before yields: of a forward pass from results,
+of a backward pass from gradients. The parameter is the number of the call in `Dense`."""
 
 
 class Dense(NamedTuple):
-    """What each ``dense`` call reads and makes, and its FLOPs, int array (calls,)."""
+    """What each call between layers reads and makes; arrays (calls,): its FLOPs, and whether it is `DENSE_BACKWARD`."""
 
     sources: BlockLists
     targets: BlockLists
     flops: IntArray
+    is_backward: BoolArray
 
 
-NO_DENSE = Dense(BlockLists.of([]), BlockLists.of([]), np.zeros(0, dtype=np.int64))
+NO_DENSE = Dense(BlockLists.of([]), BlockLists.of([]), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +38,9 @@ class StackedTask:
     ----------
     layers : the task of each layer.
     block_counts : the number of blocks of each.
-    dense : the calls that make the inputs of layers from results, with numbers of blocks in the common table.
+    dense : the calls that make the inputs of layers, with numbers of blocks in the common table.
 
-    Raises `ScheduleError` unless all layers have one dtype and are of one pass.
+    Raises `ScheduleError` unless all layers have one dtype, and each kernel is of one pass.
     """
 
     layers: Sequence[Task]
@@ -48,26 +50,35 @@ class StackedTask:
     def __post_init__(self) -> None:
         first = self.layers[0]
         for number, task in enumerate(self.layers):
-            if (task.dtype, task.passing) != (first.dtype, first.passing):
-                raise ScheduleError(
-                    f"layer {number} is a {task.passing} pass in {task.dtype}, expected a {first.passing} pass in "
-                    f"{first.dtype} like layer 0"
-                )
+            if task.dtype != first.dtype:
+                raise ScheduleError(f"layer {number} is in {task.dtype}, expected {first.dtype} like layer 0")
+            for kernel, passing in task.kernels.items():
+                if self.kernels[kernel] != passing:
+                    raise ScheduleError(f"layer {number}: kernel {kernel} is of the {passing} pass, "
+                                        f"in another layer of the {self.kernels[kernel]} pass")  # fmt: skip
 
     @property
     def dtype(self) -> str:
         return self.layers[0].dtype
 
     @property
-    def passing(self) -> Literal["forward", "backward"]:
-        return self.layers[0].passing
+    def passing(self) -> Passing:
+        """The pass of the layer that is computed last."""
+        return self.layers[-1].passing
+
+    @cached_property
+    def kernels(self) -> Mapping[str, Passing]:
+        """The pass of each kernel of any layer, and between them."""
+        found: dict[str, Passing] = {DENSE: "forward", DENSE_BACKWARD: "backward"} if len(self.dense.flops) else {}
+        return found | {kernel: passing for task in self.layers for kernel, passing in task.kernels.items()}
 
     @property
     def content(self) -> tuple[object, ...]:
         lists = (self.dense.sources, self.dense.targets)
         calls = tuple(tuple(tuple(each[call].tolist()) for call in range(len(each))) for each in lists)
         layers = tuple(task.content for task in self.layers)
-        return "stacked", layers, tuple(self.block_counts), calls, tuple(self.dense.flops.tolist())
+        costs = tuple(zip(self.dense.flops.tolist(), self.dense.is_backward.tolist(), strict=True))
+        return "stacked", layers, tuple(self.block_counts), calls, costs
 
     @cached_property
     def first_block(self) -> IntArray:
@@ -102,7 +113,7 @@ class StackedTask:
 
     def effects(self, calls: Calls) -> Effects:
         """The parts that calls yield. Raises `ScheduleError` for calls across layers, and for what a layer refuses."""
-        if calls.kernel == DENSE:
+        if calls.kernel in (DENSE, DENSE_BACKWARD):
             return self._made(calls)
         found = []
         for number, chosen, own in self._by_layer(calls):
@@ -115,7 +126,7 @@ class StackedTask:
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call."""
-        if calls.kernel == DENSE:
+        if calls.kernel in (DENSE, DENSE_BACKWARD):
             return self.dense.flops[self._dense_numbers(calls)]
         found = np.zeros(len(calls), dtype=np.int64)
         for number, chosen, own in self._by_layer(calls):
@@ -139,16 +150,16 @@ class StackedTask:
             yield number, chosen, Calls(own.kernel, own.rank, operands, own.params, own.lane)
 
     def _made(self, calls: Calls) -> Effects:
-        """The inputs that ``dense`` calls make."""
+        """The inputs that calls between layers make."""
         numbers = self._dense_numbers(calls)
-        expected, found = self.dense.sources.select(numbers), calls.operands[0]
+        expected, found = self.dense.sources.select(numbers), _merged(calls)
         wrong = expected.sizes != found.sizes
         if not wrong.any():
             wrong = np.bincount(found.owner, expected.block != found.block, len(calls)) > 0
         if wrong.any():
             at = int(wrong.argmax())
             raise ScheduleError(
-                f"rank {calls.rank[at]}: {DENSE} {numbers[at]} of blocks {found[at].tolist()}, expected "
+                f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]} of blocks {found[at].tolist()}, expected "
                 f"{expected[at].tolist()}"
             )
         targets = self.dense.targets.select(numbers)
@@ -156,11 +167,23 @@ class StackedTask:
 
     def _dense_numbers(self, calls: Calls) -> IntArray:
         count = len(self.dense.flops)
-        if len(calls.operands) != 1 or calls.params.shape[1] != 1:
-            raise ScheduleError(f"{DENSE} takes results and one parameter, the number of the call")
+        if not calls.operands or calls.params.shape[1] != 1:
+            raise ScheduleError(f"{calls.kernel} takes lists of blocks and one parameter, the number of the call")
         numbers: IntArray = calls.params[:, 0]
         wrong = (numbers < 0) | (numbers >= count)
         if wrong.any():
             at = int(wrong.argmax())
-            raise ScheduleError(f"rank {calls.rank[at]}: {DENSE} {numbers[at]}, expected 0 to {count - 1}")
+            raise ScheduleError(f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]}, expected 0 to {count - 1}")
+        wrong = self.dense.is_backward[numbers] != (calls.kernel == DENSE_BACKWARD)
+        if wrong.any():
+            at = int(wrong.argmax())
+            expected = DENSE if calls.kernel == DENSE_BACKWARD else DENSE_BACKWARD
+            raise ScheduleError(f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]}, which is a call of {expected}")
         return numbers
+
+
+def _merged(calls: Calls) -> BlockLists:
+    """All blocks that each call reads, in ascending order."""
+    call = np.concatenate([each.owner for each in calls.operands])
+    block = np.concatenate([each.block for each in calls.operands])
+    return BlockLists.of_sizes(np.bincount(call, minlength=len(calls)), block[np.lexsort((block, call))])

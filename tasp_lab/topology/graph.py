@@ -13,96 +13,32 @@ A `Topology` is valid by construction: all numbers are checked, and every rank c
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import get_args, overload
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.arrays import BoolArray, FloatArray, IntArray
-from tasp_lab.errors import NoRouteError, TopologyError
+from tasp_lab.errors import TopologyError
+from tasp_lab.topology.checks import check_topology
+from tasp_lab.topology.constraints import Constraint as Constraint
+from tasp_lab.topology.constraints import Constraints
+from tasp_lab.topology.constraints import SharedCapacity as SharedCapacity
 from tasp_lab.topology.links import Link as Link
-from tasp_lab.topology.links import LinkTable, MeshLinks, SwitchKind, link_table, strong_components
+from tasp_lab.topology.links import LinkTable, MeshLinks, SwitchKind, link_table
 from tasp_lab.topology.links import Switch as Switch
 from tasp_lab.topology.links import Vertex as Vertex
+from tasp_lab.topology.paths import Paths
+from tasp_lab.topology.paths import Route as Route
+from tasp_lab.topology.places import node_of_rank, switch_kinds
 from tasp_lab.topology.route_table import RouteTable
 from tasp_lab.units import Number
 
-MIN_BANDWIDTH_BYTES_PER_S, MAX_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
-"""Far below any scaled-down link and far above any real link, so that all results are finite."""
-
-MAX_LATENCY_S = 1e9
-"""Thirty years."""
-
 MAX_LISTED_LINKS = 1024 * 1023
 """The links of a full mesh of 1024 ranks, which can be listed one by one in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCapacity:
-    """A bandwidth in bytes/s shared by all transfers over any of the named links."""
-
-    name: str
-    bandwidth_bytes_per_s: Number
-    links: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """A named bandwidth in bytes/s shared by the transfers under it."""
-
-    name: str
-    bandwidth_bytes_per_s: Number
-
-
-class _Constraints(Sequence[Constraint]):
-    """Lazily created constraints."""
-
-    def __init__(self, links: Sequence[Link], shared: Sequence[SharedCapacity]) -> None:
-        self._links, self._shared, self._made = links, shared, dict[int, Constraint]()
-
-    def __len__(self) -> int:
-        return len(self._links) + len(self._shared)
-
-    @overload
-    def __getitem__(self, index: int) -> Constraint: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Constraint]: ...
-    def __getitem__(self, index: int | slice) -> Constraint | Sequence[Constraint]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
-        if at not in self._made:
-            part = self._links[at] if at < len(self._links) else self._shared[at - len(self._links)]
-            self._made[at] = Constraint(part.name, part.bandwidth_bytes_per_s)
-        return self._made[at]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The route from one rank to another: indices into `Topology.links` and `Topology.constraints`, and the latency."""
-
-    links: tuple[int, ...]
-    constraints: tuple[int, ...]
-    latency_s: Number
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """The best path from a rank to a switch; `place` is its rank among all vertices, best first."""
-
-    hops: int
-    latency_s: Number
-    place: int
-    links: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -130,87 +66,9 @@ class Topology:
     switches: tuple[Switch, ...] = ()
     nodes: tuple[int, ...] = ()
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _paths: dict[int, dict[Vertex, _Path]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise TopologyError(f"topology {self.name!r}: world_size is {self.world_size}, expected 1 or more")
-        for switch in self.table.switches:
-            self._check_switch(switch)
-        seen: set[tuple[Vertex, Vertex]] = set()
-        for link in self.table.samples:
-            self._check_link(link)
-            if (link.source, link.destination) in seen:
-                raise TopologyError(f"topology {self.name!r}: link {link.name} is listed twice")
-            seen.add((link.source, link.destination))
-        links = {link.name for link in self.links} if self.shared else set()
-        taken = set(links)
-        for shared in self.shared:
-            self._check_shared(shared, links)
-            if shared.name in taken:
-                raise TopologyError(
-                    f"topology {self.name!r}: shared capacity {shared.name!r} has the name of another constraint"
-                )
-            taken.add(shared.name)
-        self._check_connected()
-        self._check_places()
-
-    def _check_places(self) -> None:
-        """Check that the kinds of switches and the nodes of ranks match the graph."""
-        described = [switch.name for switch in self.switches]
-        for name in described:
-            if name not in self.table.switches:
-                raise TopologyError(f"topology {self.name!r}: switch {name!r} has a kind, but no link")
-            if described.count(name) > 1:
-                raise TopologyError(f"topology {self.name!r}: switch {name!r} has several kinds, expected one")
-        for switch in self.switches:
-            if switch.kind not in get_args(SwitchKind):
-                expected = ", ".join(get_args(SwitchKind))
-                raise TopologyError(f"topology {self.name!r}: switch {switch.name!r} is of kind {switch.kind!r}, "
-                                    f"expected one of {expected}")  # fmt: skip
-        if self.nodes and (len(self.nodes) != self.world_size or {*self.nodes} != {*range(max(self.nodes) + 1)}):
-            raise TopologyError(
-                f"topology {self.name!r}: nodes are {list(self.nodes)}, expected for each of {self.world_size} ranks "
-                "its node, numbered from 0 without gaps"
-            )
-
-    def _check_switch(self, switch: str) -> None:
-        where = f"topology {self.name!r}: switch {switch!r}"
-        if not switch.strip():
-            raise TopologyError(f"topology {self.name!r}: a switch has no name")
-        if switch.strip().lstrip("+-").isdecimal():
-            raise TopologyError(f"{where} could be taken for a rank, expected a name that is no number")
-        if "->" in switch:
-            raise TopologyError(f"{where} could be taken for a link, expected a name without '->'")
-
-    def _check_link(self, link: Link) -> None:
-        where = f"topology {self.name!r}: link {link.name}"
-        for end in (link.source, link.destination):
-            if isinstance(end, int) and not 0 <= end < self.world_size:
-                raise TopologyError(f"{where}: there is no rank {end}, expected 0 to {self.world_size - 1}")
-        if link.source == link.destination:
-            raise TopologyError(f"{where} joins a vertex to itself")
-        _check_bandwidth(where, link.bandwidth_bytes_per_s)
-        _check_latency(where, link.latency_s)
-
-    def _check_shared(self, shared: SharedCapacity, names: set[str]) -> None:
-        where = f"topology {self.name!r}: shared capacity {shared.name!r}"
-        _check_bandwidth(where, shared.bandwidth_bytes_per_s)
-        if not shared.links:
-            raise TopologyError(f"{where} covers no link")
-        for name in shared.links:
-            if name not in names:
-                raise TopologyError(f"{where} covers link {name}, which does not exist")
-
-    def _check_connected(self) -> None:
-        """Check that every rank reaches every other, and that every switch has incoming and outgoing links."""
-        component = self.table.components
-        for vertex, label in zip(self.vertices, component.tolist(), strict=True):
-            if label != component[0]:
-                raise TopologyError(
-                    f"topology {self.name!r} is not connected: "
-                    f"no way from {_name(self.vertices[0])} to {_name(vertex)} and back"
-                )
+        check_topology(self)
 
     @cached_property
     def vertices(self) -> tuple[Vertex, ...]:
@@ -234,25 +92,7 @@ class Topology:
         >>> pairs.switch_kinds
         {'x': 'node', 'y': 'node', 'z': 'network'}
         """
-        found: dict[str, SwitchKind] = {switch.name: switch.kind for switch in self.switches}
-        missing = [at for at, name in enumerate(self.table.switches, self.world_size) if name not in found]
-        if missing:
-            group = self._joined(np.all(self.link_ends >= self.world_size, axis=1))
-            for number in {int(group[at]) for at in missing}:
-                kind: SwitchKind = "network" if self._holds_nodes_together(group == number) else "node"
-                found |= {str(self.vertices[at]): kind for at in missing if group[at] == number}
-        return {name: found[name] for name in self.table.switches}
-
-    def _holds_nodes_together(self, switches: BoolArray) -> bool:
-        """Whether removing these vertices splits the ranks into several groups, not all of one rank."""
-        node = self._joined(~np.any(switches[self.link_ends], axis=1))[: self.world_size]
-        return 1 < len(np.unique(node)) < self.world_size
-
-    def _joined(self, links: BoolArray) -> IntArray:
-        """The connected component of each vertex over the chosen links, a bool array (links,), in either direction."""
-        ends, size = self.link_ends[links], len(self.vertices)
-        graph = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(size, size))
-        return connected_components(graph, directed=False)[1].astype(np.int64)
+        return switch_kinds(self)
 
     @cached_property
     def node_of_rank(self) -> tuple[int, ...]:
@@ -262,12 +102,7 @@ class Topology:
         >>> Topology("pair", 2, tuple(link for both in pair for link in both)).node_of_rank
         (0, 0)
         """
-        if self.nodes or "network" not in self.switch_kinds.values():
-            return self.nodes or (0,) * self.world_size
-        network = np.array([self.switch_kinds.get(str(vertex)) == "network" for vertex in self.vertices])
-        node = self._joined(~np.any(network[self.link_ends], axis=1))[: self.world_size].tolist()
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(node))}
-        return tuple(numbers[label] for label in node)
+        return node_of_rank(self)
 
     def __hash__(self) -> int:
         return self._hash
@@ -285,13 +120,13 @@ class Topology:
     @cached_property
     def constraints(self) -> Sequence[Constraint]:
         """All constraints: one per link in order, then the shared capacities."""
-        return _Constraints(self.links, self.shared)
+        return Constraints(self.links, self.shared)
 
     def route(self, source: int, destination: int) -> Route:
         """The route from one rank to another. Raises `NoRouteError` if there is none without forwarding ranks."""
         pair = (source, destination)
         if pair not in self._routes:
-            self._routes[pair] = self._as_route(self._path(source, destination))
+            self._routes[pair] = self._paths.route(self._paths.path(source, destination))
         return self._routes[pair]
 
     def routes(
@@ -387,30 +222,7 @@ class Topology:
 
         Switches that reach each other lead to the same ranks, so one of them is followed for all.
         """
-        if len(self.vertices) == self.world_size:
-            return
-        sources, destinations = self.link_ends.T
-        between = (sources >= self.world_size) & (destinations >= self.world_size)
-        component = strong_components(self.link_ends[between], len(self.vertices))
-        entering: dict[int, set[int]] = defaultdict(set)
-        into_switches = (sources < self.world_size) & (destinations >= self.world_size)
-        for source, destination in self.link_ends[into_switches].tolist():
-            entering[destination].add(source)
-        together: dict[int, list[int]] = defaultdict(list)
-        for switch in entering:
-            together[int(component[switch])].append(switch)
-        for switches in together.values():
-            exits = self._ranks_behind(self.vertices[switches[0]])
-            yield sorted(set().union(*(entering[switch] for switch in switches))), exits
-
-    def _ranks_behind(self, switch: Vertex) -> list[int]:
-        """The ranks reachable from a switch without passing a rank."""
-        reached, waiting = {switch}, [switch]
-        while waiting:
-            onward = self._links_from[waiting.pop()].keys() - reached
-            reached |= onward
-            waiting += [vertex for vertex in onward if isinstance(vertex, str)]
-        return sorted(vertex for vertex in reached if isinstance(vertex, int))
+        return self._paths.crossings()
 
     @property
     def link_ends(self) -> npt.NDArray[np.int64]:
@@ -418,100 +230,17 @@ class Topology:
         return self.table.ends
 
     @cached_property
-    def _links_from(self) -> dict[Vertex, dict[Vertex, int]]:
-        found: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
-        for index, link in enumerate(self.links):
-            found[link.source][link.destination] = index
-        return found
-
-    @cached_property
-    def _shared_of_link(self) -> dict[int, tuple[int, ...]]:
-        index_of = {link.name: index for index, link in enumerate(self.links)} if self.shared else {}
-        found: dict[int, tuple[int, ...]] = defaultdict(tuple)
-        for position, shared in enumerate(self.shared, start=len(self.links)):
-            for name in shared.links:
-                found[index_of[name]] += (position,)
-        return found
-
-    @cached_property
-    def _links_to_switches(self) -> dict[Vertex, dict[Vertex, int]]:
-        """For each vertex, the switches it has a link to, with the link."""
-        found: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
-        for index, link in enumerate(self.links):
-            if isinstance(link.destination, str):
-                found[link.source][link.destination] = index
-        return found
-
-    @cached_property
-    def _links_out_of_switches(self) -> dict[Vertex, dict[Vertex, int]]:
-        """For each rank, the switches that have a link to it, with the link."""
-        found: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
-        for index, link in enumerate(self.links):
-            if isinstance(link.source, str) and isinstance(link.destination, int):
-                found[link.destination][link.source] = index
-        return found
-
-    def _path(self, source: int, destination: int) -> tuple[int, ...]:
-        """The links of the route: the best path, in the order of `_paths_from`."""
-        for rank in (source, destination):
-            if not 0 <= rank < self.world_size:
-                raise NoRouteError(f"topology {self.name!r} has no rank {rank}, expected 0 to {self.world_size - 1}")
-        if (direct := self.table.link(source, destination)) >= 0:
-            return (direct,)
-        if source not in self._paths:
-            self._paths[source] = self._paths_from([source])
-        paths, last = self._paths[source], self._links_out_of_switches[destination]
-        ends = [
-            (path.hops, path.latency_s + self.links[link].latency_s, path.place, (*path.links, link))
-            for switch, link in last.items()
-            if (path := paths.get(switch)) is not None and source != destination
-        ]
-        if not ends:
-            raise NoRouteError(
-                f"topology {self.name!r}: no link and no switch leads from rank {source} to {destination}"
-            )
-        return min(ends)[-1]
-
-    def _paths_from(self, sources: Iterable[int], hops_per_link: int = 1) -> dict[Vertex, _Path]:
-        """The best path from any of these ranks to each switch: Dijkstra over (hops, latency, order of listing)."""
-        queue: list[tuple[int, Number, int, Vertex, tuple[int, ...]]] = [
-            (0, 0, order, source, ()) for order, source in enumerate(sources)
-        ]
-        order = len(queue)
-        settled: dict[Vertex, _Path] = {}
-        while queue:
-            hops, latency, _, vertex, path = heapq.heappop(queue)
-            if vertex in settled:
-                continue
-            settled[vertex] = _Path(hops, latency, len(settled), path)
-            for onward, link in self._links_to_switches[vertex].items():
-                if onward not in settled:
-                    order += 1
-                    latency_s = latency + self.links[link].latency_s
-                    heapq.heappush(queue, (hops + hops_per_link, latency_s, order, onward, (*path, link)))
-        return settled
+    def _paths(self) -> Paths:
+        return Paths(self)
 
     @cached_property
     def min_latencies_into_ranks_s(self) -> tuple[Number, ...]:
         """The lowest latency of a route into each rank."""
-        if not self.table.switches:
-            return self.table.latencies_into_ranks_s
-        paths = self._paths_from(range(self.world_size), hops_per_link=0)
-        least = []
-        for rank, direct_s in enumerate(self.table.latencies_into_ranks_s):
-            last = self._links_out_of_switches[rank].items()
-            through = (paths[switch].latency_s + self.links[link].latency_s for switch, link in last)
-            least.append(min([direct_s, *through]))
-        return tuple(least)
-
-    def _as_route(self, path: tuple[int, ...]) -> Route:
-        latency: Number = sum((self.links[link].latency_s for link in path[1:]), self.links[path[0]].latency_s)
-        return Route(path, self.constraints_of(path), latency)
+        return self._paths.min_latencies_into_ranks_s()
 
     def constraints_of(self, path: tuple[int, ...]) -> tuple[int, ...]:
         """The constraints of a route over these links: the links, and the shared capacities over any of them."""
-        groups = {group for link in path for group in self._shared_of_link[link]} if self.shared else ()
-        return (*path, *sorted(groups))
+        return self._paths.constraints_of(path)
 
     def map_links(self, change: Callable[[int, Link], Link], name: str | None = None) -> Topology:
         """The same graph with every link replaced by `change(index, link)`."""
@@ -539,25 +268,3 @@ class Topology:
 def both_ways(a: Vertex, b: Vertex, bandwidth_bytes_per_s: Number, latency_s: Number) -> Iterable[Link]:
     """The two directed links of one full-duplex cable."""
     return (Link(a, b, bandwidth_bytes_per_s, latency_s), Link(b, a, bandwidth_bytes_per_s, latency_s))
-
-
-def _check_bandwidth(where: str, value: Number) -> None:
-    if not MIN_BANDWIDTH_BYTES_PER_S <= value <= MAX_BANDWIDTH_BYTES_PER_S:
-        limits = f"{MIN_BANDWIDTH_BYTES_PER_S:g} to {MAX_BANDWIDTH_BYTES_PER_S:g}"
-        expected = _finite(value) or ("more than 0" if value <= 0 else limits)
-        raise TopologyError(f"{where}: bandwidth_bytes_per_s is {value}, expected {expected}")
-
-
-def _check_latency(where: str, value: Number) -> None:
-    if not 0 <= value <= MAX_LATENCY_S:
-        expected = _finite(value) or ("0 or more" if value < 0 else f"at most {MAX_LATENCY_S:g}")
-        raise TopologyError(f"{where}: latency_s is {value}, expected {expected}")
-
-
-def _finite(value: Number) -> str:
-    """The expectation to report for an infinite value or NaN; empty if the value is finite."""
-    return "a finite number" if isinstance(value, float) and not math.isfinite(value) else ""
-
-
-def _name(vertex: Vertex) -> str:
-    return f"rank {vertex}" if isinstance(vertex, int) else f"switch {vertex!r}"

@@ -16,7 +16,7 @@ from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENT
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
 from tasp_lab.schedule.memory_sizes import memory_bytes
-from tasp_lab.schedule.rank_part import RankPart
+from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_backward import Case, cases_of
@@ -153,21 +153,68 @@ def test_no_two_things_are_in_use_at_one_place(case: Case) -> None:
 @settings(max_examples=100)
 @given(cases)
 def test_everything_lies_where_the_docs_say(case: Case) -> None:
+    """In a buffer, what calls read comes first, in the order of the step; the rest leaves no gap, in some order."""
     schedule = case.backward
     for part in parts(schedule):
         layout = Layout(schedule, part.rank)
         assert part.resident == {block: at for (block, since), at in layout.offset.items() if since == RESIDENT}
-        assert all(row.offset == layout.offset[row.block, row.since] for row in part.sends)
-        assert all(row.offset == layout.offset[row.block, row.step] for row in part.receives)
+        assert part.memory_bytes == layout.resident_bytes + layout.buffers * layout.buffer_bytes
+        assert part.memory_bytes == memory_bytes(schedule)[part.rank]
+        places = places_of(part)
+        assert all(places.get(key, OUTSIDE) == at for row in part.calls for key, at in adds_of(row))
         for row in part.calls:
             queries, keys = row.operands
             moving, fixed = (keys, queries) if layout.keys_move else (queries, keys)
             assert fixed.offset == OUTSIDE
-            assert moving.offset == layout.offset[moving.blocks[0], moving.since[0]]
+            assert moving.offset == places[moving.blocks[0], moving.since[0]]
             assert moving.size_bytes == sum(layout.size[block] for block in moving.blocks)
-            assert all(place.offset == layout.offset.get(place.key, OUTSIDE) for place in row.adds)
-        assert part.memory_bytes == layout.resident_bytes + layout.buffers * layout.buffer_bytes
-        assert part.memory_bytes == memory_bytes(schedule)[part.rank]
+        read = {key for row in part.calls for key in row.reads}
+        for step in range(len(schedule.steps)):
+            buffer = layout.resident_bytes + step % layout.buffers * layout.buffer_bytes
+            came = [key for key in layout.offset if key[1] == step]
+            ordered = [key for key in came if key in read]
+            ordered += sorted((key for key in came if key not in read), key=lambda key: places[key])
+            for key in ordered:
+                assert places[key] == buffer
+                buffer += layout.size[key[0]]
+
+
+def places_of(part: RankPart) -> dict[Key, int]:
+    """Where each copy lies: what sends it, what receives it and what adds to it agree."""
+    found: dict[Key, int] = dict(
+        zip(((block, RESIDENT) for block in part.resident), part.resident.values(), strict=True)
+    )
+    copies = [((row.block, row.since), row.offset) for row in part.sends]
+    copies += [((row.block, row.step), row.offset) for row in part.receives]
+    copies += [place for row in part.calls for place in adds_of(row) if place[1] != OUTSIDE]
+    for key, offset in copies:
+        assert found.setdefault(key, offset) == offset
+    return found
+
+
+def adds_of(row: CallRow) -> list[tuple[Key, int]]:
+    return [(place.key, place.offset) for place in row.adds]
+
+
+@settings(max_examples=100)
+@given(cases)
+def test_gradients_that_leave_together_lie_side_by_side(case: Case) -> None:
+    """Those that no call reads and that go to the same rank on the same lane, of each step that brought them."""
+    schedule = case.backward
+    for part in parts(schedule):
+        read = {key for row in part.calls for key in row.reads}
+        first: dict[Key, tuple[int, int]] = {}
+        for row in part.sends:
+            first.setdefault((row.block, row.since), (row.peer, row.lane))
+        groups = defaultdict[tuple[int, int, int], dict[Key, int]](dict)
+        for row in part.sends:
+            key = row.block, row.since
+            if row.since != RESIDENT and key not in read:
+                groups[row.since, *first[key]][key] = row.offset
+        for group in groups.values():
+            size = sum(int(schedule.block_bytes[block]) for block, _ in group)
+            last = max(group, key=lambda key: group[key])
+            assert group[last] + int(schedule.block_bytes[last[0]]) - min(group.values()) == size
 
 
 @few
@@ -211,7 +258,7 @@ def test_joins_are_of_all_that_comes_together(case: Case) -> None:
         for key, each in away.items():
             assert len(each.operations) == layout.parts[key]
             assert (each.begun, each.received) == (key in arrived, ())
-            assert each.place.offset == layout.offset[key]
+            assert each.place.offset == places_of(part)[key]
             assert sent[key] == each.step + 1
         home = {(each.place.block, each.step): each for each in part.joins if each.place.since == RESIDENT}
         assert set(home) == layout.returns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.attention.token_ring import token_ring, token_ring_passes
-from tasp_lab.attention.ulysses import ulysses
+from tasp_lab.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
+from tasp_lab.attention.forward import attention
 from tasp_lab.collectives.all_gather import direct_all_gather, multi_ring_all_gather, ring_all_gather
 from tasp_lab.collectives.point_to_point import all_to_all, send_recv
 from tasp_lab.collectives.ring_reductions import (
@@ -27,14 +27,17 @@ from tasp_lab.linear_attention.lasp2 import lasp2
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
+from tasp_lab.schedule.composition.groups import reduce_scatter_and_all_gather
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.stacked_task import DENSE, StackedTask
+from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, StackedTask
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tests.support.linear_worlds import lasp2 as lasp2_world
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
+from tests.support.systems import token_ring, token_ring_passes, ulysses, ulysses_passes
 from tests.support.world import World
 
 Builder = Callable[[Topology, int], Schedule]
@@ -163,13 +166,90 @@ def test_chunks_of_chunks_are_chunks(build: Builder, n: int, first: int, second:
     assert len(twice.blocks) == len(once.blocks)
 
 
+CUT: dict[str, Callable[[Topology, Workload], Schedule]] = {
+    "token-ring": token_ring,
+    "token-ring-backward": lambda mesh, layer: token_ring_passes(mesh, layer).backward,
+    "zigzag": lambda mesh, layer: attention("zigzag-ring-attention", mesh, layer),
+    "tasp-backward": lambda mesh, layer: attention_passes("tasp", mesh, layer).backward,
+    "lasp2": lambda mesh, layer: lasp2(mesh, layer, 0.9),
+    "replicas": lambda mesh, layer: replicated(
+        lasp2(mesh, layer, 0.9), np.arange(2 * mesh.world_size).reshape(2, -1)[:, ::-1]
+    ),
+}
+
+
+@given(st.sampled_from(sorted(CUT)), st.integers(2, 4), st.sampled_from([1, 2, 3, 6]), st.integers(2, 16))
+@settings(max_examples=60)
+def test_layers_in_chunks_send_and_compute_the_same(name: str, n: int, chunks: int, sequence: int) -> None:
+    """Every block is cut into groups of heads; kernel calls follow their blocks a step apart."""
+    schedule = CUT[name](full_mesh(n), layer_of(sequence, kv_heads=6))
+    chunked = in_chunks(schedule, chunks)
+    assert (chunked.bytes_sent().sum(axis=0) == schedule.bytes_sent().sum(axis=0)).all()
+    assert sorted(chunked.blocks.bytes * chunks) == sorted(schedule.blocks.bytes.repeat(chunks))
+    flops, before = chunked.flops(), schedule.flops()
+    for step, own in enumerate(flops):
+        expected = sum(before[step - chunk] for chunk in range(chunks) if 0 <= step - chunk < len(before))
+        assert (own * chunks == expected).all()
+    for kind, cut in zip(schedule.blocks.kinds, chunked.blocks.kinds, strict=True):
+        assert (kind.name, kind.pool, kind.bound) == (cut.name, cut.pool, cut.bound)
+        sizes = [[int(np.prod(each.shape)) for each in fields] for fields in (kind.fields, cut.fields)]
+        assert sizes[0] == [size * chunks for size in sizes[1]]
+
+
+@pytest.mark.parametrize("name", sorted(CUT))
+def test_chunks_of_chunks_of_layers_are_chunks(name: str) -> None:
+    schedule = CUT[name](full_mesh(2), layer_of(8))
+    twice, once = in_chunks(in_chunks(schedule, 2), 3), in_chunks(schedule, 6)
+    assert twice.task is not None
+    assert once.task is not None
+    assert sorted(twice.blocks.bytes) == sorted(once.blocks.bytes)
+    assert twice.blocks.kinds == once.blocks.kinds
+    assert twice.flops().sum() == once.flops().sum()
+    assert total(twice) == total(once)
+
+
+@pytest.mark.parametrize("name", sorted(CUT))
+def test_the_numbers_of_layers_in_chunks_are_right(name: str) -> None:
+    layer = Workload(sequence=6, heads=4, kv_heads=2, head_dim=2, mask="causal")
+    world = World.of(in_chunks(CUT[name](full_mesh(2), layer), 2))
+    assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+def test_layers_in_chunks_can_be_stacked() -> None:
+    layer = Workload(sequence=4, heads=2, head_dim=2, mask="causal")
+    parts = [in_chunks(LAYERS[name](full_mesh(2), layer), 2) for name in ("lasp2", "token-ring")]
+    parts[1] = in_chunks(attention("ring-attention", full_mesh(2), layer), 2)
+    world = World.of(stacked(parts))
+    assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+def test_heads_of_different_chunks_are_not_mixed() -> None:
+    schedule = in_chunks(lasp2(full_mesh(2), layer_of(8)), 2)
+    assert schedule.task is not None
+    keys, queries = ([first, first + len(schedule.blocks) // 2] for first in (0, 2))
+    for mixed, own in ((keys[0], keys[1]), (keys[1], keys[0])):
+        call = Calls.of("attend", [(0, [[queries[keys.index(own)]], [mixed]], [0])])
+        with pytest.raises(ScheduleError, match=r"attend of blocks .* with blocks of different heads"):
+            schedule.task.effects(call)
+
+
 def test_what_cannot_be_cut_is_refused() -> None:
-    gather = ring_all_gather(full_mesh(3), 7)
-    for chunks in (0, 8):
-        with pytest.raises(ScheduleError, match=f"schedule 'ring' in {chunks} chunks, expected 1 to 7"):
-            in_chunks(gather, chunks)
-    with pytest.raises(ScheduleError, match="schedule 'token-ring' has kernel calls, which read whole blocks"):
-        in_chunks(token_ring(full_mesh(3), layer_of(9)), 2)
+    gather, mesh = ring_all_gather(full_mesh(3), 7), full_mesh(3)
+    with pytest.raises(ScheduleError, match="schedule 'ring' in 0 chunks: expected 1 chunk or more"):
+        in_chunks(gather, 0)
+    with pytest.raises(ScheduleError, match="schedule 'ring' in 8 chunks: expected 1 to 7, as a chunk has a byte"):
+        in_chunks(gather, 8)
+    with pytest.raises(ScheduleError, match=r"token-ring' in 5 chunks: block 0 \(keys\) has 12 heads, "
+                                            "expected a multiple of 5"):  # fmt: skip
+        in_chunks(token_ring(mesh, layer_of(9)), 5)
+    with pytest.raises(ScheduleError, match="in 2 chunks: 1 KV heads in 2 groups, expected groups of equal size"):
+        in_chunks(lasp2(mesh, layer_of(9, kv_heads=1)), 2)
+    layer = ulysses(mesh, layer_of(9))
+    with pytest.raises(ScheduleError, match="in 2 chunks: its dense calls read all heads of a layer"):
+        in_chunks(stacked([layer, layer]), 2)
+    chunk_task = lasp2_world(3).schedule()
+    with pytest.raises(ScheduleError, match="in 2 chunks: its kernel calls read whole blocks, expected a collective"):
+        in_chunks(chunk_task, 2)
 
 
 # -- replicated and over_groups ----------------------------------------------------------------------------------------
@@ -249,6 +329,52 @@ def test_the_numbers_of_composed_collectives_are_right(build: Builder, members: 
         assert is_right_in_orders(world, numbers_of(world), 2)
 
 
+@given(
+    st.sampled_from([ring_all_reduce, multi_ring_all_reduce]),
+    st.sampled_from([ring_all_reduce, multi_ring_all_reduce]),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.booleans(),
+)
+@settings(max_examples=20)
+def test_two_all_reduces_are_an_all_reduce_of_all_ranks(
+    inside: Builder, between: Builder, members: int, groups: int, inner_first: bool
+) -> None:
+    """No ring of all ranks sends less: 2 (n - 1) / n of a rank's message; one level sends it whole, one a share."""
+    shard, n = 144, members * groups
+    message = shard * n
+    inner, outer = inside(full_mesh(members), groups * shard), between(full_mesh(groups), members * shard)
+    both = over_groups(inner, outer, inner_first=inner_first)
+    assert both.initial.all()
+    assert both.final.all()
+    assert (both.blocks.parts == n).all()
+    assert Fraction(total(both), n) == 2 * Fraction(n - 1, n) * message
+    crossing = sum(
+        int(both.blocks.bytes[step.block[step.source // members != step.destination // members]].sum())
+        for step in both.steps
+    )
+    share = Fraction(message, members if inner_first else 1)
+    assert Fraction(crossing, n) == 2 * Fraction(groups - 1, groups) * share
+
+
+@pytest.mark.parametrize("inner_first", [False, True])
+@pytest.mark.parametrize("kinds", [(ring_all_reduce, ring_all_reduce), (ring_all_reduce, ring_reduce_scatter),
+                                   (ring_reduce_scatter, multi_ring_all_reduce)])  # fmt: skip
+def test_the_numbers_of_reductions_on_two_levels_are_right(kinds: tuple[Builder, Builder], inner_first: bool) -> None:
+    inner, outer = kinds[0](full_mesh(3), 12), kinds[1](full_mesh(2), 18)
+    world = World.of(over_groups(inner, outer, inner_first=inner_first))
+    assert is_right_in_orders(world, numbers_of(world), 3)
+
+
+@given(st.integers(1, 5), st.integers(1, 30))
+@settings(max_examples=10)
+def test_an_all_reduce_is_its_two_halves(n: int, shard: int) -> None:
+    whole = ring_all_reduce(full_mesh(n), shard)
+    scatter, gather = reduce_scatter_and_all_gather(whole)
+    assert rows(in_sequence(scatter, gather)) == rows(whole)
+    assert rows(scatter) == rows(ring_reduce_scatter(full_mesh(n), shard))
+
+
 def test_a_step_between_groups_is_taken_beside_all_steps_within_them() -> None:
     members, groups, shard = 4, 3, 12
     inner, outer = ring_all_gather(full_mesh(members), shard), ring_all_gather(full_mesh(groups), members * shard)
@@ -277,12 +403,14 @@ def test_levels_that_do_not_fit_are_refused() -> None:
         over_groups(inner, ring_all_gather(full_mesh(3), 1))
     with pytest.raises(ScheduleError, match="one moves data, one adds up parts, expected the same of both"):
         over_groups(inner, ring_reduce_scatter(full_mesh(3), 20))
-    with pytest.raises(ScheduleError, match="schedule 'token-ring' has kernel calls, expected a collective"):
+    with pytest.raises(ScheduleError, match="schedule 'zigzag-token-ring' has kernel calls, expected a collective"):
         over_groups(token_ring(full_mesh(2), layer_of(8)), inner)
-    with pytest.raises(
-        ScheduleError, match="schedule 'ring-all-reduce' copies complete sums, expected a ReduceScatter"
-    ):
-        over_groups(ring_all_reduce(full_mesh(2), 20), ring_reduce_scatter(full_mesh(3), 20))
+    with pytest.raises(ScheduleError, match="one moves data, one adds up parts, expected the same of both"):
+        over_groups(inner, ring_all_reduce(full_mesh(3), 20))
+    pipelined = in_chunks(ring_all_reduce(full_mesh(4), 20), 3)
+    message = "schedule 'ring-all-reduce' copies sums at step 3 that are at several ranks, expected a ReduceScatter"
+    with pytest.raises(ScheduleError, match=message):
+        over_groups(pipelined, pipelined, inner_first=True)
     pooled = replace(inner.blocks, kinds=[replace(inner.blocks.kinds[0], pool=Pool("some", 2))])
     with pytest.raises(ScheduleError, match="schedule 'ring' receives into buffers, expected copies that stay"):
         over_groups(replace(inner, blocks=pooled, steps=list(inner.steps)), inner)
@@ -325,6 +453,66 @@ def test_the_numbers_of_a_stack_are_those_of_its_layers_in_turn(names: tuple[str
     assert is_right_in_orders(world, numbers_of(world), 2)
 
 
+def passes_of(name: str, topology: Topology, layer: Workload, dataflow: Dataflow = "rotate-kv") -> Passes:
+    systems = {"token-ring": token_ring_passes, "ulysses": ulysses_passes}
+    if name in systems:
+        return systems[name](topology, layer)  # type: ignore[operator]
+    return attention_passes(name, topology, layer, dataflow=dataflow)
+
+
+def training_step(passes: Sequence[Passes]) -> list[Schedule]:
+    """In the order in which they are computed."""
+    return [each.forward for each in passes] + [each.backward for each in reversed(passes)]
+
+
+BACKWARD = ["ulysses", "ring-attention", "tasp"]
+
+
+@given(st.lists(st.sampled_from(BACKWARD), min_size=1, max_size=3), st.integers(2, 4), st.integers(4, 20))
+@settings(max_examples=20)
+def test_a_training_step_sends_and_computes_what_its_passes_do(names: list[str], n: int, sequence: int) -> None:
+    """One call between two passes, its FLOPs those of its pass; zigzag is another layout than contiguous."""
+    names = names if "tasp" not in names else ["tasp"] * len(names)
+    layers = [passes_of(name, full_mesh(n), layer_of(sequence)) for name in names]
+    for backward_only in (False, True):
+        parts = [each.backward for each in layers] if backward_only else training_step(layers)
+        stack = stacked(parts, dense_flops=10, dense_backward_flops=1000)
+        assert total(stack) == sum(map(total, parts))
+        backward = len(layers) - 1 if backward_only else len(layers)
+        present = np.array([each.flops().any(axis=0) for each in parts]).any(axis=0)
+        dense = 1000 * backward + (0 if backward_only else 10 * (len(layers) - 1))
+        assert (stack.flops().sum(axis=0) == sum(each.flops().sum(axis=0) for each in parts) + dense * present).all()
+
+
+@pytest.mark.parametrize("dataflow", DATAFLOWS)
+def test_the_numbers_of_backward_passes_in_a_stack_are_right(dataflow: Dataflow) -> None:
+    """Keys that a forward pass has left at other ranks are there from the start."""
+    layer = Workload(sequence=5, heads=2, kv_heads=1, head_dim=2, mask="causal")
+    passes = [passes_of("ring-attention", full_mesh(2), layer, dataflow) for _ in range(2)]
+    world = World.of(stacked([each.backward for each in passes]))
+    assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+@pytest.mark.parametrize(
+    "names", [("ring-attention",), ("ring-attention", "ulysses"), ("tasp", "tasp"), ("token-ring", "tasp")]
+)
+def test_the_numbers_of_a_training_step_are_right(names: tuple[str, ...]) -> None:
+    """Gradients follow from results and gradients of other layers, by the chain rule."""
+    layer = Workload(sequence=6, heads=2, head_dim=2, mask="causal")
+    world = World.of(stacked(training_step([passes_of(name, full_mesh(2), layer) for name in names])))
+    assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+@pytest.mark.parametrize("name", ["ulysses", "ring-attention"])
+def test_too_much_overlap_of_backward_passes_is_refused(name: str) -> None:
+    """The last step of each of these passes brings gradients, so nothing can be made of them before its end."""
+    backward = [passes_of(name, full_mesh(3), layer_of(9)).backward] * 2
+    stacked(backward, overlap=0)
+    for overlap in range(1, len(backward[0].steps) + 1):
+        with pytest.raises(ScheduleError, match=r"rank \d computes with block \d+ \((key|query) gradients\), of which"):
+            stacked(backward, overlap)
+
+
 def test_equal_kinds_and_pools_of_layers_are_one() -> None:
     layer = lasp2(full_mesh(4), layer_of(16))
     stack = stacked([layer] * 3)
@@ -356,16 +544,26 @@ def test_a_layer_that_ends_with_other_work_may_overlap() -> None:
 def test_what_is_no_stack_is_refused() -> None:
     mesh, layer = full_mesh(4), layer_of(16)
     contiguous, backward = ulysses(mesh, layer), token_ring_passes(mesh, layer).backward
-    with pytest.raises(ScheduleError, match="schedule 'token-ring' has other positions on rank 0 than 'ulysses': "
+    with pytest.raises(ScheduleError, match="'zigzag-token-ring' has other positions on rank 0 than 'ulysses': "
                                             "layout zigzag, expected contiguous"):  # fmt: skip
         stacked([contiguous, token_ring(mesh, layer)])
-    with pytest.raises(ScheduleError, match="schedule 'token-ring-backward' is no forward pass of a layer"):
-        stacked([contiguous, backward])
-    with pytest.raises(ScheduleError, match="schedule 'ring' is no forward pass of a layer"):
+    ring, back = attention_passes("ring-attention", mesh, layer, dataflow="rotate-kv")
+    kept = attention_passes("ring-attention", mesh, layer, dataflow="rotate-kv-back").backward
+    for layers, message in (
+        ([back, ring], "passes in the order backward, forward, expected forward passes, then backward passes"),
+        ([ring, ring, back], "2 forward and 1 backward passes, expected equally many"),
+        ([ring, token_ring(mesh, layer), back, backward], "'zigzag-token-ring' has other positions"),
+        ([ring, attention_passes("ring-attention", mesh, replace(layer, window=3)).backward],
+         "layer 1, 'ring-attention', is no backward pass of layer 0, 'ring-attention'"),
+        ([ring, kept], r"layer 1, 'ring-attention': rank 0 starts with block \d+ \(keys\), expected its own"),
+    ):  # fmt: skip
+        with pytest.raises(ScheduleError, match=message):
+            stacked(layers)
+    with pytest.raises(ScheduleError, match="schedule 'ring' is no pass of a layer"):
         stacked([ring_all_gather(mesh, 8), contiguous])
     with pytest.raises(ScheduleError, match="schedule 'ulysses' is for 3 ranks, 'ulysses' for 4"):
         stacked([contiguous, ulysses(full_mesh(3), layer)])
-    with pytest.raises(ScheduleError, match="layer 1 is a forward pass in fp32, expected a forward pass in bf16"):
+    with pytest.raises(ScheduleError, match="layer 1 is in fp32, expected bf16 like layer 0"):
         stacked([contiguous, ulysses(mesh, replace(layer, dtype="fp32"))])
     with pytest.raises(ScheduleError, match="FLOPs of 3 ranks, expected one number or 4"):
         stacked([contiguous, contiguous], dense_flops=[1, 2, 3])
@@ -384,7 +582,8 @@ def test_a_stacked_task_refuses_what_its_layers_refuse() -> None:
         (DENSE, [[5]], [0], r"rank 0: dense 0 of blocks \[5\], expected \[4\]"),
         (DENSE, [[4, 5]], [0], r"rank 0: dense 0 of blocks \[4, 5\], expected \[4\]"),
         (DENSE, [[4]], [2], "rank 0: dense 2, expected 0 to 1"),
-        (DENSE, [[4]], [], "dense takes results and one parameter"),
+        (DENSE_BACKWARD, [[4]], [0], "rank 0: dense_backward 0, which is a call of dense"),
+        (DENSE, [[4]], [], "dense takes lists of blocks and one parameter"),
     ):
         with pytest.raises(ScheduleError, match=message):
             task.effects(Calls.of(kernel, [(0, operands, params)]))

@@ -3,8 +3,8 @@
 - `in_sequence`: one schedule after another, on the same blocks.
 - `replicated`: one schedule in several groups of ranks at once.
 - `over_groups`: a collective on two levels, within groups of ranks and between them.
-- `in_chunks`: all blocks cut into chunks that follow each other by a step.
-- `stacked`: layers of a network, each computed from the results of the one before.
+- `in_chunks`: all blocks cut into chunks, or groups of heads, that follow each other by a step.
+- `stacked`: layers of a network, each computed from the results of the one before; forward, backward or both.
 
 There is no barrier between what is composed: a transfer or call waits only for what it needs.
 """

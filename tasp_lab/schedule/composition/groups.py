@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
 
@@ -14,7 +14,8 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.decomposition.shares import split_bytes
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import DATA, Blocks, Kind
-from tasp_lab.schedule.composition.merged_steps import check_no_calls, joined, moved, tables_joined
+from tasp_lab.schedule.composition.merged_steps import check_no_calls, check_size, joined, moved, tables_joined
+from tasp_lab.schedule.composition.sequence import in_sequence
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.schedule.step import LazySteps, Step
@@ -42,7 +43,10 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
         raise ScheduleError(
             f"schedule {schedule.name!r} in groups of shape {groups.shape}, expected (groups, {schedule.world_size})"
         )
-    if not len(groups) or not np.array_equal(np.sort(groups, axis=None), np.arange(groups.size)):
+    if not len(groups):
+        raise ScheduleError(f"schedule {schedule.name!r} in no groups, expected one or more")
+    check_size(f"{len(groups)} x {schedule.name}", groups.size, len(groups) * len(schedule.blocks))
+    if not np.array_equal(np.sort(groups, axis=None), np.arange(groups.size)):
         raise ScheduleError(
             f"schedule {schedule.name!r}: the groups have not each of the ranks 0 to {groups.size - 1} once"
         )
@@ -100,10 +104,12 @@ def over_groups(inner: Schedule, outer: Schedule, *, inner_first: bool = False) 
     is the other way round, as suits sums: `inner` runs with a block before the group sends it. The lanes of `outer`
     follow those of `inner`.
 
-    Two AllGathers make a hierarchical AllGather, that of two ReduceScatters with `inner_first` a ReduceScatter.
+    Two AllGathers make a hierarchical AllGather, that of two ReduceScatters with `inner_first` a ReduceScatter. Two
+    AllReduces make an AllReduce: the first level reduces and scatters, the second one runs with the pieces of each
+    rank, and the first level gathers, so that no level moves what the other one has to.
 
-    Raises `ScheduleError` for kernel calls, for buffers, for pieces without a byte, for an AllReduce, and if one
-    schedule moves data and the other one sums.
+    Raises `ScheduleError` for kernel calls, for buffers, for pieces without a byte, if one schedule moves data and the
+    other one sums, and if the level that begins copies complete sums before it has given away all others.
 
     >>> from tasp_lab.collectives.all_gather import ring_all_gather
     >>> from tasp_lab.topology.builders import full_mesh
@@ -111,13 +117,65 @@ def over_groups(inner: Schedule, outer: Schedule, *, inner_first: bool = False) 
     >>> [int(step_bytes.sum()) for step_bytes in over_groups(inner, outer).bytes_sent()]
     [1600, 800, 800, 800, 800, 800]
     """
-    name = f"{inner.name} over {outer.name}"
     for each in (inner, outer):
         check_no_calls(each, "expected a collective on each level")
         if each.blocks.pools:
             raise ScheduleError(f"schedule {each.name!r} receives into buffers, expected copies that stay")
-        if each.blocks.kinds[0].join and each.final.sum(axis=0).max(initial=0) > 1:
-            raise ScheduleError(f"schedule {each.name!r} copies complete sums, expected a ReduceScatter on each level")
+    ranks, blocks = inner.world_size * outer.world_size, len(inner.blocks) * len(outer.blocks)
+    check_size(f"{inner.name} over {outer.name}", ranks, blocks)
+    first, second = (inner, outer) if inner_first else (outer, inner)
+
+    def levels(of_first: Schedule, of_second: Schedule) -> Schedule:
+        return _two_levels(*((of_first, of_second) if inner_first else (of_second, of_first)), inner_first)
+
+    if not _copies_sums(first):
+        return levels(first, second)
+    scatter, gather = reduce_scatter_and_all_gather(first)
+    whole = in_sequence(levels(scatter, second), levels(gather, _nothing_more(second)))
+    return replace(whole, name=f"{inner.name} over {outer.name}")
+
+
+def reduce_scatter_and_all_gather(all_reduce: Schedule) -> tuple[Schedule, Schedule]:
+    """The two halves of an AllReduce: the steps until each block is at one rank only, and those that copy it.
+
+    Raises `ScheduleError` if there is no such step, as in recursive doubling, or if blocks are not complete there.
+
+    >>> from tasp_lab.collectives.ring_reductions import ring_all_reduce
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> [len(half.steps) for half in reduce_scatter_and_all_gather(ring_all_reduce(full_mesh(4), 8))]
+    [3, 3]
+    """
+    owned, count = all_reduce.initial.copy(), 0
+    for step in all_reduce.steps:
+        if (owned.sum(axis=0) == 1).all() or not step.gives.all():
+            break
+        owned[step.source, step.block] = False
+        owned[step.destination, step.block] = True
+        count += 1
+    if not (owned.sum(axis=0) == 1).all():
+        raise ScheduleError(
+            f"schedule {all_reduce.name!r} copies sums at step {count} that are at several ranks, expected a "
+            "ReduceScatter followed by an AllGather"
+        )
+    steps, data = all_reduce.steps, Blocks.of_data(all_reduce.blocks.bytes)
+    scatter = replace(all_reduce, final=owned, steps=steps[:count], kept=None)
+    gather = replace(all_reduce, blocks=data, initial=owned, steps=steps[count:], initial_part=None)
+    return scatter, gather
+
+
+def _copies_sums(schedule: Schedule) -> bool:
+    """Whether several ranks end with the same sum, as after an AllReduce."""
+    return bool(schedule.blocks.kinds[0].join) and schedule.final.sum(axis=0).max(initial=0) > 1
+
+
+def _nothing_more(schedule: Schedule) -> Schedule:
+    """No step, on what a schedule promises, as data."""
+    data = Blocks.of_data(schedule.blocks.bytes)
+    return replace(schedule, blocks=data, initial=schedule.final, steps=[], initial_part=None, kept=None)
+
+
+def _two_levels(inner: Schedule, outer: Schedule, inner_first: bool) -> Schedule:
+    name = f"{inner.name} over {outer.name}"
     first, second = (inner, outer) if inner_first else (outer, inner)
 
     def product(of_first: BoolArray, of_second: BoolArray) -> BoolArray:

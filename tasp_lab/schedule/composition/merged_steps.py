@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,14 @@ from tasp_lab.arrays import IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind
 from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.proof import check_holdings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import LazySteps, Step
 
 NO_STEP = Step.of(())
+
+Renumber = Callable[[IntArray], IntArray]
+"""From old to new numbers."""
 
 
 def check_world_sizes(schedules: Sequence[Schedule]) -> None:
@@ -27,6 +31,14 @@ def check_world_sizes(schedules: Sequence[Schedule]) -> None:
             raise ScheduleError(
                 f"schedule {each.name!r} is for {each.world_size} ranks, {first.name!r} for {first.world_size}"
             )
+
+
+def check_size(name: str, world_size: int, blocks: int) -> None:
+    """Raise `ScheduleError` if a schedule of this size is too large to replay, before any memory is taken."""
+    try:
+        check_holdings(world_size, blocks)
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {name!r}: {error}") from None
 
 
 def check_no_calls(schedule: Schedule, why: str) -> None:
@@ -45,24 +57,24 @@ def joined(steps: Sequence[Step]) -> Step:
     return Step(source, destination, lane, block, gives, tuple(calls for step in used for calls in step.calls))
 
 
-def moved(step: Step, first_block: int, ranks: IntArray | None = None) -> Step:
-    """A step with the numbers of its blocks increased by `first_block`, and with ranks replaced by ``ranks[rank]``."""
-
-    def renamed(rank: IntArray) -> IntArray:
-        return rank if ranks is None else ranks[rank]
-
+def renumbered(step: Step, block: Renumber, rank: Renumber) -> Step:
+    """A step with other numbers of blocks and of ranks, in its transfers and in its calls."""
     calls = tuple(
         Calls(
             each.kernel,
-            renamed(each.rank),
-            tuple(BlockLists(lists.offset, lists.block + first_block) for lists in each.operands),
+            rank(each.rank),
+            tuple(BlockLists(lists.offset, block(lists.block)) for lists in each.operands),
             each.params,
             each.lane,
         )
         for each in step.calls
     )
-    source, destination = renamed(step.source), renamed(step.destination)
-    return Step(source, destination, step.lane, step.block + first_block, step.gives, calls)
+    return Step(rank(step.source), rank(step.destination), step.lane, block(step.block), step.gives, calls)
+
+
+def moved(step: Step, first_block: int, ranks: IntArray | None = None) -> Step:
+    """A step with the numbers of its blocks increased by `first_block`, and with ranks replaced by ``ranks[rank]``."""
+    return renumbered(step, lambda block: block + first_block, lambda rank: rank if ranks is None else ranks[rank])
 
 
 def tables_joined(tables: Sequence[Blocks]) -> Blocks:
