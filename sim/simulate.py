@@ -8,6 +8,7 @@ from sim.array import engine as array_engine
 from sim.event import engine
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
+from tasp_lab.progress import ShareCallback, no_share
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 
@@ -19,7 +20,13 @@ FEW_TRANSFERS = 2_000
 
 
 def simulate(
-    schedule: Schedule, machine: Machine, which: Engine = "auto", *, explain: bool = False, events: bool = True
+    schedule: Schedule,
+    machine: Machine,
+    which: Engine = "auto",
+    *,
+    explain: bool = False,
+    events: bool = True,
+    progress: ShareCallback = no_share,
 ) -> Timeline:
     """Predict what happens when the machine executes the schedule.
 
@@ -29,13 +36,14 @@ def simulate(
         worlds; ``auto`` selects SimPy for few transfers and for fractions.
     explain : whether events record what their time was spent on.
     events : whether to record events; without them the timeline has a total time only, for any number of transfers.
+    progress : called by the array engine with the share that is done.
 
     Raises `ScheduleError` for an unknown engine, if the machine lacks ranks or links of the schedule, and for too many
     events.
     """
     if engine_of(schedule, machine, which) == "simpy":
         return engine.simulate(schedule, machine, explain)
-    run = array_engine.run(schedule, machine, explain)
+    run = array_engine.run(schedule, machine, explain, progress)
     if events:
         return run.timeline()
     return Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), run.time_s)

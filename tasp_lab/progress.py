@@ -8,6 +8,13 @@ from collections.abc import Callable
 ProgressCallback = Callable[[str], None]
 """Called with one line of text at the start of each stage."""
 
+ShareCallback = Callable[[float], None]
+"""Called now and then with the share of a computation that is done."""
+
+
+def no_share(_: float) -> None:
+    """No-op callback."""
+
 
 def no_progress(_: str) -> None:
     """No-op progress callback."""

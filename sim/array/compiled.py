@@ -8,6 +8,7 @@ takes about half a second, so small inputs run as Python.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tasp_lab.progress import print_progress
+
 Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result")
 
@@ -23,11 +26,18 @@ _OPTIONS = {"_nrt": False}
 """Tables are allocated in Python and live as long as a call, so compiled functions need not count references."""
 
 _parts: list[Callable[..., object]] = []
+_inlined: list[Callable[..., object]] = []
 
 
 def compilable(function: Function) -> Function:
     """Mark a function that compiled functions call. It remains an ordinary Python function."""
     _parts.append(function)
+    return function
+
+
+def inlined(function: Function) -> Function:
+    """Mark a small `compilable` function whose machine code is put where it is called."""
+    _inlined.append(function)
     return function
 
 
@@ -62,6 +72,7 @@ def compiled(function: Function) -> Function:
     from numba import njit
 
     _register()
+    _announce_compilation()
     sources = b"".join(each.read_bytes() for each in sorted(Path(__file__).parent.glob("*.py")))
     named = FunctionType(function.__code__, function.__globals__)
     named.__qualname__ = f"{function.__name__}-{hashlib.sha256(sources).hexdigest()[:16]}"
@@ -73,12 +84,33 @@ def compiled(function: Function) -> Function:
 
 
 @cache
+def _announce_compilation() -> None:
+    """Say once, on a terminal, that functions are being compiled; not if their machine code was kept."""
+    from numba.core import event
+
+    class Announcement(event.Listener):  # type: ignore[misc]
+        def on_start(self, _: event.Event) -> None:
+            if not said and sys.stderr.isatty():
+                said.append(True)
+                print_progress("compiling the simulator, once after an installation: about 10 s")
+
+        def on_end(self, _: event.Event) -> None:
+            pass
+
+    said: list[bool] = []
+    event.register("numba:compile", Announcement())
+
+
+@cache
 def _register() -> None:
     """Let compiled functions call the `compilable` ones."""
     from numba.extending import register_jitable
 
+    options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, **_OPTIONS}
     for part in _parts:
-        register_jitable(no_cfunc_wrapper=True, no_cpython_wrapper=True, **_OPTIONS)(part)
+        register_jitable(**options)(part)
+    for part in _inlined:
+        register_jitable(forceinline=True, **options)(part)
 
 
 def _as_objects(value: Any, known: dict[int, list[Any]]) -> Any:

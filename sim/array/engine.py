@@ -29,6 +29,7 @@ from sim.event.engine import MAX_TRANSFERS
 from sim.gc_pause import without_garbage_collection
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
+from tasp_lab.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import CallTable, dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
@@ -43,20 +44,25 @@ class ArrayRun:
     explain: bool
     program: Program
     calls: CallTable | None = None
+    progress: ShareCallback = no_share
 
     @cached_property
     def time_s(self) -> float:
         """The end of the last transfer or call, in seconds; 0 for an empty schedule."""
         if is_contention_free(self.program):
             return end_s(self.program)
-        return float(self.record.end_s.max(initial=0.0)) if "record" in vars(self) else Run(self.program).end_s()
+        return float(self.record.end_s.max(initial=0.0)) if "record" in vars(self) else self._run.end_s()
 
     @cached_property
     def record(self) -> Record:
         """The times of each operation of the program."""
         if is_contention_free(self.program):
             return record_of(self.program)
-        return Run(self.program).run()
+        return self._run.run()
+
+    @property
+    def _run(self) -> Run:
+        return Run(self.program, self.progress)
 
     @property
     def classes(self) -> int:
@@ -80,8 +86,10 @@ class ArrayRun:
             return timeline_of(self.schedule, self.machine, self.program, self.record, self.calls, self.explain)
 
 
-def run(schedule: Schedule, machine: Machine, explain: bool = False) -> ArrayRun:
+def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: ShareCallback = no_share) -> ArrayRun:
     """Predict the execution of a schedule on a machine; `explain`: events record what their time was spent on.
+
+    `progress` is told the share of the events that are done, unless these are so regular that none are simulated.
 
     Raises `ScheduleError` if the machine lacks ranks or links of the schedule, and for more than `MAX_TRANSFERS`
     transfers and kernel calls of a schedule that is not ring-based or has little symmetry.
@@ -99,7 +107,7 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False) -> ArrayRun
         program = program_of(operations, classes_of(operations))
     if not is_contention_free(program):
         _check_fits(schedule, program.plan.size)
-    return ArrayRun(schedule, machine, explain, program, calls)
+    return ArrayRun(schedule, machine, explain, program, calls, progress)
 
 
 def _operations(schedule: Schedule, machine: Machine) -> tuple[Operations, CallTable | None]:

@@ -14,16 +14,20 @@ import numpy as np
 
 from sim.array.compiled import call, compilable, table
 from sim.array.event_queue import EventQueue, first_due, pop, put
-from sim.array.flows import LOGGED, Flows, begin, end, log_table, settle
+from sim.array.flows import LOGGED, Flows, begin, end, end_due, settle
 from sim.array.max_min import SAME, Sharing
 from sim.array.quotient import Plan, Program
 from sim.array.record import Bounds, times_table
 from sim.array.record import Record as Record
 from tasp_lab.arrays import Int32Array, IntArray, Table
+from tasp_lab.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import BLOCK, LANE
 
 LARGE = 2_000
 """Up to this number of operations, Python takes little more time than loading compiled functions at most."""
+
+STAGES = 20
+"""How many parts of a simulation are reported as progress."""
 
 _ARRIVED, _LAUNCHED, _SENT = range(3)
 """Kinds of events, in processing order within an instant."""
@@ -67,8 +71,9 @@ class State(NamedTuple):
         ready[: len(first)] = first
         hosts = table(int(plan.rows["host"].max(initial=-1)) + 1, is_busy="i4", first="i4", last="i4")
         hosts["first"] = hosts["last"] = -1
-        sharing = Sharing.of(min(program.lanes, size), plan.passes, program.capacity_bytes_per_s)
-        flows = Flows.of(int(np.diff(plan.rows["first_pass"]).max(initial=1)), sharing)
+        slots, capacity = min(program.lanes, size), program.capacity_bytes_per_s
+        users = np.minimum(np.bincount(plan.passes["constraint"], minlength=len(capacity)), slots)
+        width = int(np.diff(plan.rows["first_pass"]).max(initial=1))
         return cls(
             operations=operations,
             events=EventQueue.of(operations),
@@ -77,18 +82,22 @@ class State(NamedTuple):
             hosts=hosts,
             ready=ready,
             sizes=np.array([0, len(first)]),
-            flows=flows._replace(log=log_table(4 * len(sharing.flows) + 2 * size if keep else 0)),
+            flows=Flows.of(Sharing.of(slots, width, users, capacity), 4 * slots + 2 * size if keep else 0),
             times=times_table(size if keep else 0),
         )
 
 
-def run_events(plan: Plan, state: State) -> float:
-    """Run all events, or as many as the log has room for; returns the time of the last one in seconds."""
+def run_events(plan: Plan, state: State, until: int) -> float:
+    """Run all events, or until so many operations have begun or the log is full; returns the last time in seconds."""
     now_s = 0.0
     _begin_ready(plan, state, now_s)
     _settle(plan, state, now_s)
     room = len(state.flows.log) - 2 * len(state.flows.progress)
-    while state.events.size[0] and (state.flows.sizes[LOGGED] <= room or not len(state.flows.log)):
+    while (
+        state.events.size[0]
+        and state.sizes[0] < until
+        and (state.flows.sizes[LOGGED] <= room or not len(state.flows.log))
+    ):
         now_s = first_due(state.events)
         while state.events.size[0] and first_due(state.events) <= now_s * (1 + SAME):
             _take_due(plan, state, now_s)
@@ -102,6 +111,8 @@ def _take_due(plan: Plan, state: State, now_s: float) -> None:
     while state.events.size[0] and first_due(state.events) <= now_s * (1 + SAME):
         number = pop(state.events)
         put(state.instant, number, state.operations[number].event * plan.size + number)
+        if state.operations[number].event == _SENT:
+            end_due(state.flows, state.operations[number].slot, state.instant, _SENT * plan.size, now_s)
     while state.instant.size[0]:
         number = pop(state.instant)
         operation = state.operations[number]
@@ -165,9 +176,11 @@ def _launched(plan: Plan, state: State, number: int, now_s: float) -> None:
     if cost.launch_s and plan.rows[at].host >= 0:
         _serve_next(state, plan.rows[at].host)
     if cost.wire_bytes:
-        passes = plan.rows[at].first_pass, plan.rows[at + 1].first_pass
         state.operations[number].event = _SENT
-        state.operations[number].slot = begin(state.flows, number, passes[0], passes[1], cost.limit, cost.wire_bytes)
+        first_pass, end_pass = plan.rows[at].first_pass, plan.rows[at + 1].first_pass
+        state.operations[number].slot = begin(
+            state.flows, number, plan.passes, first_pass, end_pass, cost.limit, cost.wire_bytes, now_s
+        )
     else:
         _follow(plan, state, number, True, now_s)
         _arrive(plan, state, number, now_s)
@@ -230,10 +243,10 @@ def _cost(plan: Plan, number: int) -> int:
 
 
 class Run:
-    """One simulation of a program."""
+    """One simulation of a program; `progress` is told its share of `STAGES` that is done."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, progress: ShareCallback = no_share) -> None:
+        self._program, self._progress = program, progress
 
     def run(self) -> Record:
         """Run the program to its end, and keep all times."""
@@ -248,11 +261,16 @@ class Run:
     def _run(self, state: State) -> tuple[float, State]:
         """Run the program to its end; returns the time in seconds, and the state."""
         plan = self._program.plan
+        until = stage = plan.size // STAGES + 1
         while True:
-            now_s = call(run_events, plan, state, fast=plan.size > LARGE)
+            now_s = call(run_events, plan, state, until, fast=plan.size > LARGE)
             if not state.events.size[0]:
                 break
-            longer = np.concatenate([state.flows.log, state.flows.log])
-            state = state._replace(flows=state.flows._replace(log=longer))
+            if state.sizes[0] >= until:
+                self._progress(until / plan.size)
+                until += stage
+            else:
+                longer = np.concatenate([state.flows.log, state.flows.log])
+                state = state._replace(flows=state.flows._replace(log=longer))
         assert not state.operations["waits"].any(), "every operation began"
         return now_s, state

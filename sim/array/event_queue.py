@@ -64,6 +64,17 @@ def pop(queue: EventQueue) -> int:
 
 
 @compilable
+def remove(queue: EventQueue, number: int) -> None:
+    """Remove an operation."""
+    at = queue.operations[number].place
+    queue.operations[number].place = -1
+    queue.size[0] -= 1
+    last = queue.heap[queue.size[0]]
+    if last != number:
+        _sink(queue, last, _rise(queue, last, at))
+
+
+@compilable
 def _rise(queue: EventQueue, number: int, at: int) -> int:
     """Move down what is due later above a free place; returns the place that is free then."""
     due = queue.operations[number].due

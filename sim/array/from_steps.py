@@ -9,7 +9,7 @@ from sim.messages import Messages
 from sim.unique_rows import numbered
 from tasp_lab.arrays import IntArray
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedule.dependencies import Dependencies, Transfers
+from tasp_lab.schedule.dependencies import CallTable, Dependencies, Transfers
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -18,11 +18,9 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
     table = CostTable(machine.topology, Messages(schedule, machine.comm_library))
     transfer_cost, routes = _transfer_costs(schedule, derived.transfers, table)
     calls, buffers = derived.calls, derived.buffers
-    rate = machine.rate_of(schedule.task)
-    flops, call = np.unique(calls.flops, return_inverse=True)
-    costs = [table.number(Cost(float(rate.time_s(each)), 0.0, 0.0, None, "")) for each in flops.tolist()]
+    call_cost = _call_costs(schedule, machine, calls, table)
     free = table.number(Cost(0.0, 0.0, 0.0, None, ""))
-    cost = np.concatenate([transfer_cost, np.array(costs, dtype=np.int64)[call], np.full(len(buffers.step), free)])
+    cost = np.concatenate([transfer_cost, call_cost, np.full(len(buffers.step), free)])
     step = np.concatenate([derived.transfers.step, calls.step, buffers.step])
     kind = np.repeat([TRANSFER, CALL, FREED], [len(transfer_cost), len(calls.step), len(buffers.step)])
     host, lane = np.full(len(kind), -1), np.zeros(len(kind), dtype=np.int64)
@@ -40,6 +38,17 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
         host=host,
         lane=lane,
     )
+
+
+def _call_costs(schedule: Schedule, machine: Machine, calls: CallTable, table: CostTable) -> IntArray:
+    """The cost of each call, by its FLOPs and the rate of its kernel."""
+    rates = [machine.rate_of(schedule.task, kernel) for kernel in calls.kernels]
+    flops, number = np.unique(calls.flops, return_inverse=True)
+    costs = [
+        table.number(Cost(float(rate.time_s(each)), 0.0, 0.0, None, "")) for each in flops.tolist() for rate in rates
+    ]
+    found: IntArray = np.array(costs, dtype=np.int64).reshape(len(flops), len(rates))[number, calls.kernel]
+    return found
 
 
 def _transfer_costs(schedule: Schedule, transfers: Transfers, table: CostTable) -> tuple[IntArray, IntArray]:

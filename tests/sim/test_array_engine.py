@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
-from sim.array.max_min import FlowDemand, fair_shares
 from sim.event import engine
-from sim.max_min import OWN_LIMIT, max_min_rates
 from tasp_lab.arrays import IntArray
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.collectives.registry import COLLECTIVES, collective
 from tasp_lab.errors import ScheduleError
@@ -171,7 +167,7 @@ def test_backward_passes(case: tuple[Topology, Schedule], library: CommLibrary, 
 
 
 @pytest.mark.parametrize("buffers", [2, 3, 4, 5])
-@pytest.mark.parametrize("name", sorted(ATTENTION))
+@pytest.mark.parametrize("name", sorted(CIRCULATIONS))
 def test_attention_on_equal_links(name: str, buffers: int) -> None:
     """Much happens at the same time, and little of it differs from rank to rank."""
     topology = switch(6, Fraction(7), Fraction(1, 3))
@@ -281,45 +277,6 @@ def test_what_time_went_to_adds_up() -> None:
         lane = event.rank, event.lane
         assert sum(seconds for _, seconds in event.spent) == pytest.approx(float(event.end_s) - last_sent_s[lane])
         last_sent_s[lane] = float(event.end_s) - dict(event.spent).get("latency", 0.0)
-
-
-# ------------------------------------------------------------------------------------------------------ fair shares
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sets(st.integers(0, 4), min_size=1),
-            st.integers(1, 3),
-            st.none() | st.fractions(Fraction(1, 4), Fraction(9), max_denominator=4),
-        ),
-        min_size=1,
-        max_size=6,
-    ),
-    st.lists(st.fractions(Fraction(1, 2), Fraction(20), max_denominator=4), min_size=5, max_size=5),
-)
-def test_a_class_of_flows_has_the_share_of_its_members(
-    kinds: Sequence[tuple[set[int], int, Fraction | None]], capacity: Sequence[Fraction]
-) -> None:
-    """Each kind is so many flows through the same constraints."""
-    flows = [
-        FlowDemand(tuple((each, count) for each in sorted(passed)), None if limit is None else float(limit))
-        for passed, count, limit in kinds
-    ]
-    found = fair_shares(flows, [float(each) for each in capacity])
-    counts = [count for _, count, _ in kinds]
-    one_by_one = [sorted(passed) for passed, count, _ in kinds for _ in range(count)]
-    limits = [limit for _, count, limit in kinds for _ in range(count)]
-    rates, bottlenecks = max_min_rates(one_by_one, capacity, limits)
-    first = (np.cumsum(counts) - counts).tolist()
-    for share, at in zip(found, first, strict=True):
-        assert share.bytes_per_s == pytest.approx(float(rates[at]))
-        assert min(share.bottlenecks, default=OWN_LIMIT) == bottlenecks[at]
-
-
-def test_numbers_that_are_equal_but_for_rounding_are_one_bottleneck() -> None:
-    share = fair_shares([FlowDemand(((0, 1), (1, 3)), None)], [0.1 + 0.2, 0.9])[0]
-    assert share.bottlenecks == (0, 1)
 
 
 def test_slow_motion_takes_longer_by_the_scale() -> None:

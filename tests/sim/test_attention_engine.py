@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import INSTANT, CommLibrary, ComputeRate, Machine
@@ -174,7 +174,7 @@ def uncontended_cases(draw: st.DrawFn) -> tuple[Topology, str, Workload]:
     )
     mask: Mask = draw(st.sampled_from(["full", "causal"]))
     workload = Workload(draw(st.integers(1, 40)), head_dim=1, mask=mask, heads=1)
-    return topology, draw(st.sampled_from(sorted(ATTENTION))), workload
+    return topology, draw(st.sampled_from(sorted(CIRCULATIONS))), workload
 
 
 @given(uncontended_cases(), st.booleans(), st.integers(2, 4), seconds, st.fractions(1, 5, max_denominator=5))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.event.engine import simulate
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow, attention_passes
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.machines.machine import INSTANT, CommLibrary, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import DIFFERENTIATE, SEND
@@ -27,7 +27,7 @@ from tests.support.schedules import time_s
 from tests.support.strategies import exact_bandwidths
 
 dataflows = st.sampled_from(DATAFLOWS)
-names = st.sampled_from(sorted(ATTENTION))
+names = st.sampled_from(sorted(CIRCULATIONS))
 seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numba.core import event
 
 from sim.array import compiled, event_loop
 from sim.array.event_loop import Record, Run
-from sim.array.event_queue import EventQueue, pop, put
+from sim.array.event_queue import EventQueue, pop, put, remove
 from sim.array.flows import log_table
 from sim.array.from_steps import step_operations
 from sim.array.quotient import MAX_PASSES, Program, program_of
@@ -52,6 +53,19 @@ def assert_equal(found: tuple[Record, float], expected: tuple[Record, float]) ->
 
 @some
 @given(gossip_cases() | backward_cases(), libraries, computes)
+def test_a_simulation_in_stages_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate
+) -> None:
+    found = program(case[1], Machine(case[0], library, compute))
+    monkeypatch.setattr(event_loop, "STAGES", 1)
+    whole = Run(found).run(), Run(found).end_s()
+    for stages in (7, 10**6):
+        monkeypatch.setattr(event_loop, "STAGES", stages)
+        assert_equal((Run(found).run(), Run(found).end_s()), whole)
+
+
+@some
+@given(gossip_cases() | backward_cases(), libraries, computes)
 def test_compiled_functions_say_what_python_says(
     monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate
 ) -> None:
@@ -63,7 +77,7 @@ def test_a_log_that_is_full_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = nodes(2, 4, "switch", "rails")
     found = program(collective("multi-ring", topology, 12345), Machine(topology, CommLibrary("t", 1e-6)))
     expected = run(found, monkeypatch, fast=False)
-    monkeypatch.setattr(event_loop, "log_table", lambda rows: log_table(min(rows, 1)))
+    monkeypatch.setattr("sim.array.flows.log_table", lambda rows: log_table(min(rows, 1)))
     assert_equal(run(found, monkeypatch, fast=False), expected)
 
 
@@ -98,21 +112,39 @@ def test_a_route_of_too_many_constraints_is_refused() -> None:
         program_of(operations, classes_of(operations))
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)) | st.none()))
-def test_a_queue_is_in_the_order_of_times(changes: list[tuple[int, int] | None]) -> None:
-    """Entries and moves, and None: the first one leaves."""
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20) | st.none()) | st.none()))
+def test_a_queue_is_in_the_order_of_times(changes: list[tuple[int, int | None] | None]) -> None:
+    """Entries and moves; an entry without a time leaves; and None: the first one leaves."""
     operations = compiled.table(10, due="f8", place="i4")
     operations["place"] = -1
     compiled.call(_replay, EventQueue.of(operations), list(changes), fast=False)
 
 
-def _replay(queue: EventQueue, changes: list[tuple[int, int] | None]) -> None:
+def _replay(queue: EventQueue, changes: list[tuple[int, int | None] | None]) -> None:
     expected: dict[int, int] = {}
     for change in changes:
-        if change is not None:
-            put(queue, change[0], float(change[1]))
-            expected[change[0]] = change[1]
-        elif expected:
+        if change is None and expected:
             number = pop(queue)
             assert expected.pop(number) == min([*expected.values(), queue.operations[number].due])
+        elif change is not None and change[1] is not None:
+            put(queue, change[0], float(change[1]))
+            expected[change[0]] = change[1]
+        elif change is not None and change[0] in expected:
+            remove(queue, change[0])
+            del expected[change[0]]
     assert queue.size[0] == len(expected)
+    assert all(queue.operations[number].due == due for number, due in expected.items())
+
+
+def test_compilation_is_announced_once_and_on_terminals_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(event._registered, "numba:compile", [])  # other tests may have registered one
+    compiled._announce_compilation.__wrapped__()
+    numba.njit(_twice)(1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    numba.njit(_twice)(1)
+    assert capsys.readouterr().err.count("compiling the simulator") == 1
+    numba.njit(_twice)(1.0)
+    assert capsys.readouterr().err == ""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.collectives.registry import collective
 from tasp_lab.machines.machine import INSTANT, CommLibrary, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
@@ -173,7 +173,7 @@ def attention_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
     mask: Mask = draw(st.sampled_from(["full", "causal"]))
     window = draw(st.none() | st.integers(1, 12)) if mask == "causal" else None
     layer = Workload(draw(st.integers(1, 24)), head_dim=1, mask=mask, window=window, heads=1)
-    name = draw(st.sampled_from(sorted(ATTENTION)))
+    name = draw(st.sampled_from(sorted(CIRCULATIONS)))
     return topology, attention(name, topology, layer, trim=draw(st.booleans()), buffers=draw(st.integers(2, 4)))
 
 
