@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,8 @@ from runtime.executor.executor import Executor
 from runtime.executor.transports import make_transport
 from runtime.trials.patterns import PatternWork
 from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.files import write_whole
-from tasp_lab.schedule.rank_part import Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -87,7 +87,7 @@ def _row(name: str, transport: str, world_size: int) -> tuple[str, ...]:
 
 
 def _schedule(name: str, world_size: int) -> Schedule:
-    return build_schedules(name, full_mesh(world_size), LAYER if name in ATTENTION else SHARD_BYTES)[0]
+    return build_schedules(name, full_mesh(world_size), LAYER if name in CIRCULATIONS else SHARD_BYTES)[0]
 
 
 def _rank(
@@ -116,27 +116,33 @@ def _rank(
     dist.destroy_process_group()
 
 
-def _by_step(executor: Executor, steps: int) -> list[tuple[list[Row], list[Row]]]:
-    part = executor.part
-    found = [
-        ([row for row in part.receives if row.step == step], [row for row in part.sends if row.step == step])
-        for step in range(steps)
-    ]
+class _Sent(NamedTuple):
+    """A message as the executor sends it."""
+
+    peer: int
+    lane: int
+    data: torch.Tensor
+
+
+def _by_step(executor: Executor, steps: int) -> list[tuple[list[_Sent], list[_Sent]]]:
+    part, size = executor.part, executor.schedule.block_bytes.tolist()
+    found: list[tuple[list[_Sent], list[_Sent]]] = [([], []) for _ in range(steps)]
+    for kind, messages in enumerate((part.messages_in, part.messages_out)):
+        for rows in messages:
+            first, count = rows[0].offset, sum(size[row.block] for row in rows)
+            message = _Sent(rows[0].peer, rows[0].lane, executor.memory[first : first + count])
+            found[rows[0].step][kind].append(message)
     return [(receives, sends) for receives, sends in found if receives or sends]
 
 
 def _point_to_point(executor: Executor, steps: int) -> Callable[[], None]:
     """Per step: post all receives, then all sends, wait for all."""
-    plan = [
-        ([(executor.copies.data(row.block, row.offset), row.peer, row.lane) for row in receives],
-         [(executor.copies.data(row.block, row.offset), row.peer, row.lane) for row in sends])
-        for receives, sends in _by_step(executor, steps)
-    ]  # fmt: skip
+    plan = _by_step(executor, steps)
 
     def loop() -> None:
         for receives, sends in plan:
-            works = [dist.irecv(data, peer, tag=tag) for data, peer, tag in receives]
-            works += [dist.isend(data, peer, tag=tag) for data, peer, tag in sends]
+            works = [dist.irecv(each.data, each.peer, tag=each.lane) for each in receives]
+            works += [dist.isend(each.data, each.peer, tag=each.lane) for each in sends]
             for work in works:
                 assert work is not None
                 work.wait()
@@ -147,11 +153,8 @@ def _point_to_point(executor: Executor, steps: int) -> Callable[[], None]:
 def _batches(executor: Executor, steps: int) -> Callable[[], None]:
     """Per step: one batch_isend_irecv, wait for it."""
     plan = [
-        [
-            dist.P2POp(dist.irecv, executor.copies.data(row.block, row.offset), row.peer, tag=row.lane)
-            for row in receives
-        ]
-        + [dist.P2POp(dist.isend, executor.copies.data(row.block, row.offset), row.peer, tag=row.lane) for row in sends]
+        [dist.P2POp(dist.irecv, each.data, each.peer, tag=each.lane) for each in receives]
+        + [dist.P2POp(dist.isend, each.data, each.peer, tag=each.lane) for each in sends]
         for receives, sends in _by_step(executor, steps)
     ]
 
@@ -168,13 +171,12 @@ def _all_to_all(executor: Executor, steps: int) -> Callable[[], None]:
     world_size = dist.get_world_size()
     plan = []
     for receives, sends in _by_step(executor, steps):
-        incoming, outgoing = (sorted(rows, key=lambda row: (row.peer, row.lane)) for rows in (receives, sends))
+        incoming, outgoing = (sorted(each, key=lambda sent: (sent.peer, sent.lane)) for each in (receives, sends))
         splits = [[0] * world_size, [0] * world_size]
-        for split, rows in zip(splits, (incoming, outgoing), strict=True):
-            for row in rows:
-                split[row.peer] += executor.copies.data(row.block, row.offset).numel()
-        plan.append(([executor.copies.data(row.block, row.offset) for row in incoming],
-                     [executor.copies.data(row.block, row.offset) for row in outgoing], splits))  # fmt: skip
+        for split, messages in zip(splits, (incoming, outgoing), strict=True):
+            for message in messages:
+                split[message.peer] += message.data.numel()
+        plan.append(([each.data for each in incoming], [each.data for each in outgoing], splits))
 
     def loop() -> None:
         for incoming, outgoing, (received, sent) in plan:

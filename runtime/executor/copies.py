@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from runtime.executor.joins import join
-from runtime.executor.views import Views, store, views
-from tasp_lab.schedule.blocks import Field, Kind
+from runtime.executor.plans import PlannedMessage
+from runtime.executor.views import FieldViews, Views, store, views
+from tasp_lab.schedule.blocks import Field
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import RESIDENT
-from tasp_lab.schedule.rank_part import CallRow, Join, Operand, Place, RankPart, Row
+from tasp_lab.schedule.rank_part import CallRow, Join, Operand, Place, RankPart
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -43,9 +44,12 @@ class Copies:
 
     def __init__(self, schedule: Schedule, part: RankPart, memory: torch.Tensor, work: Work, as_bytes: bool) -> None:
         self.part, self.memory, self._work, self._as_bytes = part, memory, work, as_bytes
-        self._sizes: list[int] = schedule.block_bytes.tolist()
-        self._kinds: list[Kind] = [schedule.blocks.kinds[each] for each in schedule.blocks.kind.tolist()]
-        self._initial: frozenset[int] = frozenset(np.flatnonzero(schedule.initial[part.rank]).tolist())
+        self._kinds = schedule.blocks.kinds
+        self._sizes, self._home_sizes, self._kind, self._initial = _facts(schedule, part.rank)
+        wire = [_Format(memory, () if as_bytes else kind.fields) for kind in self._kinds]
+        home = [_Format(memory, kind.home_fields) if kind.is_wide_at_home and not as_bytes else each
+                for kind, each in zip(self._kinds, wire, strict=True)]  # fmt: skip
+        self._formats = wire, home
         self._lock = threading.Lock()
         self.begin()
 
@@ -54,17 +58,17 @@ class Copies:
         self._has_parts = set(self._initial)
         self._computed: dict[tuple[int, int], Views] = {}
 
-    def data(self, block: int, offset: int) -> torch.Tensor:
-        """The bytes of a block at an offset in the memory."""
-        return self.memory[offset : offset + self._sizes[block]]
+    def data(self, block: int, offset: int, at_home: bool = False) -> torch.Tensor:
+        """The bytes of a block at an offset in the memory: as on the wire, or of a resident copy in its dtype."""
+        return self.memory[offset : offset + self._size(block, at_home)]
 
     def resident(self, blocks: Sequence[int]) -> Views:
         """Resident copies that are adjacent in the memory."""
-        return views(self._adjacent(blocks), self._fields(blocks[0]))
+        return views(self._adjacent(blocks), self._format(blocks[0], at_home=True).fields)
 
     def store(self, blocks: Sequence[int], values: Views) -> None:
         """Set resident copies that are adjacent in the memory."""
-        store(self._adjacent(blocks), self._fields(blocks[0]), values)
+        store(self._adjacent(blocks), self._format(blocks[0], at_home=True).fields, values)
 
     def left_behind(self, block: int) -> torch.Tensor:
         """The bytes of a block that the run has left at the rank, resident or in a buffer."""
@@ -78,17 +82,20 @@ class Copies:
 
     def _adjacent(self, blocks: Sequence[int]) -> torch.Tensor:
         first, last = self.part.resident[blocks[0]], self.part.resident[blocks[-1]]
-        return self.memory[first : last + self._sizes[blocks[-1]]]
+        return self.memory[first : last + self._home_sizes[blocks[-1]]]
 
-    def message(self, row: Row) -> torch.Tensor:
+    def message(self, message: PlannedMessage) -> torch.Tensor:
         """The bytes of a message: where it is received, or what is sent.
 
-        The copy of a bound kind is gathered into bytes of its own first.
+        The copy of a bound kind, or of one that is wider at home, is gathered into bytes of its own first.
         """
-        if row.offset != OUTSIDE:
-            return self.data(row.block, row.offset)
-        data = self.memory.new_empty(self._sizes[row.block])
-        store(data, self._fields(row.block), self._work.sent(row.block))
+        if message.offset != OUTSIDE:
+            return self.memory[message.offset : message.offset + message.size_bytes]
+        (row,) = message.rows
+        data = self.memory.new_empty(message.size_bytes)
+        place = self.part.resident.get(row.block)
+        found = self._work.sent(row.block) if place is None else self._views(row.block, place, at_home=True)[0]
+        store(data, self._format(row.block).fields, found)
         return data
 
     def compute(self, row: CallRow) -> None:
@@ -103,7 +110,7 @@ class Copies:
     def join(self, each: Join) -> None:
         """Join all that came to a copy at a step: arrivals in their order, then what calls added."""
         place = each.place
-        found = [self._views(place.block, offset) for offset in each.received]
+        found = [self._views(place.block, offset)[0] for offset in each.received]
         keys = [(operation, place.block) for operation in each.operations]
         found += [_on_current_stream(self._computed.pop(key)) for key in keys if key in self._computed]
         if place.since == RESIDENT:
@@ -111,11 +118,10 @@ class Copies:
         else:
             self._join(place, found, empty=not each.begun)
 
-    def given(self, row: Row) -> None:
-        """Note that what was sent is no more there, if its sender gave it."""
-        if row.gives and row.since == RESIDENT:
-            with self._lock:
-                self._has_parts.discard(row.block)
+    def given(self, blocks: Sequence[int]) -> None:
+        """Note that what was sent is no more there, as its sender gave it."""
+        with self._lock:
+            self._has_parts.difference_update(blocks)
 
     def _add_to_resident(self, place: Place, found: Sequence[Views]) -> None:
         with self._lock:
@@ -123,29 +129,68 @@ class Copies:
             self._has_parts.add(place.block)
 
     def _join(self, place: Place, found: Sequence[Views], empty: bool) -> None:
-        into, kind = self._views(place.block, place.offset), self._kinds[place.block]
+        at_home, kind = place.since == RESIDENT, self._kinds[self._kind[place.block]]
+        into, in_place = self._views(place.block, place.offset, at_home)
         how = "add" if self._as_bytes and kind.join else kind.join
         for part in found:
-            join(how, into, part, empty, rounded=place.since == RESIDENT)
+            join(how, into, part, empty, rounded=at_home)
             empty = False
-        if place.offset != OUTSIDE:
-            store(self.data(place.block, place.offset), self._fields(place.block), into)
+        if not in_place:
+            data = self.data(place.block, place.offset, at_home)
+            store(data, self._format(place.block, at_home).fields, into)
 
     def _operand(self, operand: Operand) -> Views:
         if not operand.blocks:
             return ()
         if operand.offset == OUTSIDE:
             return self._work.bound(operand.blocks)
+        at_home = operand.since[0] == RESIDENT
+        if self._as_bytes and at_home:
+            return (self._bytes_on_the_wire(operand),)
+        return self._format(operand.blocks[0], at_home).views(operand.offset, operand.size_bytes)[0]
+
+    def _bytes_on_the_wire(self, operand: Operand) -> torch.Tensor:
+        """Resident copies as bytes, without the room that is left where they are wider at home."""
         data = self.memory[operand.offset : operand.offset + operand.size_bytes]
-        return views(data, self._fields(operand.blocks[0]))
+        sizes = [self._sizes[block] for block in operand.blocks]
+        if operand.size_bytes == sum(sizes):
+            return data
+        places = torch.split(data, [self._home_sizes[block] for block in operand.blocks])
+        return torch.cat([place[:size] for place, size in zip(places, sizes, strict=True)])
 
-    def _views(self, block: int, offset: int) -> Views:
+    def _views(self, block: int, offset: int, at_home: bool = False) -> tuple[Views, bool]:
+        """The fields of a copy, and whether they are the copy itself."""
         if offset == OUTSIDE:
-            return self._work.bound([block])
-        return views(self.data(block, offset), self._fields(block))
+            return self._work.bound([block]), True
+        return self._format(block, at_home).views(offset, self._size(block, at_home))
 
-    def _fields(self, block: int) -> Sequence[Field]:
-        return () if self._as_bytes else self._kinds[block].fields
+    def _size(self, block: int, at_home: bool) -> int:
+        return (self._home_sizes if at_home and not self._as_bytes else self._sizes)[block]
+
+    def _format(self, block: int, at_home: bool = False) -> _Format:
+        return self._formats[at_home][self._kind[block]]
+
+
+class _Format:
+    """The fields of copies of a kind in a memory: as on the wire, or of resident copies; none for bytes."""
+
+    def __init__(self, memory: torch.Tensor, fields: Sequence[Field]) -> None:
+        self.fields, self._memory = fields, memory
+        self._field_views = FieldViews(memory, fields) if fields else None
+
+    def views(self, offset: int, size_bytes: int) -> tuple[Views, bool]:
+        """The fields of contiguous copies, and whether they are the copies themselves."""
+        if self._field_views is not None and (found := self._field_views.at(offset, size_bytes)) is not None:
+            return found, True
+        data = self._memory[offset : offset + size_bytes]
+        return (views(data, self.fields), False) if self.fields else ((data,), True)
+
+
+@lru_cache(maxsize=16)
+def _facts(schedule: Schedule, rank: int) -> tuple[list[int], list[int], list[int], frozenset[int]]:
+    """The sizes of blocks on the wire and at home, their kinds, and the blocks that a rank has at the start."""
+    blocks, initial = schedule.blocks, frozenset(np.flatnonzero(schedule.initial[rank]).tolist())
+    return blocks.bytes.tolist(), blocks.home_bytes.tolist(), blocks.kind.tolist(), initial
 
 
 def _on_current_stream(values: Views) -> Views:

@@ -13,21 +13,20 @@ from collections.abc import Sequence
 import torch
 
 from runtime.executor.copies import Copies, Work
-from runtime.executor.message_io import MessageIO, Progress, Strategy
+from runtime.executor.message_io import MessageIO, Progress, Strategy, no_progress
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
+from runtime.executor.plans import plan_of
+from runtime.executor.step_plans import step_plan
 from runtime.executor.streams import Streams, streams_for
 from runtime.executor.transports import Transport
 from runtime.executor.views import Views
 from runtime.linux.host import BusyShare
 from runtime.protocol.records import RankRecord
 from tasp_lab.errors import RunError
+from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.rank_part import CallRow, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
-
-
-def no_progress(_: int) -> None:
-    """No-op progress callback."""
 
 
 class Executor:
@@ -64,8 +63,7 @@ class Executor:
         """Post the first receives. Once all ranks have done so, every first send has a receiver ready."""
         self._streams = streams or streams_for(self.memory.device)
         self.copies.begin()
-        lanes, copies = self.schedule.lanes, self.copies
-        self._message_io = MessageIO(self.part, self._transport, lanes, copies, self._progress, self._streams)
+        self._message_io = MessageIO(self.part.rank, self._transport, self.copies, self._progress, self._streams)
         self._strategy = self._new_strategy()
         self._strategy.prepare()
 
@@ -78,15 +76,20 @@ class Executor:
     def run_timed(self) -> RankRecord:
         """As `run`; returns the record of all messages and kernel calls."""
         busy = BusyShare()
+        self._message_io.timed = True
         self.run()
         message_io, time_s = self._message_io, self._streams.mark()()
         sent, received, computed = message_io.sent(), message_io.received(), message_io.computed()
         return RankRecord(self.part.rank, time_s, busy.so_far(), sent, received, computed)
 
     def _new_strategy(self) -> Strategy:
-        if self._transport.whole_steps:
-            return PerStep(self._message_io, len(self.schedule.steps))
-        return PerLane(self._message_io, self._transport.receives_ahead)
+        plan, transport, schedule = plan_of(self.schedule, self.part), self._transport, self.schedule
+        if not transport.whole_steps:
+            return PerLane(self._message_io, plan, transport.receives_ahead)
+        channel_of = channels(schedule) if transport.channels else (0,) * schedule.lanes
+        if transport.channels:
+            transport.open(max(channel_of, default=0) + 1)
+        return PerStep(self._message_io, step_plan(plan, len(schedule.steps), channel_of, not transport.channels))
 
 
 class _NoWork:

@@ -11,57 +11,73 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 from runtime.executor.message_io import MessageIO
-from runtime.executor.progress import Progress
+from runtime.executor.plans import Plan, PlannedMessage
 from runtime.executor.transports import Wait
-from tasp_lab.schedule.dependencies import ARRIVED, SENT
-from tasp_lab.schedule.rank_part import Row
-from tasp_lab.schedule.rank_waits import Condition
 
-LaneWait = Callable[[int], None]
-"""Waits for the next message of a lane."""
-
-Posted = queue.SimpleQueue[tuple[Row, Wait]]
+Posted = queue.SimpleQueue[tuple[PlannedMessage, Wait]]
 """Posted messages in their order, each with its wait."""
+
+
+class _Lanes(NamedTuple):
+    """The messages of a plan by lane. `waits` are those that each lane's thread waits for, in their order.
+
+    If anything waits for sends, which use memory that is reused, the threads wait for those, too.
+    """
+
+    outgoing: dict[int, tuple[PlannedMessage, ...]]
+    incoming: dict[int, tuple[PlannedMessage, ...]]
+    waits: tuple[tuple[PlannedMessage, ...], ...]
+    sends_are_awaited: bool
+
+
+@lru_cache(maxsize=16)
+def _lanes_of(plan: Plan) -> _Lanes:
+    awaited = any(plan.releases[each.node] for each in plan.sends)
+    waits = sorted(plan.receives + plan.sends * awaited, key=lambda each: each.step)
+    return _Lanes(_by_lane(plan.sends), _by_lane(plan.receives), tuple(_by_lane(waits).values()), awaited)
+
+
+def _by_lane(messages: Sequence[PlannedMessage]) -> dict[int, tuple[PlannedMessage, ...]]:
+    lanes = dict.fromkeys(each.lane for each in messages)
+    return {lane: tuple(each for each in messages if each.lane == lane) for lane in lanes}
 
 
 class PerLane:
     """One thread per lane waits for arrivals; each arrival may release messages of any lane.
 
-    If anything waits for sends, which use memory that is reused, the threads wait for those, too; else all sends are
-    waited for at the end.
+    If nothing waits for sends, all are waited for at the end.
     """
 
-    def __init__(self, message_io: MessageIO, steps_ahead: int) -> None:
-        part = message_io.part
-        self._message_io, self._ahead = message_io, steps_ahead
-        self._outgoing, self._incoming = _by_lane(part.sends), _by_lane(part.receives)
-        self._happened = Progress(part)
-        self._joins = {each.operation: each for each in part.joins}
-        self._sends_are_awaited = any((row.operation, SENT) in part.awaited for row in part.sends)
+    def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int) -> None:
+        self._message_io, self._plan, self._ahead, self._lanes = message_io, plan, steps_ahead, _lanes_of(plan)
+        self._unmet = [len(each) for each in plan.waits]
+        self._outgoing = {lane: deque(messages) for lane, messages in self._lanes.outgoing.items()}
+        self._incoming = {lane: deque(messages) for lane, messages in self._lanes.incoming.items()}
         self._post_until = dict.fromkeys(self._incoming, steps_ahead)
+        self._unreceived = dict.fromkeys(self._incoming, 0)
         self._posted: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._incoming}
         self._outstanding_sends: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._outgoing}
-        self._unreceived = Counter(dict.fromkeys(self._incoming, 0))
-        self._changed = threading.Condition()
-        self._next_call: int | None = None
+        self._changed = threading.Condition(threading.Lock())
+        self._next_call = -1
         self._failed = False
         self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def prepare(self) -> None:
         with self._changed:
-            self._post_receives()
+            self._post((), self._incoming)
 
     def run(self) -> None:
         """Execute the part; kernel calls are made by the calling thread."""
         with self._changed:
-            self._post_ready()
-        lanes = [partial(self._run_lane, events) for events in self._waits().values()]
-        if len(lanes) == 1 and not self._message_io.part.calls:
+            self._post(self._outgoing, self._incoming)
+        lanes = [partial(self._run_lane, messages) for messages in self._lanes.waits]
+        if len(lanes) == 1 and not self._plan.calls:
             lanes.pop()()
         for run_lane in lanes:
             threading.Thread(target=self._guarded, args=(run_lane,), daemon=True).start()
@@ -69,24 +85,20 @@ class PerLane:
         for _ in lanes:
             if (error := self._ended.get()) is not None:
                 raise error
-        if not self._sends_are_awaited:
-            for row in self._message_io.part.sends:
-                self._finish_send(row.lane)
+        if not self._lanes.sends_are_awaited:
+            for each in self._plan.sends:
+                self._message_io.finish_send(*self._outstanding_sends[each.lane].get())
 
-    def _waits(self) -> dict[int, list[tuple[LaneWait, int]]]:
-        """The waits of each lane's thread in the order of steps; each is a method and the lane."""
-        part = self._message_io.part
-        events = [(row.step, row.lane, self._receive_next) for row in part.receives]
-        if self._sends_are_awaited:
-            events += [(row.step, row.lane, self._finish_send) for row in part.sends]
-        found: dict[int, list[tuple[LaneWait, int]]] = defaultdict(list)
-        for _, lane, wait in sorted(events, key=lambda event: event[0]):
-            found[lane].append((wait, lane))
-        return found
-
-    def _run_lane(self, events: Sequence[tuple[LaneWait, int]]) -> None:
-        for wait, lane in events:
-            wait(lane)
+    def _run_lane(self, messages: Sequence[PlannedMessage]) -> None:
+        for message in messages:
+            if message.node < self._plan.first_receive:
+                self._message_io.finish_send(*self._outstanding_sends[message.lane].get())
+                if self._plan.releases[message.node]:
+                    self._record(message.node)
+            else:
+                self._message_io.receive(*self._posted[message.lane].get())
+                if self._plan.releases[message.node] or self._incoming[message.lane]:
+                    self._record(message.node, message)
 
     def _guarded(self, run_lane: Callable[[], None]) -> None:
         error: Exception | None = None
@@ -99,69 +111,73 @@ class PerLane:
                 self._changed.notify_all()
         self._ended.put(error)
 
-    def _receive_next(self, lane: int) -> None:
-        """Receive the next message of a lane."""
-        row, wait = self._posted[lane].get()
-        self._message_io.receive(row, wait)
-        with self._changed:
-            self._unreceived[lane] -= 1
-            self._post_until[lane] = row.step + 1 + self._ahead
-        self._record((row.operation, ARRIVED))
-
-    def _finish_send(self, lane: int) -> None:
-        """Wait until the block of a lane's next outstanding send may be overwritten."""
-        row, wait = self._outstanding_sends[lane].get()
-        self._message_io.finish_send(row, wait)
-        self._record((row.operation, SENT))
-
     def _compute(self) -> None:
         """Make the kernel calls in order; stop when a lane has failed."""
-        for row in self._message_io.part.calls:
+        for node, row in enumerate(self._plan.calls, self._plan.first_call):
             with self._changed:
-                self._next_call = row.operation
-                self._changed.wait_for(lambda row=row: self._failed or self._happened.may(row.operation))  # type: ignore[misc]
-                self._next_call = None
+                self._next_call = node
+                while self._unmet[node] and not self._failed:
+                    self._changed.wait()
+                self._next_call = -1
                 if self._failed:
                     return
             self._message_io.compute(row)
-            self._record((row.operation, ARRIVED))
+            self._record(node)
 
-    def _record(self, condition: Condition) -> None:
+    def _record(self, node: int, received: PlannedMessage | None = None) -> None:
         """Record that something has happened; post and join whatever has waited for it."""
-        happened = deque([condition])
+        happened = [node]
         while happened:
             with self._changed:
-                joins = self._happened.record(*happened.popleft())
-                self._post_ready()
-            for each in joins:
-                self._message_io.join(self._joins[each])
-                happened.append((each, ARRIVED))
+                outgoing, incoming, joins = self._released(happened)
+                if received is not None:
+                    self._unreceived[received.lane] -= 1
+                    self._post_until[received.lane] = received.step + 1 + self._ahead
+                    incoming.add(received.lane)
+                    received = None
+                self._post(outgoing, incoming)
+            for join in joins:
+                self._message_io.join(self._plan.joins[join - self._plan.first_join])
+            happened = joins
 
-    def _post_ready(self) -> None:
-        """Post all messages that are ready; the caller holds the lock."""
-        for lane, rows in self._outgoing.items():
-            while rows and self._happened.may(rows[0].operation):
-                row = rows.popleft()
-                self._outstanding_sends[lane].put((row, self._message_io.post_sends([row])[0]))
-        self._post_receives()
-        if self._next_call is not None and self._happened.may(self._next_call):
-            self._changed.notify_all()
+    def _released(self, happened: Sequence[int]) -> tuple[set[int], set[int], list[int]]:
+        """The lanes with messages that may now be sent or received, and the joins that may now be made."""
+        plan, unmet = self._plan, self._unmet
+        outgoing, incoming, joins = set[int](), set[int](), list[int]()
+        waiting = list(happened)
+        while waiting:
+            for node in plan.releases[waiting.pop()]:
+                unmet[node] -= 1
+                if unmet[node]:
+                    continue
+                if node < plan.first_receive:
+                    outgoing.add(plan.sends[node].lane)
+                elif node < plan.first_call:
+                    incoming.add(plan.receives[node - plan.first_receive].lane)
+                elif node >= plan.first_join:
+                    joins.append(node)
+                elif node >= plan.first_buffer:
+                    waiting.append(node)
+                elif node == self._next_call:
+                    self._changed.notify_all()
+        return outgoing, incoming, joins
 
-    def _post_receives(self) -> None:
-        """Post each lane's receives up to `steps_ahead` steps ahead, at least one, while their memory is free."""
-        for lane, rows in self._incoming.items():
-            while (
-                rows
-                and (rows[0].step <= self._post_until[lane] or not self._unreceived[lane])
-                and self._happened.may(rows[0].operation)
-            ):
-                row = rows.popleft()
+    def _post(self, outgoing: Collection[int], incoming: Collection[int]) -> None:
+        """Post the messages of these lanes that are ready; the caller holds the lock.
+
+        Receives are posted up to `steps_ahead` steps ahead, at least one, while their memory is free.
+        """
+        unmet = self._unmet
+        for lane in outgoing:
+            messages = self._outgoing[lane]
+            while messages and not unmet[messages[0].node]:
+                message = messages.popleft()
+                self._outstanding_sends[lane].put((message, self._message_io.post_sends([message])[0]))
+        for lane in incoming:
+            messages, until = self._incoming[lane], self._post_until[lane]
+            while messages and not unmet[messages[0].node]:
+                if messages[0].step > until and self._unreceived[lane]:
+                    break
+                message = messages.popleft()
                 self._unreceived[lane] += 1
-                self._posted[lane].put((row, self._message_io.post_receives([row])[0]))
-
-
-def _by_lane(rows: Iterable[Row]) -> dict[int, deque[Row]]:
-    found: dict[int, deque[Row]] = defaultdict(deque)
-    for row in rows:
-        found[row.lane].append(row)
-    return found
+                self._posted[lane].put((message, self._message_io.post_receives([message])[0]))

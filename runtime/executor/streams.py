@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -26,8 +27,12 @@ class Streams(Protocol):
         """Set the origin of all times; communication waits for the computation queued so far."""
         ...
 
-    def communicating(self) -> AbstractContextManager[object]:
-        """A context in which work is queued on the communication stream."""
+    def communicating(self, channel: int = 0) -> AbstractContextManager[object]:
+        """A context in which work is queued on the communication stream of a channel."""
+        ...
+
+    def computing(self, lane: int = 0) -> AbstractContextManager[object]:
+        """A context in which kernel calls of a lane are queued; outside of it, those of lane 0 are."""
         ...
 
     def mark(self) -> Mark:
@@ -39,7 +44,7 @@ class Streams(Protocol):
         ...
 
     def finish(self) -> None:
-        """Make computation wait for communication. If marks are timed, the host waits for both."""
+        """Make lane 0 of computation wait for all other streams. If marks are timed, the host waits for both."""
         ...
 
 
@@ -52,8 +57,11 @@ class HostStreams:
     def begin(self) -> None:
         self._began_s = time.perf_counter()
 
-    def communicating(self) -> AbstractContextManager[object]:
-        return contextlib.nullcontext()
+    def communicating(self, channel: int = 0) -> AbstractContextManager[object]:
+        return _NO_CONTEXT
+
+    def computing(self, lane: int = 0) -> AbstractContextManager[object]:
+        return _NO_CONTEXT
 
     def mark(self) -> Mark:
         seconds = time.perf_counter() - self._began_s
@@ -66,12 +74,15 @@ class HostStreams:
         """No-op: all work has ended."""
 
 
+_NO_CONTEXT = contextlib.nullcontext()
+
+
 class _CudaMark:
     """An event in a stream, and the event at the origin of times."""
 
-    def __init__(self, began: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
+    def __init__(self, began: torch.cuda.Event, stream: torch.cuda.Stream, timed: bool) -> None:
         self._began = began
-        self.event = _event()
+        self.event = _event(timed)
         self.event.record(stream)
 
     def __call__(self) -> float:
@@ -80,36 +91,54 @@ class _CudaMark:
 
 
 class CudaStreams:
-    """A separate communication stream beside the device's current stream, which is used for computation."""
+    """Streams for channels and for further lanes of calls, beside the device's current stream, which is lane 0."""
 
     def __init__(self, device: torch.device | None = None, timed: bool = False) -> None:
         self._timed, self._device = timed, device
         self._computing = torch.cuda.current_stream(device)
-        self._communicating = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._began = _event()
+        self._began = _event(timed)
+        self._used: dict[tuple[str, int], torch.cuda.Stream] = {}
 
     def begin(self) -> None:
         self._began.record(self._computing)
-        self._communicating.wait_stream(self._computing)
+        self._used.clear()
 
-    def communicating(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._communicating)
+    def communicating(self, channel: int = 0) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream("communicating", channel))
+
+    def computing(self, lane: int = 0) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream("computing", lane)) if lane else _NO_CONTEXT
 
     def mark(self) -> Mark:
-        return _CudaMark(self._began, torch.cuda.current_stream(self._device))
+        return _CudaMark(self._began, torch.cuda.current_stream(self._device), self._timed)
 
     def wait(self, mark: Mark) -> None:
         assert isinstance(mark, _CudaMark), "a mark of these streams"
         torch.cuda.current_stream(self._device).wait_event(mark.event)
 
     def finish(self) -> None:
-        self._computing.wait_stream(self._communicating)
+        for stream in self._used.values():
+            self._computing.wait_stream(stream)
         if self._timed:
             self._computing.synchronize()
 
+    def _stream(self, kind: str, number: int) -> torch.cuda.Stream:
+        if (kind, number) not in self._used:
+            device = torch.cuda.current_device() if self._device is None else self._device
+            stream = self._used[kind, number] = _side_stream(device, kind, number)
+            stream.wait_event(self._began)
+        return self._used[kind, number]
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+@cache
+def _side_stream(device: torch.device | int, kind: str, number: int) -> torch.cuda.Stream:
+    """The same stream in every run: the allocator keeps memory per stream."""
+    priority = -1 if kind == "communicating" else 0
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+
+
+def _event(timed: bool) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
 
 def streams_for(device: torch.device, timed: bool = False) -> Streams:

@@ -1,15 +1,18 @@
 """Transports: how the messages of a schedule are sent, independently of the schedule.
 
-A `Transport` posts messages and returns a wait for each. The executor is driven by two of its properties:
-`receives_ahead` is the number of steps by which receives may be posted early, and with `whole_steps` every rank must
-post the receives and then the sends of a step together.
+A `Transport` posts messages and returns a wait for each. The executor is driven by three of its properties:
+`receives_ahead` is the number of steps by which receives may be posted early; with `whole_steps` every rank must
+post the receives and then the sends of a step together, and with `channels` those of each channel of a step
+(`tasp_lab.schedule.channels`), where it has messages.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,11 +21,12 @@ from tasp_lab.errors import RunError
 
 
 class Message(NamedTuple):
-    """A block in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks."""
+    """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks."""
 
     peer: int
     tag: int
     data: torch.Tensor
+    channel: int = 0
 
 
 Group = dist.ProcessGroup | None
@@ -39,6 +43,11 @@ class Transport(Protocol):
     def receives_ahead(self) -> int: ...
     @property
     def whole_steps(self) -> bool: ...
+    @property
+    def channels(self) -> bool: ...
+    def open(self, channels: int) -> None:
+        """Make what each channel needs; a collective call, made before the messages of a schedule."""
+
     def receive(self, messages: Sequence[Message]) -> list[Wait]: ...
     def send(self, messages: Sequence[Message]) -> list[Wait]: ...
 
@@ -53,9 +62,13 @@ class PointToPoint:
 
     receives_ahead = 4
     whole_steps = False
+    channels = False
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._timeout, self._group = _timeout(timeout_s, device), group
+
+    def open(self, channels: int) -> None:
+        """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return [self._wait(dist.irecv(m.data, group=self._group, group_src=m.peer, tag=m.tag)) for m in messages]
@@ -69,36 +82,75 @@ class PointToPoint:
 
 
 class Batched:
-    """One batch_isend_irecv per step, as NCCL and RCCL require."""
+    """One batch_isend_irecv per step and channel, as NCCL and RCCL require.
+
+    The batches of one communicator run one after another, so every channel has a communicator of its own. Several
+    communicators are safe on a GPU only if their kernels begin in the same order on all ranks (`orders_launches`); if
+    that is not so, all lanes are one channel.
+    """
 
     receives_ahead = 0
     whole_steps = True
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
+        self.channels = device.type == "cpu" or orders_launches()
         self._timeout, self._group = _timeout(timeout_s, device), group
+        self._groups: list[Group] = [group]
         self._receives: list[dist.P2POp] = []
-        self._step = _Once()
+        self._batch = _Once()
+
+    def open(self, channels: int) -> None:
+        """Make the communicators of channels. The first one is that of the group; further ones are made once."""
+        if channels > len(self._groups):
+            self._groups = [self._group, *_further_groups(self._group, channels - 1)]
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._step = _Once()
-        self._receives = [
-            dist.P2POp(dist.irecv, m.data, group=self._group, group_peer=m.peer, tag=m.tag) for m in messages
-        ]
-        return [self._step.wait] * len(messages)
+        self._batch = _Once()
+        self._receives = [self._operation(dist.irecv, message) for message in messages]
+        return [self._batch.wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         operations = self._receives + [self._operation(dist.isend, message) for message in messages]
         works = dist.batch_isend_irecv(operations) if operations else []
+        timeout = self._timeout
 
         def finish() -> None:
             for work in works:
-                wait_for(work, self._timeout)
+                wait_for(work, timeout)
 
-        self._step.finish = finish
-        return [self._step.wait] * len(messages)
+        self._batch.finish = finish
+        return [self._batch.wait] * len(messages)
 
     def _operation(self, call: Callable[..., object], message: Message) -> dist.P2POp:
-        return dist.P2POp(call, message.data, group=self._group, group_peer=message.peer, tag=message.tag)
+        group = self._groups[message.channel]
+        return dist.P2POp(call, message.data, group=group, group_peer=message.peer, tag=message.tag)
+
+
+def orders_launches() -> bool:
+    """Whether NCCL begins the kernels of several communicators in the order in which the host issues them.
+
+    Without this order two ranks may each wait for a kernel that the other one has not begun ("Using multiple NCCL
+    communicators concurrently" in NVIDIA's NCCL user guide).
+    """
+    found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return os.environ.get(LAUNCH_ORDER) == "1" and found >= (2, 26)
+
+
+LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
+"""NCCL's variable for it, since version 2.26; from CUDA 12.3 on, kernels in this order still run side by side."""
+
+_FURTHER: WeakKeyDictionary[dist.ProcessGroup, list[Group]] = WeakKeyDictionary()
+"""Further groups of the same ranks, by group."""
+
+
+def _further_groups(group: Group, count: int) -> list[Group]:
+    """Further groups of the same ranks, made by the first call that needs them, of all ranks of the group."""
+    all_ranks = group or dist.group.WORLD
+    assert all_ranks is not None, "there is a process group"
+    found = _FURTHER.setdefault(all_ranks, [])
+    while len(found) < count:
+        found.append(dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True))
+    return found[:count]
 
 
 class AllToAll:
@@ -106,6 +158,7 @@ class AllToAll:
 
     receives_ahead = 0
     whole_steps = True
+    channels = False
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._timeout, self._group = _timeout(timeout_s, device), group
@@ -113,6 +166,9 @@ class AllToAll:
         self._nothing = torch.empty(0, dtype=torch.uint8, device=device)
         self._incoming: list[Message] = []
         self._step = _Once()
+
+    def open(self, channels: int) -> None:
+        """No-op: all messages of a step are one call."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._step = _Once()

@@ -33,7 +33,9 @@ def views(data: torch.Tensor, fields: Sequence[Field]) -> Views:
         return (data,)
     parts = zip(_split(data, fields), fields, strict=True)
     return tuple(
-        (part if _is_aligned(part, field) else part.clone()).view(DTYPES[field.dtype]).view(len(part), *field.shape)
+        (part if _is_aligned(part, field) else part.clone(memory_format=torch.contiguous_format))
+        .view(DTYPES[field.dtype])
+        .view(len(part), *field.shape)
         for part, field in parts
     )
 
@@ -52,12 +54,47 @@ def store(data: torch.Tensor, fields: Sequence[Field], values: Views) -> None:
             part.copy_(new.to(old.dtype).contiguous().view(len(part), -1).view(torch.uint8))
 
 
+class FieldViews:
+    """The views of the fields of a kind in one memory, prepared once: a view is one operation of torch.
+
+    `memory` are the bytes, from the beginning of their storage on.
+
+    Raises `RunError` for fields of positions beside fields of whole blocks.
+    """
+
+    def __init__(self, memory: torch.Tensor, fields: Sequence[Field]) -> None:
+        sizes = _sizes_of(fields)
+        self._position_bytes, start = sum(sizes), 0
+        self._fields: list[tuple[torch.Tensor, int, int, tuple[int, ...], tuple[int, ...]]] = []
+        for field, size in zip(fields, sizes, strict=True):
+            dtype = DTYPES[field.dtype]
+            typed = memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype)
+            strides = tuple(prod(field.shape[at + 1 :]) for at in range(len(field.shape)))
+            self._fields.append((typed, dtype.itemsize, start, field.shape, strides))
+            start += size
+
+    def at(self, offset: int, size_bytes: int) -> Views | None:
+        """As `views` of these bytes of the memory; None if a field is unaligned."""
+        count, position_bytes, found = size_bytes // self._position_bytes, self._position_bytes, []
+        for typed, itemsize, start, shape, strides in self._fields:
+            if (offset + start) % itemsize or position_bytes % itemsize:
+                return None
+            stride = (position_bytes // itemsize, *strides)
+            found.append(typed.as_strided((count, *shape), stride, (offset + start) // itemsize))
+        return found
+
+
 def _split(data: torch.Tensor, fields: Sequence[Field]) -> Sequence[torch.Tensor]:
     """The bytes of each field, [positions, bytes]."""
+    sizes = _sizes_of(fields)
+    return torch.split(data.view(-1, sum(sizes)), sizes, 1)
+
+
+def _sizes_of(fields: Sequence[Field]) -> list[int]:
+    """The bytes of each field in a position, or in a block."""
     if len({each.per_position for each in fields}) > 1:
         raise RunError(f"fields {', '.join(each.name for each in fields)}: expected all per position or all per block")
-    sizes = [DTYPES[each.dtype].itemsize * prod(each.shape) for each in fields]
-    return torch.split(data.view(-1, sum(sizes)), sizes, 1)
+    return [DTYPES[each.dtype].itemsize * prod(each.shape) for each in fields]
 
 
 def _is_aligned(part: torch.Tensor, field: Field) -> bool:

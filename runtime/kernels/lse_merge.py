@@ -78,6 +78,6 @@ def merge(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
 def _masked(partial: Partial) -> torch.Tensor:
     """Out with 0 in the rows of weight 0; on a GPU always a copy, since a check would synchronise the stream."""
     nothing = partial.lse == -math.inf
-    if nothing.is_cpu and not partial.out[nothing].any():
+    if nothing.is_cpu and not (nothing.any() and partial.out[nothing].any()):
         return partial.out
     return partial.out.masked_fill(nothing[..., None], 0)

@@ -71,7 +71,9 @@ def choose_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim:
     if name not in KERNELS:
         raise RunError(f"unknown attention kernel {name!r}, expected auto, {', '.join(KERNELS)}")
     if why := KERNELS[name].supports(dtype, device, head_dim):
-        raise RunError(f"the attention kernel {name} cannot run here: {why}")
+        able = [each for each, kernel in KERNELS.items() if kernel.supports(dtype, device, head_dim) is None]
+        expected = f"expected {' or '.join(able)}" if able else "and no other kernel can, either"
+        raise RunError(f"the attention kernel {name} cannot run on {device.type}: {why}; {expected}")
     return KERNELS[name]
 
 

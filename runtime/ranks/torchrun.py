@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from runtime.executor.transports import LAUNCH_ORDER
 from runtime.protocol.jobs import Job, Result, Value
 from runtime.ranks.run_job import perform
 from tasp_lab.errors import RunError, first_line
@@ -63,6 +64,7 @@ def join() -> Iterator[TorchrunRanks]:
         )
     on_gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) <= torch.cuda.device_count()
     if on_gpus:
+        os.environ.setdefault(LAUNCH_ORDER, "1")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     try:
         dist.init_process_group("nccl" if on_gpus else "gloo", timeout=_START_LIMIT)

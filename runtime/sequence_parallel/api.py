@@ -34,7 +34,8 @@ from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
 from runtime.sequence_parallel.autograd import Plan, attend
 from tasp_lab.attention.backward import Passes, check_fit
-from tasp_lab.attention.options import AttentionOptions, attention_schedules
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import attention_schedules
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
@@ -109,22 +110,22 @@ def attention_with_lse(
     Parameters
     ----------
     q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's layout assigns
-        (`tasp_lab.attention.forward.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32, bfloat16
+        (`tasp_lab.attention.registry.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32, bfloat16
         or float16, any strides.
     k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`.
-    schedule : ``ring-attention``, ``zigzag-ring-attention``, ``striped-ring-attention``, ``tasp``, or for this workload
-        and world size a schedule of `tasp_lab.attention.forward.attention`, or where gradients are wanted
-        `tasp_lab.attention.backward.attention_passes`.
+    schedule : a name in `tasp_lab.attention.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or schedules for
+        this workload and world size, as `tasp_lab.attention.registry.attention_schedules` builds them: a forward pass,
+        or both as `tasp_lab.attention.backward.Passes` where gradients are wanted.
     group : the process group; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
     window : with `causal`, how many keys a query sees at most, its own included.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         queries see keys of their own document only, and every document is placed by itself.
     scale : of the scores; 1 / sqrt(head_dim) if None.
-    topology : whose rings ``tasp`` uses; a full mesh if None.
+    topology : whose rings ``tasp`` uses, and whose routes messages take; a full mesh if None.
     kernel : ``flash-attn``, ``sdpa``, ``reference``, or ``auto``, the fastest that can do it.
     transport : ``auto``, ``p2p``, ``batched`` or ``all-to-all`` (see `runtime.executor.transports`).
-    options : how schedules are built by name: trimming, buffers, and dataflow and gradient dtype of the backward pass.
+    options : how schedules are built by name, such as trimming, buffers and dtypes on the wire.
         A `schedule` given as an object has been built with its own. `passes` is ``both``, where no gradients are wanted
         also ``forward``.
     timeout_s : how long to wait for another rank; on GPUs, once data moves, the group's own timeout applies.
@@ -159,6 +160,7 @@ def attention_with_lse(
             "topology": None if topology is None else topology.name,
             "gradients": gradients,
             "transport": transport,
+            "channels": sender.channels,
             "scale": _finite(workload.head_dim**-0.5 if scale is None else scale),
             **asdict(options),
             **_known_to_all(workload),

@@ -95,6 +95,7 @@ def _run(plan: Plan, schedule: Schedule, layer: AttentionLayer, left: Tensor) ->
     return executor.copies
 
 
+@lru_cache(maxsize=16)
 def copies_of_others(schedule: Schedule, rank: int) -> list[int]:
     """The blocks of other ranks with which a rank starts a pass."""
     assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"

@@ -10,9 +10,9 @@ result itself. They receive it for the rank's own queries, else the shortest row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from tasp_lab.attention.task import (
 )
 from tasp_lab.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.rank_part import CallRow
+from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
 
 Tensor = torch.Tensor
@@ -50,19 +50,19 @@ class AttentionLayer:
     def __init__(self, schedule: Schedule, rank: int, kernel: Kernel, scale: float, inputs: Inputs) -> None:
         assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
         self._task, self._rank, self._kernel, self._scale = schedule.task, rank, kernel, scale
-        self._count: list[int] = self._task.count.tolist()
-        own = np.flatnonzero(self._task.owner == rank)
-        first = np.searchsorted(self._task.layout.positions(rank), self._task.start[own])
-        self._first: dict[int, int] = dict(zip(own.tolist(), first.tolist(), strict=True))
+        self._shard = shard = _shard_of(schedule, rank)
+        self._tensor, self._count, self._first, self._heads = shard.tensor, shard.count, shard.first, shard.heads
         self._inputs = inputs
         bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
         outputs = (QUERY_GRADIENTS, KEY_GRADIENTS) if self._task.is_backward else (RESULTS,)
         self._sums = {each: self._empty(each, torch.float32) for each in outputs if TENSORS[each] in bound}
 
     def load(self, copies: Copies) -> None:
-        """Copy the inputs that are in the memory of a run into it."""
-        for blocks in self._runs(copies, (KEYS, QUERIES)):
-            copies.store(blocks, self._rows(self._on_the_wire(int(self._task.tensor[blocks[0]])), blocks))
+        """Copy the inputs that are in the memory of a run into it, and make what is sent in place of others."""
+        for blocks in _runs(self._shard, copies.part, (KEYS, QUERIES)):
+            copies.store(blocks, self._rows(self._on_the_wire(self._tensor[blocks[0]]), blocks))
+        if _sends(self._shard, copies.part, QUERIES):
+            self._on_the_wire(QUERIES)  # here, since several streams may send
 
     def output(self, copies: Copies, tensor: int, dtype: torch.dtype) -> Sequence[Tensor]:
         """An output of the shard after a run, in a dtype: (out, lse) of results, whose lse is float32, or gradients."""
@@ -70,7 +70,7 @@ class AttentionLayer:
             found = self._sums[tensor]
         else:
             found = self._empty(tensor, dtype)
-            for blocks in self._runs(copies, (tensor,)):
+            for blocks in _runs(self._shard, copies.part, (tensor,)):
                 for place, values in zip(self._rows(found, blocks), copies.resident(blocks), strict=True):
                     place.copy_(values)
         return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
@@ -78,7 +78,10 @@ class AttentionLayer:
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         """Make a kernel call; returns the parts of the results or gradients of its operands."""
         if row.kernel != self._task.kernel:
-            raise RunError(f"step {row.step}: unknown kernel {row.kernel!r}, expected {self._task.kernel!r}")
+            device = self._inputs[QUERIES][0].device.type
+            raise RunError(
+                f"step {row.step}: there is no kernel {row.kernel!r} on {device}, expected {self._task.kernel!r}"
+            )
         queries, keys = ([each.transpose(0, 1) for each in operand] for operand in operands)
         low, high = row.params
         outputs: Sequence[Sequence[Tensor]]
@@ -93,19 +96,25 @@ class AttentionLayer:
             outputs = [(found.q,), (found.k, found.v)]
         parts: dict[int, Views] = {}
         for operand, tensors in zip(row.operands, outputs, strict=False):
-            counts = [self._count[block] for block in operand.blocks]
-            pieces = zip(*(torch.split(each.transpose(0, 1), counts) for each in tensors), strict=True)
-            parts |= zip(self._task.output_of[list(operand.blocks)].tolist(), pieces, strict=True)
+            pieces = self._pieces([each.transpose(0, 1) for each in tensors], operand.blocks)
+            parts |= zip((self._shard.output_of[block] for block in operand.blocks), pieces, strict=True)
         return [parts[place.block] for place in row.adds]
+
+    def _pieces(self, tensors: Sequence[Tensor], blocks: Sequence[int]) -> Iterable[Views]:
+        """The rows of each block of tensors of several blocks."""
+        if len(blocks) == 1:
+            return [tensors]
+        counts = [self._count[block] for block in blocks]
+        return zip(*(each.split_with_sizes(counts) for each in tensors), strict=True)
 
     def bound(self, blocks: Sequence[int]) -> Views:
         """Inputs or outputs of own blocks, which are adjacent in the shard."""
-        tensor = int(self._task.tensor[blocks[0]])
+        tensor = self._tensor[blocks[0]]
         return self._rows(self._sums[tensor] if tensor in self._sums else self._inputs[tensor], blocks)
 
     def sent(self, block: int) -> Views:
         """As `bound`, of a block that is sent: queries with delta in place of the result."""
-        tensor = int(self._task.tensor[block])
+        tensor = self._tensor[block]
         return self._rows(self._sums[tensor] if tensor in self._sums else self._on_the_wire(tensor), [block])
 
     def _on_the_wire(self, tensor: int) -> Sequence[Tensor]:
@@ -133,27 +142,62 @@ class AttentionLayer:
 
     def _rows(self, tensors: Sequence[Tensor], blocks: Sequence[int]) -> Views:
         """The rows and heads of own blocks that are adjacent in the shard, [positions, batch, heads, ...] each."""
-        first = self._first[blocks[0]]
-        end = self._first[blocks[-1]] + self._count[blocks[-1]]
-        assert end - first == sum(self._count[block] for block in blocks), "operands are adjacent in the shard"
-        heads = slice(*self._task.heads_of(blocks[0]))
-        return [each[:, first:end, heads].transpose(0, 1) for each in tensors]
+        first, count = self._first[blocks[0]], sum([self._count[block] for block in blocks])
+        assert self._first[blocks[-1]] + self._count[blocks[-1]] == first + count, "operands are adjacent in the shard"
+        heads = self._heads[blocks[0]]
+        return [each[:, first : first + count, heads].transpose(0, 1) for each in tensors]
 
-    def _runs(self, copies: Copies, tensors: Sequence[int]) -> Iterator[list[int]]:
-        """The own blocks of these tensors in the memory, in runs that are adjacent there and in the shard."""
-        task, places = self._task, copies.part.resident
-        own = [block for block in places if block in self._first and task.tensor[block] in tensors]
-        own.sort(key=places.__getitem__)
-        run = own[:1]
-        for before, block in pairwise(own):
-            adjacent = places[before] + int(task.block_bytes[before]) == places[block]
-            same = task.tensor[before] == task.tensor[block] and task.heads_of(before) == task.heads_of(block)
-            if not (adjacent and same and self._first[before] + self._count[before] == self._first[block]):
-                yield run
-                run = []
-            run.append(block)
-        if run:
-            yield run
+
+@dataclass(frozen=True, eq=False)
+class _Shard:
+    """What a layer asks of its schedule, by block. `first` is where own blocks begin in the shard."""
+
+    tensor: list[int]
+    count: list[int]
+    output_of: list[int]
+    first: dict[int, int]
+    heads: dict[int, slice]
+    home_sizes: list[int]
+
+
+@lru_cache(maxsize=16)
+def _shard_of(schedule: Schedule, rank: int) -> _Shard:
+    task = schedule.task
+    assert isinstance(task, AttentionTask), "a schedule of attention has a task"
+    own = np.flatnonzero(task.owner == rank)
+    first = np.searchsorted(task.layout.positions(rank), task.start[own])
+    return _Shard(
+        task.tensor.tolist(),
+        task.count.tolist(),
+        task.output_of.tolist(),
+        dict(zip(own.tolist(), first.tolist(), strict=True)),
+        {block: slice(*task.heads_of(block)) for block in own.tolist()},
+        schedule.blocks.home_bytes.tolist(),
+    )
+
+
+@lru_cache(maxsize=64)
+def _sends(shard: _Shard, part: RankPart, tensor: int) -> bool:
+    """Whether a rank sends blocks of a tensor that are its own."""
+    return any(row.block in shard.first and shard.tensor[row.block] == tensor for row in part.sends)
+
+
+@lru_cache(maxsize=64)
+def _runs(shard: _Shard, part: RankPart, tensors: tuple[int, ...]) -> list[list[int]]:
+    """The own blocks of these tensors in the memory, in runs that are adjacent there and in the shard."""
+    places, found = part.resident, list[list[int]]()
+    own = [block for block in places if block in shard.first and shard.tensor[block] in tensors]
+    own.sort(key=places.__getitem__)
+    for before, block in zip([None, *own], own, strict=False):
+        if before is None or not (
+            places[before] + shard.home_sizes[before] == places[block]
+            and shard.tensor[before] == shard.tensor[block]
+            and shard.heads[before] == shard.heads[block]
+            and shard.first[before] + shard.count[before] == shard.first[block]
+        ):
+            found.append([])
+        found[-1].append(block)
+    return found
 
 
 def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:

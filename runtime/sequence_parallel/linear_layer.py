@@ -40,31 +40,36 @@ class LinearLayer:
         own = [chunk for chunk, owner in enumerate(task.owner.tolist()) if owner == rank]
         counts = [self._count[chunk] for chunk in own]
         self._first = {chunk: sum(counts[:before]) for before, chunk in enumerate(own)}
-        self._decay = torch.tensor(task.decay, device=q.device)
+        self._task, self._decays = task, torch.tensor(task.decay, device=q.device)
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         """Make a kernel call; returns what it adds to its only target."""
+        decay = self._decays[slice(*self._task.heads_of(row.operands[0].blocks[0], KEYS))]
         if row.kernel == MAKE_STATE:
             ((k, v),) = operands
-            state, decay = linear_attention.make_state(k, v, self._decay)
-            return [(state[None], decay[None])]
+            state, total_decay = linear_attention.make_state(k, v, decay)
+            return [(state[None], total_decay[None])]
         if row.kernel == ATTEND:
             (q,), (k, v) = operands
-            return [(linear_attention.attend(q, k, v, self._decay, row.params[0]),)]
+            return [(linear_attention.attend(q, k, v, decay, row.params[0]),)]
         if row.kernel == FOLD:
             ((states, decays),) = operands
             return [(linear_attention.fold(states, decays)[None],)]
         if row.kernel == APPLY_STATE:
             (q,), (states,) = operands
-            return [(linear_attention.apply_state(q, states[0], self._decay),)]
-        raise RunError(f"step {row.step}: unknown kernel {row.kernel!r}")
+            return [(linear_attention.apply_state(q, states[0], decay),)]
+        raise RunError(
+            f"step {row.step}: there is no kernel {row.kernel!r} on {self._decays.device.type}, expected one of "
+            f"{', '.join(self._task.kernels)}"
+        )
 
     def bound(self, blocks: Sequence[int]) -> Views:
-        """The rows of an own chunk, [positions, batch, heads, head_dim] each."""
+        """The rows and heads of a block of an own chunk, [positions, batch, heads, head_dim] each."""
         (block,) = blocks
         first = self._first[self._chunk[block]]
         rows = slice(first, first + self._count[self._chunk[block]])
-        return [each[:, rows].transpose(0, 1) for each in self._tensors[self._tensor[block]]]
+        heads = slice(*self._task.heads_of(block, self._tensor[block]))
+        return [each[:, rows, heads].transpose(0, 1) for each in self._tensors[self._tensor[block]]]
 
     def sent(self, block: int) -> Views:
         return self.bound([block])

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from runtime.executor.executor import Executor, no_progress
-from runtime.executor.message_io import Progress
+from runtime.executor.executor import Executor
+from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.executor.views import DTYPES, store
 from runtime.kernels.lse_merge import Accumulator

@@ -73,12 +73,17 @@ class Mailboxes:
 class InProcess:
     """The transport of one rank among threads: sent data are copied into the receiver's mailbox."""
 
+    channels = False
+
     def __init__(
         self, rank: int, mailboxes: Mailboxes, timeout_s: float, receives_ahead: int = 0, whole_steps: bool = False
     ) -> None:
         self.receives_ahead, self.whole_steps = receives_ahead, whole_steps
         self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
         self._posted: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+
+    def open(self, channels: int) -> None:
+        """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         for message in messages:

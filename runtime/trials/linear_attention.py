@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from runtime.executor.executor import Executor, no_progress
-from runtime.executor.message_io import Progress
+from runtime.executor.executor import Executor
+from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.linear_layer import LinearLayer

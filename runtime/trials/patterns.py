@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from runtime.executor.executor import Executor, no_progress
-from runtime.executor.message_io import Progress
+from runtime.executor.executor import Executor
+from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.executor.views import Views
 from tasp_lab.errors import RunError

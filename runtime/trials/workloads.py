@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from runtime.executor.executor import Executor, no_progress
-from runtime.executor.message_io import Progress
+from runtime.executor.executor import Executor
+from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.trials.attention import AttentionTrial, GatherShards
 from runtime.trials.linear_attention import LinearTrial

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from runtime.trials.in_process import run_in_process
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
-from tasp_lab.attention.token_ring import token_ring_passes
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
 from tests.support.schedules import task_of
+from tests.support.systems import token_ring_passes
 
 TOPOLOGIES = [*(full_mesh(n) for n in range(1, 9)), switch(4), nodes(2, 3), torus((3, 3))]
 
@@ -33,7 +33,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         mask=mask,  # type: ignore[arg-type]
         window=draw(st.none() | st.integers(1, 40)) if mask == "causal" else None,
     )
-    topology, name = draw(st.sampled_from(TOPOLOGIES)), draw(st.sampled_from(sorted(ATTENTION)))
+    topology, name = draw(st.sampled_from(TOPOLOGIES)), draw(st.sampled_from(sorted(CIRCULATIONS)))
     return attention(name, topology, layer, trim=draw(st.booleans()), buffers=draw(st.integers(2, 4)))
 
 
@@ -61,21 +61,28 @@ def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ah
 @pytest.mark.parametrize("whole_steps", [False, True])
 def test_a_buffer_that_is_skipped_is_still_protected(whole_steps: bool) -> None:
     """With five positions on eight ranks nothing arrives at some steps; what arrived before them may still be read."""
-    for name in ATTENTION:
+    for name in CIRCULATIONS:
         schedule = attention(name, full_mesh(8), Workload(5, head_dim=64, dtype="fp32", heads=1), buffers=2)
         for _ in range(10):
             run_in_process(schedule, 4, whole_steps)
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 4), st.integers(0, 5), st.sampled_from(["fp32", "bf16"]), st.integers(1, 9), st.booleans())
+@given(
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.sampled_from(["fp32", "bf16"]),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 3),
+)
 def test_results_that_travel_are_merged_where_they_arrive(
-    world_size: int, more: int, dtype: str, head_dim: int, causal: bool
+    world_size: int, more: int, dtype: str, head_dim: int, causal: bool, tail_chunks: int
 ) -> None:
     """TokenRing: parts of results, or of the gradients of queries, are sent to the owner and joined there."""
     layer = Workload(
         12 * world_size + more, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, mask="causal" if causal else "full"
     )
-    for schedule in token_ring_passes(full_mesh(world_size), layer):
+    for schedule in token_ring_passes(full_mesh(world_size), layer, tail_chunks=tail_chunks):
         for whole_steps in (False, True):
             run_in_process(schedule, 4, whole_steps)

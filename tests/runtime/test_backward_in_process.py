@@ -73,10 +73,13 @@ class Meeting:
     So it is wrong if what is being sent is overwritten, and nothing hides a buffer that is used too early.
     """
 
-    receives_ahead, whole_steps = 4, False
+    receives_ahead, whole_steps, channels = 4, False, False
 
     def __init__(self, rank: int, boxes: dict[tuple[int, int, int], SimpleQueue[Sent]]) -> None:
         self._rank, self._boxes = rank, boxes
+
+    def open(self, channels: int) -> None:
+        """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return [partial(self._take, message) for message in messages]

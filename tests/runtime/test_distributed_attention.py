@@ -28,7 +28,7 @@ from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import ATTENTION, attention_layout
+from tasp_lab.attention.registry import CIRCULATIONS, attention_layout, attention_schedules
 from tasp_lab.errors import TaspLabError
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
@@ -37,6 +37,7 @@ from tasp_lab.topology.graph import Link
 from tasp_lab.workload.layer import Workload
 from tests.support.ranks import ROOT, on_ranks
 from tests.support.schedules import task_of
+from tests.support.systems import schedules_for
 
 pytestmark = pytest.mark.distributed
 
@@ -81,7 +82,8 @@ CASES = [
 def errors_of_rank(workloads: list[Workload], transport: str) -> list[tuple[float, float]]:
     """On a rank: the squared errors of its part of the result of every case and schedule, and its part's square."""
     found = []
-    for workload, name in product(workloads, ATTENTION):
+    world_size = dist.get_world_size()
+    for workload, name in ((each, name) for each in workloads for name in schedules_for(each, world_size)):
         expected, expected_lse = single_process(workload, "reference")
         layout = attention_layout(name, workload, dist.get_world_size())
         q, k, v = (shard(x, layout, dist.get_rank()) for x in layer_of(workload))
@@ -103,7 +105,7 @@ def test_the_result_is_that_of_one_process(world_size: int, transport: str) -> N
     """float32: relative error below 1e-5; half precision: at most 1.5 times that of one process in the same dtype."""
     parts = succeeded(on_ranks(errors_of_rank, world_size, CASES, transport))
     at = 0
-    for workload, name in product(CASES, ATTENTION):
+    for workload, name in ((each, name) for each in CASES for name in schedules_for(each, world_size)):
         alone = single_process(workload, "auto")
         exact = single_process(workload, "reference")
         for single, expected in zip(alone, exact, strict=True):
@@ -140,8 +142,10 @@ def test_bytes_sent_are_those_of_the_ledger(world_size: int) -> None:
     """Keys and values travel with their own number of heads, whatever the number of query heads."""
     mesh = full_mesh(world_size)
     schedules = [
-        attention(name, mesh, case, trim=trim) for name, case, trim in product(ATTENTION, CASES, (True, False))
+        attention(name, mesh, case, trim=trim) for name, case, trim in product(CIRCULATIONS, CASES, (True, False))
     ]
+    others = [(name, case) for case in CASES for name in schedules_for(case, world_size) if name not in CIRCULATIONS]
+    schedules += [attention_schedules(name, mesh, case)[0] for name, case in others]
     for of_rank in succeeded(on_ranks(bytes_of_rank, world_size, schedules)):
         assert all(sent == ledger for sent, ledger in of_rank), of_rank
         assert sum(sent for sent, _ in of_rank) > 0
@@ -190,7 +194,7 @@ def memory_of_rank(per_rank: int, mask: Any) -> dict[str, tuple[int, int]]:
     world_size, rank = dist.get_world_size(), dist.get_rank()
     workload = Workload(per_rank * world_size, heads=4, kv_heads=4, head_dim=64, dtype="fp32", mask=mask)
     found = {}
-    for name in ATTENTION:
+    for name in CIRCULATIONS:
         schedule = attention(name, full_mesh(world_size), workload)
         q, k, v = (shard(x, task_of(schedule).layout, rank) for x in layer_of(workload))
         for _ in range(2):  # the first time fills caches
@@ -203,11 +207,11 @@ def memory_of_rank(per_rank: int, mask: Any) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_memory_is_the_buffers_and_what_does_not_grow_with_the_world(mask: str) -> None:
     """With 168 positions per rank on 2 and on 8 ranks; TASP needs no more than 1.2 times what Ring does."""
-    rest: dict[str, set[int]] = {name: set() for name in ATTENTION}
+    rest: dict[str, set[int]] = {name: set() for name in CIRCULATIONS}
     ring = "ring-attention" if mask == "full" else "zigzag-ring-attention"
     for world_size in (2, 8):
         found = succeeded(on_ranks(memory_of_rank, world_size, 168, mask))
-        for name in ATTENTION:
+        for name in CIRCULATIONS:
             rest[name] |= {of_rank[name][0] - of_rank[name][1] for of_rank in found}
         for measure in (0, 1):  # on the rank that needs most
             assert max(each["tasp"][measure] for each in found) <= 1.2 * max(each[ring][measure] for each in found)
@@ -284,6 +288,7 @@ def refusal(change: str) -> None:
 
 ANOTHER: dict[str, Any] = {
     "passes": "forward", "trim": False, "buffers": 4, "dataflow": "rotate-q", "gradient_dtype": "input",
+    "result_dtype": "input", "tail_chunks": 2,
 }  # fmt: skip
 """For each option a value that is not its default where both passes are asked for."""
 
@@ -298,7 +303,7 @@ REFUSALS = {
     "dtypes": ("rank 1: dtype is bf16, on rank 0 it is fp32",) * 2,
     "dtypes of k": ("rank 1: k is torch.bfloat16 on cpu, q is torch.float32 on cpu", "k is torch.bfloat16 on cpu"),
     "kernel": ("rank 1: ", "flash-attn"),
-    "name": ("unknown schedule 'ring', expected one of ring-attention",) * 2,
+    "name": ("unknown schedule 'ring', did you mean 'ring-attention'? expected one of ",) * 2,
     "dimensions": ("q is [16, 4, 64], expected [batch, positions, heads, head_dim]",) * 2,
     "masks": ("rank 1: mask is causal, on rank 0 it is full",) * 2,
     "window": ("window: 5, expected 1 or more and a causal mask",) * 2,

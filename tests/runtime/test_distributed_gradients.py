@@ -25,7 +25,7 @@ from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import ATTENTION, attention_layout
+from tasp_lab.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, rank_part
@@ -227,7 +227,7 @@ def test_gradients_are_those_of_one_process(world_size: int) -> None:
     On five and on eight ranks, which take longest, one half of the layers each.
     """
     layers = {5: LAYERS[::2], 8: LAYERS[1::2]}.get(world_size, LAYERS)
-    for case, found in errors(cases(world_size, layers, ATTENTION), world_size):
+    for case, found in errors(cases(world_size, layers, CIRCULATIONS), world_size):
         assert max(found) < 1e-5, (case, found)
 
 
@@ -259,7 +259,7 @@ def close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 def by_name_on_rank() -> None:
     """On a rank: schedules by name, the way found by itself or not."""
-    for schedule, dataflow in product(ATTENTION, ("auto", *DATAFLOWS)):
+    for schedule, dataflow in product(CIRCULATIONS, ("auto", *DATAFLOWS)):
         here = Shard(LAYER, schedule)
         assert close(here.run(options=along(dataflow)), here.expected())
 
@@ -418,7 +418,7 @@ def repeated_on_rank(delayed: Sequence[Case]) -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_of_what_comes_in_any_order_there_are_two(world_size: int) -> None:
     """All else is added in the order of steps: at home a gradient meets what its own rank adds to it, once each."""
-    for case in cases(world_size, [LAYER, LAYERS[4]], ATTENTION):
+    for case in cases(world_size, [LAYER, LAYERS[4]], CIRCULATIONS):
         for rank in range(world_size):
             part = rank_part(case.passes.backward, rank)
             terms = Counter(join.place.block for join in part.joins if join.place.since == RESIDENT)
@@ -577,8 +577,6 @@ def disagree(change: str, odd: bool) -> None:
         options["cu_seqlens"] = [0, 20, 30]
     elif change == "documents or none":
         options["cu_seqlens"] = [0, 20, 32] if odd else None
-    elif change == "unknown dataflow" and odd:
-        options["options"] = AttentionOptions("both", dataflow="sideways")  # type: ignore[arg-type]
     elif change == "forward alone":
         options["options"] = AttentionOptions("forward")
     here.run(**options)
@@ -594,7 +592,6 @@ REFUSALS = {
     "documents": ("rank 1: documents is 2 documents of 30 positions",) * 2,
     "documents of all": ("documents: 30 positions together, expected 32",) * 2,
     "documents or none": ("rank 1: documents is 2 documents of 32 positions",) * 2,
-    "unknown dataflow": ("rank 1: dataflow is sideways, on rank 0 it is auto",) * 2,
     "forward alone": ("options: passes is forward, expected both, for gradients are wanted",) * 2,
 }
 

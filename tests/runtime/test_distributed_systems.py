@@ -1,8 +1,9 @@
-"""TokenRing, Ulysses and LASP-2 on real processes: results against float64, bytes as in the ledger."""
+"""TokenRing, Ulysses, LASP-2 and rings of rings on real processes: results against float64, bytes as in the ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,17 @@ from runtime.protocol.jobs import RunSchedule
 from runtime.protocol.rank_setup import RankLocation
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
-from tasp_lab.attention.token_ring import token_ring_passes
-from tasp_lab.attention.ulysses import ulysses_passes
+from tasp_lab.collectives.registry import collective
 from tasp_lab.linear_attention.lasp2 import lasp2
+from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.composition import in_chunks, over_groups
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Mask, Workload
+from tests.support.home_dtype import with_home_dtype
+from tests.support.systems import token_ring_passes, ulysses_passes
 
 pytestmark = pytest.mark.distributed
 
@@ -70,7 +74,35 @@ def test_both_passes_of_softmax_attention(
 
 
 @pytest.mark.parametrize("transport", ["p2p", "batched"])
+def test_sums_that_are_wider_at_home(ranks: LaunchedRanks, transport: str) -> None:
+    """Results and gradients with 16 bit on the wire, and float32 at their owners."""
+    mesh, narrow = full_mesh(WORLD_SIZE), replace(layer("causal", 2), dtype="bf16")
+    for schedule in token_ring_passes(mesh, narrow, result_dtype="input", gradient_dtype="input"):
+        assert_runs(ranks, with_home_dtype(schedule), transport)
+
+
+@pytest.mark.parametrize("transport", ["p2p", "batched"])
 @pytest.mark.parametrize("trim", [True, False])
 def test_linear_attention(ranks: LaunchedRanks, trim: bool, transport: str) -> None:
     schedule = lasp2(full_mesh(WORLD_SIZE), layer("causal", 2), (0.99, 0.5), trim=trim)
     assert_runs(ranks, schedule, transport)
+
+
+@pytest.mark.parametrize("transport", ["p2p", "batched"])
+def test_layers_in_chunks(ranks: LaunchedRanks, transport: str) -> None:
+    """Groups of heads, a step apart."""
+    mesh = full_mesh(WORLD_SIZE)
+    passes = *token_ring_passes(mesh, layer("causal", 2)), *ulysses_passes(mesh, layer("full", 8))
+    for schedule in (*passes, lasp2(mesh, layer("causal", 2), (0.99, 0.5))):
+        assert_runs(ranks, in_chunks(schedule, 2), transport)
+
+
+@pytest.mark.parametrize("transport", ["p2p", "batched", "all-to-all"])
+@pytest.mark.parametrize("name", ["ring", "ring-reduce-scatter"])
+def test_rings_of_rings(ranks: LaunchedRanks, name: str, transport: str) -> None:
+    """Two channels: batches of both have process groups of their own."""
+    pair = full_mesh(2)
+    schedule = over_groups(collective(name, pair, 2000), collective(name, pair, 2000))
+    assert set(channels(schedule)) == {0, 1}
+    for _ in range(2):  # the second time the group of the second channel is there
+        assert_runs(ranks, schedule, transport)

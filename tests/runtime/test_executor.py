@@ -1,21 +1,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
+from runtime.executor.transports import Message, Wait
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from runtime.trials.patterns import PatternTrial, pattern
 from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import RunError
+from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
+from tests.schedule.test_joint_messages import either
 from tests.support.strategies import topologies_and_schedules
 
 
@@ -93,3 +100,40 @@ def test_several_blocks_on_one_lane_of_one_step() -> None:
     schedule = collective("multi-ring", full_mesh(3), 10)
     steps = [Step.of((s, d, 0, b) for s, d, _, b in step.rows()) for step in schedule.steps]
     assert len(run_in_process(replace(schedule, steps=steps)).events) == schedule.transfers
+
+
+@settings(max_examples=50)
+@given(either, st.booleans())
+def test_the_bytes_of_messages_are_those_of_the_ledger(schedule: Schedule, whole_steps: bool) -> None:
+    """Each rank sends as many messages as its part says; blocks that lie side by side are one."""
+    sent: list[list[Message]] = [[] for _ in range(schedule.world_size)]
+    mailboxes = Mailboxes()
+
+    def run(rank: int) -> None:
+        transport = Counting(rank, mailboxes, 30.0, 4 * (not whole_steps), whole_steps)
+        transport.sent = sent[rank]
+        trial = PatternTrial(schedule, rank, transport)
+        trial.set_up(checked=True)
+        trial.executor.prepare()
+        trial.executor.run()
+        trial.check()
+
+    with ThreadPoolExecutor(schedule.world_size) as threads:
+        list(threads.map(run, range(schedule.world_size)))
+    ledger = np.zeros_like(schedule.bytes_sent())
+    for rank, messages in enumerate(sent):
+        assert len(messages) == len(rank_part(schedule, rank).messages_out)
+        for message in messages:
+            step, lane = divmod(message.tag, schedule.lanes)
+            ledger[step, rank, lane] += message.data.numel()
+    assert np.array_equal(ledger, schedule.bytes_sent())
+
+
+class Counting(InProcess):
+    """Keeps what it sends."""
+
+    sent: list[Message]
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        self.sent += messages
+        return super().send(messages)

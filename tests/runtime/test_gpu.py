@@ -11,7 +11,7 @@ import torch.distributed as dist
 from runtime import attention_with_lse
 from runtime.executor.streams import CudaStreams
 from runtime.kernels.registry import KERNELS
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -23,7 +23,7 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", sorted(ATTENTION))
+@pytest.mark.parametrize("name", sorted(CIRCULATIONS))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_in_a_world_of_one(group: None, name: str, dtype: torch.dtype, causal: bool) -> None:

@@ -19,10 +19,12 @@ import pytest
 from runtime.executor.transports import AllToAll, Batched, Message, Wait
 from tasp_lab.analysis.registry import build_schedules
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.choices import Dataflow
 from tasp_lab.collectives.registry import COLLECTIVES, collective
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -33,6 +35,7 @@ from tests.support.simulated_nccl import (
     Group,
     NcclError,
     Operation,
+    begun_side_by_side,
     run_all_to_alls,
     run_groups,
 )
@@ -55,7 +58,7 @@ def test_messages_of_collectives_on_machines(name: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", CIRCULATIONS)
 def test_messages_of_attention(name: str, world_size: int) -> None:
     for layer, options in product(layers(world_size), options_of(world_size)):
         for schedule in build_schedules(name, full_mesh(world_size), layer, options=options):
@@ -84,17 +87,40 @@ def check(schedule: Schedule) -> None:
     """Both transports deliver every transfer of a schedule, and nothing else."""
     schedule = replace(schedule, steps=list(schedule.steps))  # lazy steps are generated for every rank anew
     expected = transfers(schedule)
-    assert Counter(run_groups(recorded_groups(schedule))) == expected
-    assert Counter(run_all_to_alls(recorded_all_to_alls(schedule))) == expected
+    for delivered in (run_groups(recorded_groups(schedule)), run_all_to_alls(recorded_all_to_alls(schedule))):
+        assert Counter(one for each in delivered for one in by_block(each, schedule)) == expected
 
 
 def transfers(schedule: Schedule) -> Counter[Delivered]:
     """The transfers of a schedule as messages."""
     return Counter(
-        Delivered(source, destination, index * schedule.lanes + lane, block, int(schedule.block_bytes[block]))
+        Delivered(source, destination, index * schedule.lanes + lane, (block,), int(schedule.block_bytes[block]))
         for index, step in enumerate(schedule.steps)
         for source, destination, lane, block in step.rows()
     )
+
+
+def by_block(message: Delivered, schedule: Schedule) -> Iterator[Delivered]:
+    """A message of several blocks as one of each."""
+    sizes = [int(schedule.block_bytes[block]) for block in message.blocks]
+    assert sum(sizes) == message.size_bytes
+    for block, size in zip(message.blocks, sizes, strict=True):
+        yield message._replace(blocks=(block,), size_bytes=size)
+
+
+@pytest.mark.parametrize("inner_first", [False, True])
+@pytest.mark.parametrize(("inner", "outer"), [(2, 2), (4, 3), (3, 4)])
+def test_messages_of_rings_of_rings(inner: int, outer: int, inner_first: bool) -> None:
+    """Inner and outer ring are two channels, so they have two communicators."""
+    schedule = ring_of_rings(inner, outer, inner_first)
+    check(schedule)
+    communicators = {group.communicator for groups in recorded_groups(schedule) for group in groups}
+    assert communicators == set(channels(schedule)) == {0, 1}
+
+
+def ring_of_rings(inner: int, outer: int, inner_first: bool = False) -> Schedule:
+    inside = collective("ring", full_mesh(inner), 24)
+    return over_groups(inside, collective("ring", full_mesh(outer), 24 * inner), inner_first=inner_first)
 
 
 # Planted faults
@@ -105,15 +131,18 @@ def test_two_messages_of_a_pair_in_the_other_order() -> None:
     groups = ring_groups()
     first, second = groups[0][:2]
     groups[0][:2] = [first._replace(sends=second.sends), second._replace(sends=first.sends)]
-    with pytest.raises(NcclError, match="rank 0 sends block 2 to rank 1, paired with a receive of 0"):
+    with pytest.raises(NcclError, match=r"rank 0 sends blocks \(2,\) to rank 1, paired with a receive of \(0,\)"):
         run_groups(groups)
 
 
 def test_two_messages_of_one_group_in_the_other_order() -> None:
     """All messages of the two lanes of a step go to the only other rank."""
-    sends, receives = (Operation(1, 0, 0, 8), Operation(1, 1, 1, 8)), (Operation(0, 0, 0, 8), Operation(0, 1, 1, 8))
+    sends, receives = (
+        (Operation(1, 0, (0,), 8), Operation(1, 1, (1,), 8)),
+        (Operation(0, 0, (0,), 8), Operation(0, 1, (1,), 8)),
+    )
     run_groups([[Group((), sends)], [Group(receives, ())]])
-    with pytest.raises(NcclError, match="rank 0 sends block 1 to rank 1, paired with a receive of 0"):
+    with pytest.raises(NcclError, match=r"rank 0 sends blocks \(1,\) to rank 1, paired with a receive of \(0,\)"):
         run_groups([[Group((), sends[::-1])], [Group(receives, ())]])
 
 
@@ -127,7 +156,7 @@ def test_a_missing_receive() -> None:
 def test_a_missing_send() -> None:
     groups = ring_groups()
     groups[2][0] = groups[2][0]._replace(sends=())
-    with pytest.raises(NcclError, match="rank 2 sends block 1 to rank 0, paired with a receive of 2"):
+    with pytest.raises(NcclError, match=r"rank 2 sends blocks \(1,\) to rank 0, paired with a receive of \(2,\)"):
         run_groups(groups)
 
 
@@ -139,11 +168,48 @@ def test_a_wrong_size() -> None:
         run_groups(groups)
 
 
+def test_communicators_do_not_pair_with_each_other() -> None:
+    send, receive = Operation(1, 0, (0,), 8), Operation(0, 0, (0,), 8)
+    assert len(run_groups([[Group((), (send,), 1)], [Group((receive,), (), 1)]])) == 1
+    with pytest.raises(NcclError, match=r"1 (sends|receives) missing of the messages from rank 0 to 1"):
+        run_groups([[Group((), (send,), 1)], [Group((receive,), (), 0)]])
+
+
+def test_a_wrong_order_of_communicators_is_found() -> None:
+    """Rank 1 issues the groups of the two communicators the other way round: one after another, they never end."""
+    first, second = Operation(1, 0, (0,), 8), Operation(1, 1, (1,), 8)
+    groups = [
+        [Group((), (first,), 0), Group((), (second,), 1)],
+        [Group((first._replace(peer=0),), (), 0), Group((second._replace(peer=0),), (), 1)],
+    ]
+    assert len(run_groups(groups)) == 2
+    groups[1].reverse()
+    with pytest.raises(NcclError, match=r"deadlock: ranks \[0, 1\]"):
+        run_groups(groups)
+
+
+def test_batches_of_one_communicator_wait_for_each_other() -> None:
+    """A message from rank 8 to rank 0, of the outer ring, takes forever. The inner ring goes on beside it.
+
+    Rank 0 can then begin all batches before the next one of the outer ring.
+    """
+    groups = recorded_groups(ring_of_rings(4, 3))
+    numbers = [group.communicator for group in groups[0]]
+    second = numbers.index(1, numbers.index(1) + 1)
+    assert begun_by_rank_0(groups) == second
+    assert begun_by_rank_0([[group._replace(communicator=0) for group in each] for each in groups]) < second
+
+
+def begun_by_rank_0(groups: Sequence[Sequence[Group]]) -> int:
+    """How many groups rank 0 begins while its first message of the outer ring has not arrived."""
+    return begun_side_by_side(groups, held=lambda source, receive: (source, receive.peer) == (8, 0))[0]
+
+
 def test_groups_of_one_rank_in_another_order() -> None:
     """Rank 0 first exchanges with rank 1, rank 1 with rank 2, rank 2 with rank 0."""
 
     def exchange(peer: int, tag: int) -> Group:
-        return Group((Operation(peer, tag, 0, 8),), (Operation(peer, tag, 0, 8),))
+        return Group((Operation(peer, tag, (0,), 8),), (Operation(peer, tag, (0,), 8),))
 
     in_order = [[exchange(1, 0), exchange(2, 1)], [exchange(0, 0), exchange(2, 2)], [exchange(0, 1), exchange(1, 2)]]
     assert len(run_groups(in_order)) == 6
@@ -170,7 +236,7 @@ def test_collectives_in_another_order() -> None:
     """Their split sizes are the same, what they carry is not."""
     calls = ring_calls()
     calls[1].reverse()
-    with pytest.raises(NcclError, match="rank 0 sends block 0 to rank 1, paired with a receive of 2"):
+    with pytest.raises(NcclError, match=r"rank 0 sends blocks \(0,\) to rank 1, paired with a receive of \(2,\)"):
         run_all_to_alls(calls)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -49,9 +49,8 @@ def test_the_longest_names_are_refused_by_name() -> None:
     try:
         q = torch.randn(1, 4, 1, 8, requires_grad=True)
         topology = replace(full_mesh(1), name="t" * 400)
-        options = AttentionOptions("both", dataflow="d" * 400, gradient_dtype="g" * 400)  # type: ignore[arg-type]
-        with pytest.raises(ScheduleError, match="unknown dataflow 'dddd"):
-            sequence_parallel.attention(q, q, q, schedule="s" * 400, topology=topology, options=options)
+        with pytest.raises(ScheduleError, match="unknown schedule 'ssss"):
+            sequence_parallel.attention(q, q, q, schedule="s" * 400, topology=topology)
     finally:
         dist.destroy_process_group()
 
@@ -64,7 +63,7 @@ def test_the_module_takes_the_keywords_of_the_function() -> None:
 
 
 @pytest.mark.parametrize("attend", [sequence_parallel.attention, sequence_parallel.attention_with_lse])
-@pytest.mark.parametrize("name", ["passes", "trim", "buffers", "dataflow", "gradient_dtype"])
+@pytest.mark.parametrize("name", [each.name for each in fields(AttentionOptions)])
 def test_what_travels_in_options_is_no_keyword(attend: Callable[..., Any], name: str) -> None:
     q = torch.randn(1, 4, 1, 8)
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,8 +29,11 @@ from runtime.executor.views import Views
 from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
+from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import RunError
+from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, Join, Place
 from tasp_lab.schedule.schedule import Schedule
@@ -50,12 +54,21 @@ class Device:
         self.streams: defaultdict[tuple[int, str], deque[Operation]] = defaultdict(deque)
         self.mail: defaultdict[tuple[int, int, int], deque[torch.Tensor]] = defaultdict(deque)
         self._random = random.Random(seed)
+        self.held: Callable[[int, Message], bool] = lambda rank, message: False
+        self.arrived: list[tuple[int, int]] = []
+        """The rank and the tag of each message that has arrived."""
 
     def run(self) -> None:
+        self.advance()
+        assert not any(self.streams.values()), "a deadlock"
+
+    def advance(self) -> None:
+        """Run until no stream can run."""
         weight = {name: self._random.choice([1, 1e-4]) for name in self.streams}
         while waiting := [name for name, stream in self.streams.items() if stream]:
             able = [name for name in waiting if self.streams[name][0][0]()]
-            assert able, "a deadlock"
+            if not able:
+                return
             drawn = self._random.choices(able, [weight[name] for name in able])[0]
             self.streams[drawn].popleft()[1]()
 
@@ -83,20 +96,27 @@ EDGES = [
     ("library", "communicating"),
 ]
 
+BETWEEN_CHANNELS = ("communicating", "communicating")
+BETWEEN_LANES = ("computing", "computing")
+
+
+def kind_of(stream: str) -> str:
+    """A stream without its channel."""
+    return stream.split()[0]
+
 
 class DrawnStreams:
     """The streams of one rank; over the `ignored` edges nothing waits for anything."""
 
     def __init__(self, device: Device, rank: int, ignored: Collection[Edge]) -> None:
         self.device, self.rank, self.ignored, self.current = device, rank, ignored, "computing"
+        self._used: set[str] = set()
 
     def queue(self, run: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
         self.device.streams[self.rank, self.current].append((ready, run))
 
     def begin(self) -> None:
-        begun = self.mark()
-        with self.communicating():
-            self.wait(begun)
+        self._began = self.mark()
 
     @contextlib.contextmanager
     def in_stream(self, name: str) -> Iterator[None]:
@@ -106,8 +126,18 @@ class DrawnStreams:
         finally:
             self.current = before
 
-    def communicating(self) -> contextlib.AbstractContextManager[object]:
-        return self.in_stream("communicating")
+    def communicating(self, channel: int = 0) -> contextlib.AbstractContextManager[object]:
+        return self._in_side_stream(f"communicating {channel}")
+
+    def computing(self, lane: int = 0) -> contextlib.AbstractContextManager[object]:
+        return self._in_side_stream(f"computing {lane}") if lane else self.in_stream("computing")
+
+    def _in_side_stream(self, name: str) -> contextlib.AbstractContextManager[object]:
+        if name not in self._used:
+            self._used.add(name)
+            with self.in_stream(name):
+                self.wait(self._began)
+        return self.in_stream(name)
 
     def mark(self) -> Mark:
         mark = Reached(self.current)
@@ -116,23 +146,28 @@ class DrawnStreams:
 
     def wait(self, mark: Mark) -> None:
         assert isinstance(mark, Reached)
-        if (mark.stream, self.current) not in self.ignored:
+        if (kind_of(mark.stream), kind_of(self.current)) not in self.ignored:
             self.queue(lambda: None, lambda: mark.reached)
 
     def finish(self) -> None:
-        with self.communicating():
-            ended = self.mark()
-        self.wait(ended)
+        for name in self._used:
+            with self.in_stream(name):
+                ended = self.mark()
+            self.wait(ended)
 
 
 class Library:
-    """Batches of one rank on the library's own stream, as NCCL runs them."""
+    """Batches of one rank on the library's own stream, as NCCL runs them; with `channels`, one for each of them."""
 
     receives_ahead = 0
     whole_steps = True
 
-    def __init__(self, streams: DrawnStreams) -> None:
+    def __init__(self, streams: DrawnStreams, channels: bool) -> None:
         self._streams, self._receives, self._done = streams, [], Reached("library")  # type: ignore[var-annotated]
+        self.channels = channels
+
+    def open(self, channels: int) -> None:
+        """No-op: streams are made when they are used."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._receives, self._done = list(messages), Reached("library")
@@ -154,17 +189,21 @@ class Library:
             found: defaultdict[tuple[int, int, int], int] = defaultdict(int)
             for message in receives:
                 found[message.peer, rank, message.tag] += 1
+            if any(streams.device.held(rank, message) for message in receives):
+                return False
             return all(len(mail[box]) >= count for box, count in found.items())
 
         def end() -> None:
             for message in receives:
                 message.data.copy_(mail[message.peer, rank, message.tag].popleft())
+                streams.device.arrived.append((rank, message.tag))
             for message, copies in sent:
                 if not torch.equal(message.data, copies[0]):
                     raise RunError("what was being sent has changed")
             done.reach()
 
-        with streams.in_stream("library"):
+        channel = next((message.channel for message in (*receives, *messages)), 0)
+        with streams.in_stream(f"library {channel}"):
             streams.wait(posted)
             streams.queue(begin)
             streams.queue(end, arrived)
@@ -187,7 +226,7 @@ class SlowCopies(Copies):
         self._coming: dict[tuple[int, int], Later] = {}
 
     def compute(self, row: CallRow) -> None:
-        assert self._streams.current == "computing"
+        assert kind_of(self._streams.current) == "computing"
         found: Later = []
         self._streams.queue(lambda: self._read(row))
         self._streams.queue(lambda: found.extend(part for (part,) in self._read(row)))
@@ -204,7 +243,7 @@ class SlowCopies(Copies):
         return self._patterns.compute(row, [self._operand(each) for each in row.operands])
 
     def join(self, each: Join) -> None:
-        assert self._streams.current == "communicating"
+        assert kind_of(self._streams.current) == "communicating"
         keys = [(operation, each.place.block) for operation in each.operations]
         calls = [key for key in keys if key[0] >= self.part.first_call]
         if any(key not in self._coming for key in calls):
@@ -222,34 +261,42 @@ class SlowCopies(Copies):
             if not all(parts):
                 raise RunError(f"a part of block {place.block} is not computed yet")
             terms = [part[0] for part in parts] + [self.data(place.block, offset) for offset in received]
-            terms += self._views(place.block, place.offset) if begun else ()
+            terms += self._views(place.block, place.offset)[0] if begun else ()
             found.append(torch.stack(terms).sum(0, dtype=torch.uint8))
 
         def end() -> None:
-            self._views(place.block, place.offset)[0].copy_(found[0])
+            self._views(place.block, place.offset)[0][0].copy_(found[0])
 
         self._streams.queue(begin)
         self._streams.queue(end)
 
 
-def run(schedule: Schedule, seed: int, ignored: Collection[Edge] = ()) -> int:
+def run(schedule: Schedule, seed: int, ignored: Collection[Edge] = (), channels: bool = True) -> int:
     """Run a schedule on all ranks; returns how many kernel calls were checked. Raises `RunError`.
 
     Whatever comes next in the stream of computing finds all results complete.
     """
+    device, checked = issued(schedule, seed, ignored, channels)
+    device.run()
+    return len(checked)
+
+
+def issued(
+    schedule: Schedule, seed: int, ignored: Collection[Edge] = (), channels: bool = True
+) -> tuple[Device, list[CallRow]]:
+    """What all ranks have queued in their streams; and the calls, which are checked when it runs."""
     device = Device(seed)
     checked: list[CallRow] = []
     for rank in range(schedule.world_size):
         streams = DrawnStreams(device, rank, ignored)
         work = PatternWork(schedule, rank)
-        executor = Executor(schedule, rank, Library(streams), work, as_bytes=True)
+        executor = Executor(schedule, rank, Library(streams, channels), work, as_bytes=True)
         executor.copies = SlowCopies(executor, work, streams, checked)
         fill(executor, work)
         executor.prepare(streams)
         executor.run()
         streams.queue(partial(verify, executor, work))
-    device.run()
-    return len(checked)
+    return device, checked
 
 
 def _calls(schedule: Schedule) -> int:
@@ -257,26 +304,75 @@ def _calls(schedule: Schedule) -> int:
 
 
 @given(
-    st.sampled_from(sorted(ATTENTION)),
+    st.sampled_from(sorted(CIRCULATIONS)),
     st.integers(1, 5),
     st.integers(1, 40),
     st.sampled_from(["full", "causal"]),
     st.integers(2, 4),
     st.booleans(),
     st.integers(0, 2**32),
+    st.booleans(),
 )
 def test_every_kernel_reads_what_was_sent(
-    name: str, world_size: int, sequence: int, mask: str, buffers: int, trim: bool, seed: int
+    name: str, world_size: int, sequence: int, mask: str, buffers: int, trim: bool, seed: int, channels: bool
 ) -> None:
     workload = Workload(sequence, head_dim=4, mask=mask, heads=1)  # type: ignore[arg-type]
     schedule = attention(name, full_mesh(world_size), workload, buffers=buffers, trim=trim)
-    assert run(schedule, seed) == _calls(schedule)
+    assert run(schedule, seed, channels=channels) == _calls(schedule)
 
 
 @settings(max_examples=150)
-@given(cases_of(st.sampled_from(DATAFLOWS), max_positions=20), st.integers(0, 2**32))
-def test_every_gradient_is_complete(case: Case, seed: int) -> None:
-    assert run(case.backward, seed) == _calls(case.backward)
+@given(cases_of(st.sampled_from(DATAFLOWS), max_positions=20), st.integers(0, 2**32), st.booleans())
+def test_every_gradient_is_complete(case: Case, seed: int, channels: bool) -> None:
+    assert run(case.backward, seed, channels=channels) == _calls(case.backward)
+
+
+@settings(max_examples=100)
+@given(cases_of(st.sampled_from(DATAFLOWS), max_positions=20), st.integers(1, 3), st.integers(0, 2**32))
+def test_several_lanes_of_calls(case: Case, lanes: int, seed: int) -> None:
+    """Calls of a step on different lanes run at the same time, in streams of their own."""
+    schedule = on_lanes(case.backward, lanes)
+    assert run(schedule, seed) == _calls(schedule)
+
+
+def on_lanes(schedule: Schedule, lanes: int) -> Schedule:
+    """The calls of each rank and step in turn on several lanes, those of the next step beginning with the next lane."""
+    steps = []
+    for index, step in enumerate(schedule.steps):
+        calls = list[Calls]()
+        for each in step.calls:
+            lane = (np.arange(len(each)) + index) % lanes
+            chosen = (np.flatnonzero(lane == number) for number in range(lanes))
+            calls += (replace(each.select(own), lane=number) for number, own in enumerate(chosen) if len(own))
+        steps.append(replace(step, calls=tuple(calls)))
+    return replace(schedule, steps=steps)
+
+
+@pytest.mark.parametrize("inner_first", [False, True])
+@pytest.mark.parametrize("name", ["ring", "ring-reduce-scatter"])
+def test_rings_of_rings(name: str, inner_first: bool) -> None:
+    """Two channels, the second of which goes on steps later with what the first one brought."""
+    for seed in range(50):
+        run(ring_of_rings(name, inner_first), seed)
+
+
+def ring_of_rings(name: str = "ring", inner_first: bool = False) -> Schedule:
+    """Two groups of four."""
+    inner, outer = collective(name, full_mesh(4), 32), collective(name, full_mesh(2), 32)
+    return over_groups(inner, outer, inner_first=inner_first)
+
+
+@pytest.mark.parametrize(("channels", "expected"), [(True, 3), (False, 0)])
+def test_the_inner_ring_does_not_wait_for_the_outer_one(channels: bool, expected: int) -> None:
+    """A message of the outer ring to rank 0 takes forever; beside it, the inner ring brings the blocks of its group.
+
+    In one batch of all lanes it holds up rank 0 at once, since a batch ends as a whole.
+    """
+    schedule = ring_of_rings()
+    device, _ = issued(schedule, seed=0, channels=channels)
+    device.held = lambda rank, message: rank == 0 and message.tag % schedule.lanes == 1
+    device.advance()
+    assert len([tag for rank, tag in device.arrived if rank == 0]) == expected
 
 
 def test_what_comes_home_is_added_when_the_rank_has_added_its_own() -> None:
@@ -310,6 +406,29 @@ def test_no_event_can_be_left_out_of_a_backward_pass(dataflow: Dataflow, edge: E
     def run_often() -> None:
         for seed in range(20):
             run(case.backward, seed, ignored=[edge])
+
+    with pytest.raises(RunError):
+        run_often()
+
+
+def test_channels_wait_for_each_other_where_they_must() -> None:
+    """The inner ring passes on what the outer one brought."""
+
+    def run_often() -> None:
+        for seed in range(20):
+            run(ring_of_rings(), seed, ignored=[BETWEEN_CHANNELS])
+
+    with pytest.raises(RunError):
+        run_often()
+
+
+def test_lanes_of_calls_wait_for_each_other_where_they_must() -> None:
+    """All add to the same gradients of the rank's own queries."""
+    case = Case("zigzag-ring-attention", "full-mesh:4", Workload(24, head_dim=2, mask="causal", heads=1), "rotate-kv")
+
+    def run_often() -> None:
+        for seed in range(20):
+            run(on_lanes(case.backward, 2), seed, ignored=[BETWEEN_LANES])
 
     with pytest.raises(RunError):
         run_often()

@@ -1,0 +1,60 @@
+"""Channels: which lanes share a batch, and when a GPU may have several communicators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.executor.transports import LAUNCH_ORDER, Batched
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.composition.groups import over_groups
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_lanes_of_a_collective_are_one_channel(name: str, world_size: int) -> None:
+    """What comes is passed on at the next step, or by nobody."""
+    schedule = collective(name, full_mesh(world_size), 64)
+    assert channels(schedule) == (0,) * schedule.lanes
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_rings_of_tasp_are_one_channel(mask: str) -> None:
+    layer = Workload(256, heads=2, mask=mask)  # type: ignore[arg-type]
+    for schedule in build_schedules("tasp", full_mesh(8), layer, None, AttentionOptions("both")):
+        assert channels(schedule) == (0,) * schedule.lanes
+
+
+def test_gradients_that_go_straight_home_are_a_channel_of_their_own() -> None:
+    """Nothing waits for them but the end."""
+    layer = Workload(64, heads=2, mask="causal")
+    _, backward = build_schedules("ring-attention", full_mesh(4), layer, None, AttentionOptions("both"))
+    assert channels(backward) == (0, 1)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(2, 2), (4, 2), (2, 4)])
+def test_inner_and_outer_rings_are_two_channels(inner: int, outer: int) -> None:
+    """What comes from another group is passed on when a ring of the inner ranks has ended."""
+    size = 8 * inner
+    schedule = over_groups(collective("ring", full_mesh(inner), 8), collective("ring", full_mesh(outer), size))
+    assert sorted(channels(schedule)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("order", "version", "expected"),
+    [("1", (2, 27, 3), True), ("1", (2, 25, 1), False), ("0", (2, 27, 3), False), (None, (2, 27, 3), False)],
+)
+def test_several_communicators_need_an_order(
+    monkeypatch: pytest.MonkeyPatch, order: str | None, version: tuple[int, ...], expected: bool
+) -> None:
+    monkeypatch.delenv(LAUNCH_ORDER, raising=False)
+    if order is not None:
+        monkeypatch.setenv(LAUNCH_ORDER, order)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+    assert Batched(1.0, None, torch.device("cuda:0")).channels is expected
+    assert Batched(1.0, None, torch.device("cpu")).channels

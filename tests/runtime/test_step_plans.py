@@ -1,0 +1,100 @@
+"""The plans of the per-step executor: batches wait for kernel calls of no later step than they must."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import chain
+
+from hypothesis import given, settings
+
+from runtime.executor.plans import Plan, plan_of
+from runtime.executor.step_plans import AFTER, CALLS, JOIN, MARK, POST, Batch, step_plan
+from tasp_lab.attention.forward import attention
+from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.rank_part import Join, rank_part
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+from tests.schedule.test_joint_messages import either
+
+
+@settings(max_examples=60)
+@given(either)
+def test_a_batch_waits_for_calls_of_no_later_step_than_it_must(schedule: Schedule) -> None:
+    """For those that its messages need, or that what is before it in communication does.
+
+    Calls of a step are queued together, so by steps: a batch that needs the first of them waits for all.
+    """
+    for rank in range(schedule.world_size):
+        assert_waits_for_no_more(schedule, rank)
+
+
+def test_buffers_are_filled_while_the_rank_computes() -> None:
+    """Of three buffers, what arrives at step s takes that of step s - 3, which the call of step s - 2 reads.
+
+    The call of step s - 1 has been made by then, and may run meanwhile.
+    """
+    schedule = attention("ring-attention", full_mesh(6), Workload(48, head_dim=2, heads=1), buffers=3)
+    latest = latest_calls(schedule, 1)
+    assert [step - call for step, call in latest.items() if call >= 0] == [2, 2]
+
+
+def latest_calls(schedule: Schedule, rank: int) -> dict[int, int]:
+    """The step of the last call for which the batch of each step waits, -1 for none."""
+    plan = plan_of(schedule, rank_part(schedule, rank))
+    found = waits_of_batches(schedule, plan)
+    steps = {node: row.step for node, row in enumerate(plan.calls, plan.first_call)}
+    return {
+        (*batch.sends, *batch.receives)[0].step: max((steps[node] for node in waits), default=-1)
+        for batch, waits, _ in found
+    }
+
+
+def assert_waits_for_no_more(schedule: Schedule, rank: int) -> None:
+    plan = plan_of(schedule, rank_part(schedule, rank))
+    steps = {node: row.step for node, row in enumerate(plan.calls, plan.first_call)}
+    for _, waits, needs in waits_of_batches(schedule, plan):
+        assert max((steps[node] for node in waits), default=-1) <= max((steps[node] for node in needs), default=-1)
+
+
+def waits_of_batches(schedule: Schedule, plan: Plan) -> list[tuple[Batch, set[int], set[int]]]:
+    """Each batch, the calls for which it waits, and those that it or what is before it in communication needs."""
+    found, node_of = [], {row.operation: node for node, row in enumerate(plan.calls, plan.first_call)}
+    waits, needs = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
+    marks: dict[int, tuple[set[int], set[int]]] = {}
+    planned = step_plan(plan, len(schedule.steps), channels(schedule), every_step=False)
+    for stream, (kind, what) in ((stream, action) for stream, actions in planned.runs for action in actions):
+        if kind == MARK:
+            assert isinstance(what, int)
+            marks[what] = set(waits[stream]), set(needs[stream])
+        elif kind == AFTER:
+            assert isinstance(what, int)
+            waits[stream] |= marks[what][0]
+            needs[stream] |= marks[what][1]
+        elif kind == CALLS:
+            assert isinstance(what, tuple)
+            waits[stream] |= {node_of[row.operation] for row in what}  # type: ignore[union-attr]
+        elif kind == JOIN:
+            assert isinstance(what, Join)
+            needs[stream] |= calls_before(plan, plan.first_join + plan.joins.index(what))
+            if what.place.since == -1:
+                needs[stream] |= waits[stream]  # changes of a resident copy follow one another
+        elif kind == POST:
+            assert isinstance(what, Batch)
+            for message in chain(what.sends, what.receives):
+                needs[stream] |= calls_before(plan, message.node)
+            found.append((what, set(waits[stream]), set(needs[stream])))
+    return found
+
+
+def calls_before(plan: Plan, node: int) -> set[int]:
+    """All calls for which a node waits, directly or by what happens before it at this rank."""
+    found, seen, waiting = set[int](), {node}, [node]
+    while waiting:
+        for before in plan.waits[waiting.pop()]:
+            if before not in seen:
+                seen.add(before)
+                waiting.append(before)
+            if plan.first_call <= before < plan.first_buffer:
+                found.add(before)
+    return found
