@@ -18,8 +18,9 @@ Pass = Literal["forward", "backward", "both"]
 Dataflow = Literal["auto", "rotate-kv", "rotate-kv-back", "rotate-q"]
 """Dataflows of a backward pass, see `tasp_lab.attention.backward`."""
 
-GradientDtype = Literal["fp32", "input"]
-"""Of circulating gradients; input: the layer's dtype."""
+WireDtype = Literal["auto", "fp32", "input"]
+"""Of results or gradients on the wire; input: the layer's dtype; auto: fp32 for sums that grow on their way, else
+input."""
 
 FabricKind = Literal["emulated", "local", "torchrun"]
 """Where ranks run: between network namespaces, as plain processes, or as torchrun started them."""

@@ -26,7 +26,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown schedule 'rng', did you mean 'ring'? expected one of ring, direct"
     """
     names = list(known)
-    near = difflib.get_close_matches(name.casefold(), names, n=1)
+    given = name.casefold()
+    near = [each for each in names if len(given) > 3 and each.startswith(given)]  # a name that was not written out
+    near = near or difflib.get_close_matches(given, names, n=1)
     hint = f" did you mean {near[0]!r}?" if near else ""
     return f"unknown {what} {name!r},{hint} expected one of {', '.join(names)}"
 

@@ -32,7 +32,7 @@ from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
 from tasp_lab.analysis.validate import default_scale
 from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.files import write_whole
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
@@ -58,7 +58,7 @@ def main() -> None:
     on_host = [{"processes": 1, **alone}]
     on_mesh: list[dict[str, Any]] = []
     for world_size in WORLD_SIZES:
-        on_host += [{"processes": world_size, **_train_on_host(world_size, name)} for name in ATTENTION]
+        on_host += [{"processes": world_size, **_train_on_host(world_size, name)} for name in CIRCULATIONS]
         on_mesh += _on_mesh(world_size)
     write_record(RESULTS / "training.json", {"recipe": vars(RECIPE), "on_host": on_host, "on_mesh": on_mesh})
     publish()
@@ -124,14 +124,14 @@ def _on_mesh(world_size: int) -> list[dict[str, Any]]:
     mesh = full_mesh(world_size)
     mesh = mesh.scaled(default_scale(mesh, nominal_s=1.0))
     layer = RECIPE.attention(RECIPE.batch)
-    passes = {name: attention_passes(name, mesh, layer) for name in ATTENTION}
+    passes = {name: attention_passes(name, mesh, layer) for name in CIRCULATIONS}
     with emulate(mesh) as fabric:
         with launch(fabric.locations) as ranks:
             machine = calibrate(mesh, ranks).machine
             predicted = {name: _predict(each, ranks, machine) for name, each in passes.items()}
         return [
             {"processes": world_size, **_train_on_fabric(fabric.locations, name), **predicted[name]._asdict()}
-            for name in ATTENTION
+            for name in CIRCULATIONS
         ]
 
 

@@ -80,7 +80,7 @@ class RunOptions:
 
     steps: Annotated[int, _whole("Total steps, including those before a checkpoint.")] = 50
     schedule: Annotated[
-        str, Parameter(help="ring-attention, zigzag-ring-attention, striped-ring-attention or tasp.")
+        str, Parameter(help="Any attention schedule, such as tasp, zigzag-token-ring, ulysses or usp:2x4.")
     ] = "tasp"
     sequence_parallel: Annotated[
         int | None, _whole("Ranks per sequence; all, if not given. Groups of ranks are data-parallel.")

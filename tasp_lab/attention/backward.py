@@ -24,10 +24,11 @@ import numpy as np
 from tasp_lab.arrays import BoolArray
 from tasp_lab.attention.backward_steps import BackwardSteps, RotationBackSteps, RotationSteps
 from tasp_lab.attention.circulation import Circulation
-from tasp_lab.attention.forward import attention_schedule, circulation_of, forward_steps
+from tasp_lab.attention.forward import attention, attention_schedule, circulation_of, forward_steps
 from tasp_lab.attention.forward_steps import AttentionSteps, CirculationSteps
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.task import KEYS, QUERIES, AttentionTask
-from tasp_lab.choices import DEFAULT_BUFFERS
+from tasp_lab.choices import DEFAULT_BUFFERS, WireDtype
 from tasp_lab.choices import Dataflow as Dataflow
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import ScheduleError
@@ -53,7 +54,7 @@ def attention_passes(
     decomposition: Decomposition | None = None,
     *,
     dataflow: Dataflow = "auto",
-    gradient_dtype: str = "fp32",
+    gradient_dtype: WireDtype = "auto",
     trim: bool = True,
     buffers: int = DEFAULT_BUFFERS,
 ) -> Passes:
@@ -63,7 +64,7 @@ def attention_passes(
     ----------
     name, topology, workload, decomposition, buffers : see `tasp_lab.attention.forward.attention`.
     dataflow : the dataflow of the backward pass, see the module; ``auto`` selects one.
-    gradient_dtype : the dtype of circulating gradients: ``fp32``, or ``input`` for that of the layer.
+    gradient_dtype : of circulating gradients, see `tasp_lab.attention.options.AttentionOptions`; they are sums.
     trim : whether a block is dropped after the last rank whose mask needs it; with ``rotate-kv-back`` the forward pass
         is never trimmed.
 
@@ -77,13 +78,8 @@ def attention_passes(
     >>> dataflow_of(attention_passes("tasp", full_mesh(8), Workload(sequence=64, heads=8, head_dim=64)).backward)
     'rotate-q'
     """
-    if dataflow != "auto" and dataflow not in DATAFLOWS:
-        raise ScheduleError(
-            f"unknown dataflow {dataflow!r} of a backward pass, expected auto or one of {', '.join(DATAFLOWS)}"
-        )
-    if gradient_dtype not in ("fp32", "input"):
-        raise ScheduleError(f"unknown gradient dtype {gradient_dtype!r}, expected fp32 or input")
-    dtype = workload.dtype if gradient_dtype == "input" else gradient_dtype
+    options = AttentionOptions("both", trim, buffers, dataflow, gradient_dtype)
+    dtype = options.wire_dtype(workload.dtype, backward=True, sums=True)
     circulation = partial(circulation_of, name, topology, workload, decomposition)
     forward = circulation()
     trimmed = forward_steps(forward, trim)
@@ -104,6 +100,30 @@ def attention_passes(
     )
 
 
+def circulation_schedules(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    *,
+    decomposition: Decomposition | None = None,
+) -> tuple[Schedule, ...]:
+    """The passes of a circulation by name; with ``rotate-kv-back`` the forward pass of ``both`` is not trimmed."""
+    if options.passes == "forward":
+        return (attention(name, topology, workload, decomposition, trim=options.trim, buffers=options.buffers),)
+    passes = attention_passes(
+        name,
+        topology,
+        workload,
+        decomposition,
+        dataflow=options.dataflow,
+        gradient_dtype=options.gradient_dtype,
+        trim=options.trim,
+        buffers=options.buffers,
+    )
+    return passes if options.passes == "both" else (passes.backward,)
+
+
 def check_fit(forward: Schedule, backward: Schedule) -> None:
     """Raise `ScheduleError` unless the backward pass can follow the forward pass."""
     before, after = forward.task, backward.task
@@ -115,17 +135,21 @@ def check_fit(forward: Schedule, backward: Schedule) -> None:
         raise ScheduleError(
             f"the forward pass has the layout {before.layout.name}, the backward pass {after.layout.name}"
         )
-    if dataflow_of(backward) != "rotate-kv-back":
+    others = backward.initial & ~after.owned(KEYS, QUERIES)
+    keys = np.flatnonzero(others.any(axis=0))
+    if not len(keys):
         return
-    keys, same = before.blocks_of(KEYS), after.blocks_of(KEYS)
-    same_keys = np.array_equal(keys, same) and np.array_equal(before.start[keys], after.start[keys])
-    if not same_keys or (backward.initial[:, keys] & ~_left_behind(forward)[:, keys]).any():
+    are_keys = all(np.isin(keys, task.blocks_of(KEYS)).all() for task in (before, after))
+    same = are_keys and np.array_equal(before.columns_of(keys), after.columns_of(keys))
+    if not same or (others[:, keys] & ~_left_behind(forward)[:, keys]).any():
         raise ScheduleError("the backward pass does not start where the forward pass leaves the keys")
 
 
 def _left_behind(forward: Schedule) -> BoolArray:
-    """The blocks at each rank after a forward pass, in buffers or from the start: bool array (world_size, blocks)."""
+    """The blocks at each rank after a forward pass, resident or in buffers: bool array (world_size, blocks)."""
     held, count = forward.initial.copy(), len(forward.steps)
+    if forward.kept is not None:
+        held |= forward.kept
     buffers = forward.blocks.buffers
     for index in range(max(0, count - int(buffers.max(initial=0))), count):
         step = forward.steps[index]
@@ -134,12 +158,14 @@ def _left_behind(forward: Schedule) -> BoolArray:
     return held
 
 
-def dataflow_of(schedule: Schedule) -> Dataflow:
-    """The dataflow of a backward pass."""
+def dataflow_of(schedule: Schedule) -> Dataflow | None:
+    """The dataflow of a backward pass; None if neither side circulates."""
     task = schedule.task
     assert isinstance(task, AttentionTask), "a schedule of attention has a task"
     if schedule.blocks.buffers[task.blocks_of(QUERIES)[0]]:
         return "rotate-q"
+    if not schedule.blocks.buffers[task.blocks_of(KEYS)[0]]:
+        return None
     return "rotate-kv" if np.array_equal(schedule.initial, task.owned(KEYS, QUERIES)) else "rotate-kv-back"
 
 

@@ -17,6 +17,7 @@ from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENT
 from tasp_lab.decomposition.shares import split_bytes
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.path_proof import Paths
+from tasp_lab.workload.kernel_calls import clip_band
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
@@ -43,20 +44,65 @@ def cut_blocks(
     come first, then queries, then what is computed: results, or the gradients of the circulating side and of the other.
     Returns the task and an int array, the ring of each circulating block.
     """
-    spans = [(rank, span) for rank, each in enumerate(layout.spans) for span in each]
-    whole = [(rank, span, 0) for rank, span in spans]
-    cut = [(rank, *part) for rank, span in spans for part in _parts(span, shares)]
+    return cut_by_rank(workload, layout, [shares] * layout.world_size, circulating_side, gradient_dtype)
+
+
+def cut_by_rank(
+    workload: Workload,
+    layout: SequenceLayout,
+    shares: Sequence[Sequence[Fraction]],
+    circulating_side: Side = "keys",
+    gradient_dtype: str | None = None,
+) -> tuple[AttentionTask, IntArray]:
+    """As `cut_blocks`, with shares of its own for each rank."""
+    whole = [(rank, span, 0, 0) for rank, each in enumerate(layout.spans) for span in each]
+    cut = _cut(layout, shares)
     keys, queries = (cut, whole) if circulating_side == "keys" else (whole, cut)
+    task = _task(workload, layout, keys, queries, circulating_side, gradient_dtype)
+    return task, np.array([ring for *_, ring, _ in cut], dtype=np.int64)
+
+
+def cut_both_sides(
+    workload: Workload, layout: SequenceLayout, shares: Sequence[Fraction], gradient_dtype: str | None = None
+) -> tuple[AttentionTask, IntArray, IntArray]:
+    """The same with the spans of both sides cut, keys and queries alike.
+
+    Returns the task and two int arrays, the ring and the span of each block of a side.
+    """
+    cut = _cut(layout, [shares] * layout.world_size)
+    task = _task(workload, layout, cut, cut, "keys", gradient_dtype)
+    ring, span = np.array([place for *_, ring, span in cut for place in (ring, span)], dtype=np.int64).reshape(-1, 2).T
+    return task, ring, span
+
+
+_Piece = tuple[int, Span, int, int]
+"""A rank, a part of its shard, the ring of the part, and the number of the span that it is cut from."""
+
+
+def _cut(layout: SequenceLayout, shares: Sequence[Sequence[Fraction]]) -> list[_Piece]:
+    """The parts of all spans, by rank, span and ring; each rank has its own shares."""
+    spans = [(rank, span) for rank, each in enumerate(layout.spans) for span in each]
+    return [(rank, *part, number) for number, (rank, span) in enumerate(spans) for part in _parts(span, shares[rank])]
+
+
+def _task(
+    workload: Workload,
+    layout: SequenceLayout,
+    keys: Sequence[_Piece],
+    queries: Sequence[_Piece],
+    first_gradients: Side,
+    gradient_dtype: str | None,
+) -> AttentionTask:
+    """The task of these blocks of keys and queries, then of what is computed from them."""
     tensors = [(KEYS, keys), (QUERIES, queries)]
     if gradient_dtype is None:
         tensors.append((RESULTS, queries))
     else:
         gradients = [(KEY_GRADIENTS, keys), (QUERY_GRADIENTS, queries)]
-        tensors += gradients if circulating_side == "keys" else gradients[::-1]
-    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, _ in blocks]
+        tensors += gradients if first_gradients == "keys" else gradients[::-1]
+    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, *_ in blocks]
     tensor, owner, start, count = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    task = AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
-    return task, np.array([ring for *_, ring in cut], dtype=np.int64)
+    return AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
 
 
 def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]:
@@ -74,9 +120,21 @@ class Circulation:
     `side` circulates; `rings` is an int array (rings, world_size), `ring_of` the ring of each circulating block.
     `blocks` are the circulating blocks, `stationary` those of the other side. `first` and `last` are int arrays
     (circulating blocks,): the first and the last hop at which the mask needs a block; 0 if none does.
+
+    `span_of`: the span of each stationary block, if spans are cut; mask coverage is per span. `travels`: bool array
+    (world_size, world_size, documents), whether the blocks of a rank are needed at another one, for those of which the
+    other side does not come instead; all are if not given.
     """
 
-    def __init__(self, task: AttentionTask, rings: IntArray, ring_of: IntArray, side: Side = "keys") -> None:
+    def __init__(
+        self,
+        task: AttentionTask,
+        rings: IntArray,
+        ring_of: IntArray,
+        side: Side = "keys",
+        span_of: IntArray | None = None,
+        travels: BoolArray | None = None,
+    ) -> None:
         self.task, self.rings, self.ring_of, self.side = task, rings, ring_of, side
         self.world_size: int = rings.shape[1]
         circulating, stationary = (KEYS, QUERIES) if side == "keys" else (QUERIES, KEYS)
@@ -85,53 +143,80 @@ class Circulation:
         self._documents = len(task.workload.document_starts)
         place = np.argsort(rings, axis=1)
         self._start = place[ring_of, task.owner[self.blocks]]
+        self._spans = self._stationary_spans(span_of)
+        self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
         self._lists = self._stationary_lists()
         self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
+        if travels is not None:
+            self._coverage *= travels[task.owner[self.blocks], :, self._document].T
         self.first, self.last = self._needed_hops()
 
     @property
     def gradients(self) -> IntArray:
-        """The gradient of each circulating block."""
+        """The result or the gradient of each circulating block; -1 of keys in a forward pass."""
         return self.task.output_of[self.blocks]
 
+    def _stationary_spans(self, span_of: IntArray | None) -> BlockLists:
+        """The stationary blocks of each span, adjacent ones."""
+        sizes = np.ones(len(self.stationary), dtype=np.int64) if span_of is None else np.bincount(span_of)
+        return BlockLists.of_sizes(sizes, self.stationary)
+
     def _stationary_lists(self) -> BlockLists:
-        """The stationary blocks of each rank and document: list ``rank * documents + document``, in ascending order."""
-        task = self.task
-        key = task.owner[self.stationary] * self._documents + task.document[self.stationary]
+        """The stationary spans of each rank and document: list ``rank * documents + document``, in ascending order."""
+        task, first = self.task, self._span_first
+        key = task.owner[first] * self._documents + task.document[first]
         sizes = np.bincount(key, minlength=self.world_size * self._documents)
         assert sizes.max(initial=0) <= _MAX_SPANS, "five digits to base 3 fit into a byte"
-        return BlockLists.of_sizes(sizes, self.stationary[np.argsort(key, kind="stable")])
+        return BlockLists.of_sizes(sizes, np.argsort(key, kind="stable"))
+
+    def _stationary_blocks(self, lists: BlockLists) -> BlockLists:
+        """The blocks of lists of stationary spans."""
+        sizes = np.bincount(lists.owner, weights=self._spans.sizes[lists.block], minlength=len(lists)).astype(np.int64)
+        return BlockLists.of_sizes(sizes, self._spans.select(lists.block).block)
 
     def _coverage_at(self, rank: int) -> npt.NDArray[np.uint8]:
-        """The mask coverage of each circulating block at a rank: one base-3 digit per stationary block.
+        """The mask coverage of each circulating block at a rank: one base-3 digit per stationary span.
 
-        The mask between documents is empty, so the digits are those of the stationary blocks of the same document.
+        The mask between documents is empty, so the digits are those of the stationary spans of the same document.
         """
         lists = rank * self._documents + self._document
         position = self._lists.offset[lists][:, None] + np.arange(int(self._lists.sizes[lists].max(initial=0)))
         present = position < self._lists.offset[lists + 1][:, None]
-        stationary = self._lists.block[np.where(present, position, 0)] if position.size else position
-        full, partial = self._coverage_of(self.blocks[:, None], stationary)
-        coverage = np.where(full, _FULL, np.where(partial, _PARTIAL, 0)) * present
-        digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(stationary.shape[1])).sum(axis=1).astype(np.uint8)
+        spans = self._lists.block[np.where(present, position, 0)] if position.size else position
+        low, high, full = self._bands(self.blocks[:, None], spans)
+        coverage = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0)) * present
+        digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(spans.shape[1])).sum(axis=1).astype(np.uint8)
         return digits
 
-    def _coverage_of(self, circulating: IntArray, stationary: IntArray) -> tuple[BoolArray, BoolArray]:
-        """Whether the masks of tiles are full, and whether they are not empty."""
-        queries, keys = (stationary, circulating) if self.side == "keys" else (circulating, stationary)
-        low, high = self.task.tile_bands(queries, keys)
-        full = (low == 1 - self.task.count[keys]) & (high == self.task.count[queries] - 1)
-        return full, low <= high
+    def _bands(self, circulating: IntArray, spans: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
+        """The clipped bands of circulating blocks and stationary spans, which broadcast together: low, high, if full.
+
+        Those of different documents are empty.
+        """
+        task, first = self.task, self._span_first[spans]
+        block = task.start[circulating], task.count[circulating]
+        span = task.start[first], self._span_count[spans]
+        queries, keys = (span, block) if self.side == "keys" else (block, span)
+        low, high = task.run_bands(*queries, *keys)
+        low, high = clip_band(low, high, queries[1], keys[1])
+        apart = task.document[circulating] != task.document[first]
+        low = np.where(apart, high + 1, low)
+        return low, high, (low == 1 - keys[1]) & (high == queries[1] - 1)
 
     def _needed_hops(self) -> tuple[IntArray, IntArray]:
         """The first and the last hop at which the mask needs each block."""
         circulating = np.arange(len(self.blocks))
         first, last = np.zeros((2, len(circulating)), dtype=np.int64)
         for hop in range(1, self.world_size):
-            needed = self._coverage[self.at(hop), circulating] > 0
+            needed = self.needed(hop)
             first[needed & (first == 0)] = hop
             last[needed] = hop
         return first, last
+
+    def needed(self, hop: int) -> BoolArray:
+        """Which circulating blocks the mask of the rank needs at which they are at a hop."""
+        found: BoolArray = self._coverage[self.at(hop), np.arange(len(self.blocks))] > 0
+        return found
 
     def hops(self, trim: bool) -> IntArray:
         """The number of hops of each block: to the last rank whose mask needs it, or without `trim` n - 1."""
@@ -189,6 +274,11 @@ class Circulation:
         )
         return order
 
+    def used_at(self, hop: int) -> IntArray:
+        """The circulating blocks, indexed from 0, that the mask needs at this hop."""
+        needed: IntArray = np.flatnonzero(self._coverage[self.at(hop), np.arange(len(self.blocks))])
+        return needed
+
     def calls_at(self, hop: int, circulating: IntArray) -> tuple[Calls, ...]:
         """The calls on circulating blocks at a hop; at hop 0, on all blocks at their owners."""
         if hop == 0:
@@ -208,10 +298,10 @@ class Circulation:
     ) -> tuple[Calls, ...]:
         """The calls on runs of circulating blocks that have the same mask coverage at a rank.
 
-        One call covers a run and all stationary blocks with a full mask; each tile with a partial mask is a call.
+        One call covers a run and all stationary spans with a full mask; each tile with a partial mask is a call.
         """
         run, position = ranges(self._lists.offset[list_of], self._lists.offset[list_of + 1])
-        stationary, place = self._lists.block[position], position - self._lists.offset[list_of[run]]
+        span, place = self._lists.block[position], position - self._lists.offset[list_of[run]]
         digit = coverage[run] // 3**place % 3
         full, partial = digit == _FULL, np.flatnonzero(digit == _PARTIAL)
         sizes = np.bincount(run[full], minlength=len(rank))
@@ -219,7 +309,7 @@ class Circulation:
         entry, tile = ranges(moving.offset[run[partial]], moving.offset[run[partial] + 1])
         fixed = BlockLists.of_sizes(
             np.concatenate([sizes[runs], np.ones(len(tile), dtype=np.int64)]),
-            np.concatenate([stationary[full], stationary[partial][entry]]),
+            np.concatenate([span[full], span[partial][entry]]),
         )
         used = moving.select(runs)
         moved = BlockLists.of_sizes(
@@ -229,8 +319,9 @@ class Circulation:
         calls_run = np.concatenate([runs, run[partial][entry]])
         order = np.argsort(calls_run, kind="stable")  # a run's full call, then its tiles
         fixed, moved, is_tile = fixed.select(order), moved.select(order), order >= len(runs)
+        low, high, _ = self._bands(moved.first, fixed.first)
+        fixed = self._stationary_blocks(fixed)
         queries, keys = (fixed, moved) if self.side == "keys" else (moved, fixed)
-        low, high = self.task.tile_bands(queries.first, keys.first)
         low = np.where(is_tile, low, 1 - _positions(self.task, keys))
         high = np.where(is_tile, high, _positions(self.task, queries) - 1)
         return _calls(self.task, rank[calls_run[order]], queries, keys, low, high)
@@ -245,7 +336,8 @@ class Circulation:
         own = BlockLists.of_sizes(
             np.bincount(key, minlength=len(self._lists)), self.blocks[np.argsort(key, kind="stable")]
         )
-        queries, keys = (self._lists, own) if self.side == "keys" else (own, self._lists)
+        staying = self._stationary_blocks(self._lists)
+        queries, keys = (staying, own) if self.side == "keys" else (own, staying)
         present = np.flatnonzero(queries.sizes)
         queries, keys, rank = queries.select(present), keys.select(present), present // self._documents
         if layer.keys_seen is None:

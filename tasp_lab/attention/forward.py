@@ -25,13 +25,13 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.attention.circulation import Circulation, Side, cut_blocks
 from tasp_lab.attention.forward_steps import AttentionSteps, CirculationSteps
-from tasp_lab.attention.registry import attention_layout
+from tasp_lab.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
 from tasp_lab.choices import DEFAULT_BUFFERS as DEFAULT_BUFFERS
 from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.decomposition.rings import is_ring
 from tasp_lab.decomposition.shares import over_lanes
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, unknown
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
@@ -53,7 +53,7 @@ def attention(
 
     Parameters
     ----------
-    name : a name in `ATTENTION`.
+    name : a name in `tasp_lab.attention.registry.CIRCULATIONS`.
     topology : the ranks and links; transfers use its routes.
     workload : the layer.
     decomposition : the rings of ``tasp``; by default `decompose(topology)`.
@@ -91,29 +91,37 @@ def circulation_of(
 
     Raises `ScheduleError` for an unknown name, for rings of another world size and for too many blocks to verify.
     """
+    if name not in CIRCULATIONS:
+        raise ScheduleError(unknown("schedule", name, CIRCULATIONS))
     layout = attention_layout(name, workload, topology.world_size)
-    rings, shares = [ring[None] for ring in _single_rings(topology)], [Fraction(1)]
+    rings, shares = [ring[None] for ring in single_rings(topology)], [Fraction(1)]
     if name == "tasp" and topology.world_size > 1:
-        found = decomposition or decompose(topology)
-        if found.world_size != topology.world_size:
-            raise ScheduleError(
-                f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
-            )
+        found = rings_for(name, topology, decomposition)
         together, shares = over_lanes(found.rings, found.shares)
         rings = [together]
-    _check_size(name, topology, layout, len(shares))
+    check_size(name, topology, layout, len(shares))
     task, ring_of = cut_blocks(workload, layout, shares, circulating_side, gradient_dtype)
     return [Circulation(task, each, ring_of, circulating_side) for each in rings]
 
 
-def _single_rings(topology: Topology) -> list[IntArray]:
+def single_rings(topology: Topology) -> list[IntArray]:
     """Single rings to compare: ascending ranks, descending ranks, else the best ring known."""
     upward = np.arange(topology.world_size, dtype=np.int64)
     rings = [ring for ring in (upward, upward[::-1]) if is_ring(topology, ring.tolist())]
     return rings or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
 
 
-def _check_size(name: str, topology: Topology, layout: SequenceLayout, rings: int) -> None:
+def rings_for(name: str, topology: Topology, decomposition: Decomposition | None) -> Decomposition:
+    """The rings of a schedule, by default those of `decompose`. Raises `ScheduleError` for another world size."""
+    found = decomposition or decompose(topology)
+    if found.world_size != topology.world_size:
+        raise ScheduleError(
+            f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
+        )
+    return found
+
+
+def check_size(name: str, topology: Topology, layout: SequenceLayout, rings: int) -> None:
     """Raise `ScheduleError` if there are too many blocks to verify."""
     n = topology.world_size
     blocks = sum(1 + min(span.count, rings) for each in layout.spans for span in each)

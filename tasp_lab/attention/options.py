@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from operator import index
+from typing import TYPE_CHECKING, get_args
 
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.forward import attention
-from tasp_lab.choices import DEFAULT_BUFFERS, Dataflow, Pass
-from tasp_lab.decomposition.decompose import Decomposition
+from tasp_lab.choices import DEFAULT_BUFFERS, Dataflow, Pass, WireDtype
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+
+if TYPE_CHECKING:
+    from tasp_lab.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -23,25 +22,38 @@ class AttentionOptions:
     ----------
     passes : ``forward``, ``backward``, or ``both``, one after the other.
     trim, buffers : see `tasp_lab.attention.forward.attention`.
-    dataflow, gradient_dtype : of the backward pass, see `tasp_lab.attention.backward.attention_passes`.
+    dataflow : of the backward pass, see `tasp_lab.attention.backward`.
+    gradient_dtype, result_dtype : on the wire: ``fp32``, ``input`` for that of the layer, or ``auto``: sums that grow
+        on their way, and would be rounded at each rank, in float32; what is sent once in the dtype of the layer.
+    tail_chunks : in how many pieces the last results of TokenRing return, see `tasp_lab.attention.token_ring`; 1, as
+        published, unless given: every piece is a message at each step.
 
-    Raises `ScheduleError` for an unknown pass, and for a dataflow or gradient dtype without a backward pass.
+    Raises `ScheduleError` for an unknown value, and for a dataflow or gradient dtype without a backward pass.
 
-    >>> AttentionOptions("both", dataflow="rotate-q")
-    AttentionOptions(passes='both', trim=True, buffers=3, dataflow='rotate-q', gradient_dtype='fp32')
+    >>> AttentionOptions("both", dataflow="rotate-q").dataflow
+    'rotate-q'
     """
 
     passes: Pass = "forward"
     trim: bool = True
     buffers: int = DEFAULT_BUFFERS
     dataflow: Dataflow = "auto"
-    gradient_dtype: str = "fp32"
+    gradient_dtype: WireDtype = "auto"
+    result_dtype: WireDtype = "auto"
+    tail_chunks: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", index(self.buffers))
-        if self.passes not in ("forward", "backward", "both"):
-            raise ScheduleError(f"unknown pass {self.passes!r}, expected forward, backward or both")
-        if self.passes == "forward" and (self.dataflow, self.gradient_dtype) != ("auto", "fp32"):
+        object.__setattr__(self, "tail_chunks", index(self.tail_chunks))
+        if self.tail_chunks < 1:
+            raise ScheduleError(f"tail chunks: {self.tail_chunks}, expected 1 or more")
+        choices = {"passes": Pass, "dataflow": Dataflow, "gradient_dtype": WireDtype, "result_dtype": WireDtype}
+        for name, choice in choices.items():
+            given, known = getattr(self, name), get_args(choice)
+            if given not in known:
+                what = "pass" if name == "passes" else name.replace("_", " ")
+                raise ScheduleError(f"unknown {what} {given!r}, expected one of {', '.join(known)}")
+        if self.passes == "forward" and (self.dataflow, self.gradient_dtype) != ("auto", "auto"):
             raise ScheduleError(
                 f"dataflow {self.dataflow!r} and gradient dtype {self.gradient_dtype!r} without a backward pass, "
                 "expected the pass backward or both"
@@ -54,43 +66,22 @@ class AttentionOptions:
         >>> AttentionOptions("both", buffers=2, dataflow="rotate-q").forward_only == AttentionOptions(buffers=2)
         True
         """
-        return AttentionOptions(trim=self.trim, buffers=self.buffers)
+        return replace(self, passes="forward", dataflow="auto", gradient_dtype="auto")
+
+    def wire_dtype(self, layer_dtype: str, *, backward: bool, sums: bool) -> str:
+        """The dtype on the wire of results, or backward of gradients; `sums` if these grow on their way.
+
+        >>> AttentionOptions().wire_dtype("bf16", backward=False, sums=True)
+        'fp32'
+        """
+        chosen = self.gradient_dtype if backward else self.result_dtype
+        in_float32 = chosen == "fp32" or (chosen == "auto" and sums)
+        return "fp32" if in_float32 else layer_dtype
+
+    def build(self, one_pass: Callable[[bool], Schedule]) -> tuple[Schedule, ...]:
+        """The schedules of the requested passes, in execution order; `one_pass` is given whether it is the backward."""
+        backward = {"forward": (False,), "backward": (True,), "both": (False, True)}[self.passes]
+        return tuple(one_pass(each) for each in backward)
 
 
 DEFAULT_OPTIONS = AttentionOptions()
-
-
-def attention_schedules(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    decomposition: Decomposition | None = None,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-) -> tuple[Schedule, ...]:
-    """The attention schedules of a name, one per pass, in execution order.
-
-    Parameters
-    ----------
-    name, topology, workload, decomposition : see `tasp_lab.attention.forward.attention`.
-    options : which passes, and how; with ``rotate-kv-back`` the forward pass of ``both`` is not trimmed.
-
-    Raises `ScheduleError` for an unknown name and if there are too many blocks to verify.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> layer, options = Workload(sequence=64, mask="causal"), AttentionOptions("both", dataflow="rotate-kv")
-    >>> [schedule.transfers for schedule in attention_schedules("ring-attention", full_mesh(4), layer, None, options)]
-    [6, 12]
-    """
-    if options.passes == "forward":
-        return (attention(name, topology, workload, decomposition, trim=options.trim, buffers=options.buffers),)
-    passes = attention_passes(
-        name,
-        topology,
-        workload,
-        decomposition,
-        dataflow=options.dataflow,
-        gradient_dtype=options.gradient_dtype,
-        trim=options.trim,
-        buffers=options.buffers,
-    )
-    return passes if options.passes == "both" else (passes.backward,)

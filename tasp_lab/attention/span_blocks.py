@@ -8,7 +8,6 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, TENSORS, AttentionTask
-from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -17,20 +16,10 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
-def wire_dtype(workload: Workload, dtype: str) -> str:
-    """The dtype of sums on the wire: ``fp32``, or for ``input`` that of the layer.
-
-    Raises `ScheduleError` for another name.
-    """
-    if dtype not in ("fp32", "input"):
-        raise ScheduleError(f"unknown dtype {dtype!r} on the wire, expected fp32 or input")
-    return workload.dtype if dtype == "input" else dtype
-
-
 def span_task(
     workload: Workload,
     layout: SequenceLayout,
-    wire: str = "fp32",
+    dtype: str,
     *,
     backward: bool = False,
     query_groups: int = 1,
@@ -38,7 +27,7 @@ def span_task(
 ) -> AttentionTask:
     """The task whose blocks are the spans of a layout, for each of equal groups of heads.
 
-    `wire` is the dtype of results or gradients, see `wire_dtype`. Blocks are numbered by tensor, group, rank and span.
+    `dtype` is that of results or gradients. Blocks are numbered by tensor, group, rank and span.
     """
     spans = np.array([(rank, span.start, span.count) for rank, each in enumerate(layout.spans) for span in each]).T
     columns = []
@@ -50,7 +39,6 @@ def span_task(
         fixed = (np.full_like(first_head, tensor), first_head, np.full_like(first_head, heads))
         columns.append(np.stack([*np.tile(spans, groups), *fixed]))
     owner, start, count, kinds, first_heads, widths = np.concatenate(columns, axis=1)
-    dtype = wire_dtype(workload, wire)
     return AttentionTask(
         workload,
         layout,
@@ -72,7 +60,7 @@ def owner_schedule(
     steps: Sequence[Step],
     *,
     lanes: int,
-    circulating: Mapping[int, Pool] | None = None,
+    circulating: Mapping[int, Pool | None] | None = None,
     copies: BoolArray | None = None,
     kept: BoolArray | None = None,
 ) -> Schedule:
@@ -80,8 +68,8 @@ def owner_schedule(
 
     Parameters
     ----------
-    circulating : the pools of tensors that circulate; the tensors of the other side are the caller's. If None, blocks
-        of both sides are sent, and copies stay until they are given.
+    circulating : the pools of tensors that circulate, None where copies stay until they are given; the tensors of the
+        other side are the caller's. If None, blocks of both sides are sent, and all copies stay until they are given.
     copies, kept : bool arrays (world_size, blocks): further copies at the start, and copies that are left in the end.
 
     Raises `ScheduleError` if a transfer has no route.

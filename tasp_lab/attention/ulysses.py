@@ -3,7 +3,7 @@
 Each rank has a contiguous shard of every document and, between the exchanges, a group of heads. Step 0 is an
 all-to-all: group g of queries and keys goes to rank g. At step 1 each rank attends over all positions, with one call
 per document. Step 2 is the all-to-all back, of results or of gradients. If there are fewer KV heads than ranks, each is
-copied to every rank whose query heads use it, and its gradients from these ranks add up at its owner.
+copied to every rank whose query heads use it, and its gradients from these ranks add up at its owner, in float32.
 
 Exchanged copies are kept. So the backward pass starts with all keys where the forward pass left them, but it sends the
 queries again, as part of the inputs of the gradients.
@@ -11,10 +11,14 @@ queries again, as part of the inputs of the gradients.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 
 from tasp_lab.arrays import IntArray
-from tasp_lab.attention.backward import Passes
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.attention.registry import attention_layout
 from tasp_lab.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.errors import ScheduleError
@@ -23,27 +27,25 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import contiguous
 
 
-def ulysses_passes(topology: Topology, workload: Workload, *, gradient_dtype: str = "fp32") -> Passes:
-    """Both passes; `gradient_dtype` on the wire is ``fp32``, or ``input`` for that of the layer."""
-    return Passes(ulysses(topology, workload), _pass(topology, workload, gradient_dtype, True))
-
-
-def ulysses(topology: Topology, workload: Workload, *, result_dtype: str = "fp32") -> Schedule:
-    """The forward pass; `result_dtype` as above. Raises `ScheduleError` for heads that cannot be shared out."""
-    return _pass(topology, workload, result_dtype, False)
-
-
-def _pass(topology: Topology, workload: Workload, dtype: str, backward: bool) -> Schedule:
+def ulysses(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> tuple[Schedule, ...]:
+    """The passes of ``ulysses``. Raises `ScheduleError` for heads that cannot be shared out."""
     n, heads, kv_heads = topology.world_size, workload.heads, workload.kv_head_count
-    name = "ulysses-backward" if backward else "ulysses"
     if heads % n or (kv_heads % n and n % kv_heads):
         raise ScheduleError(f"schedule {name!r}: {heads} heads and {kv_heads} KV heads on {n} ranks, expected a "
                             "multiple of the ranks, and of KV heads a multiple or a divisor")  # fmt: skip
-    layout = contiguous(workload.sequence, n, workload.documents)
+    return options.build(partial(_pass, name, topology, workload, options))
+
+
+def _pass(name: str, topology: Topology, workload: Workload, options: AttentionOptions, backward: bool) -> Schedule:
+    n, kv_heads = topology.world_size, workload.kv_head_count
+    dtype = options.wire_dtype(workload.dtype, backward=backward, sums=False)
+    layout = attention_layout(name, workload, n)
     task = span_task(workload, layout, dtype, backward=backward, query_groups=n, key_groups=min(n, kv_heads))
+    task = replace(task, home_dtype="fp32") if kv_heads < n else task
     operands = _users(task.blocks_of(QUERIES), n, n), _users(task.blocks_of(KEYS), n, min(n, kv_heads))
     user, block = np.concatenate(operands, axis=1)
     owner, output, away = task.owner[block], task.output_of[block], user != task.owner[block]

@@ -4,29 +4,104 @@ The ranks of a group share out the heads. An all-to-all within each group gives 
 and keys of head group g, of all positions of its group. Then the ranks with equal heads run the outer schedule, in
 which a group is a rank, and results or gradients return to the owners of their positions. The outer schedule may be a
 ring, TASP or TokenRing, forward or backward; its layout says which positions a group has.
+
+``usp:UxR`` is groups of U consecutive ranks and a ring over R groups, zigzag under a causal mask. With one group it is
+Ulysses, with groups of one rank the ring.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.attention.backward import attention_passes
+from tasp_lab.attention.forward import attention
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.attention.registry import attention_layout, attention_schedules
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.attention.ulysses import ulysses
+from tasp_lab.choices import Dataflow
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.composition.merged_steps import joined
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
 
-def usp(topology: Topology, outer: Schedule, members: int) -> Schedule:
+def usp(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    *,
+    split: tuple[int, int],
+) -> tuple[Schedule, ...]:
+    """The passes of ``usp:UxR``, `split` being U and R.
+
+    Raises `ScheduleError` for heads that U ranks cannot share out, and for the dataflow ``rotate-kv-back``.
+    """
+    members, groups = split
+    if groups == 1:
+        return ulysses(name, topology, workload, options)
+    outer = _outer(workload)
+    if members == 1:
+        plain = replace(options, result_dtype="auto")
+        return tuple(replace(each, name=name) for each in attention_schedules(outer, topology, workload, None, plain))
+    between = full_mesh(groups)
+    forward = attention(outer, between, workload, trim=options.trim, buffers=options.buffers)
+    passes = {False: forward}
+    if options.passes != "forward":
+        passes[True] = _backward(outer, between, workload, options)
+    wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
+    return options.build(lambda backward: in_groups(name, topology, passes[backward], members, wire))
+
+
+def usp_layout(workload: Workload, world_size: int, *, split: tuple[int, int]) -> SequenceLayout:
+    """The layout of ``usp:UxR``: that of the ring over groups, shared out to the ranks of each group."""
+    members, groups = split
+    if groups == 1:
+        return attention_layout("ulysses", workload, world_size)
+    outer = attention_layout(_outer(workload), workload, groups)
+    return outer if members == 1 else _layout(outer, members)
+
+
+def _outer(workload: Workload) -> str:
+    return "ring-attention" if workload.mask == "full" else "zigzag-ring-attention"
+
+
+def _backward(outer: str, between: Topology, workload: Workload, options: AttentionOptions) -> Schedule:
+    """The backward pass between groups: of the dataflows that start with the shards alone, the one of fewest bytes."""
+    if options.dataflow == "rotate-kv-back":
+        raise ScheduleError("dataflow 'rotate-kv-back' does not apply to usp, expected auto, rotate-kv or rotate-q")
+    flows: tuple[Dataflow, ...] = ("rotate-kv", "rotate-q") if options.dataflow == "auto" else (options.dataflow,)
+    found = (
+        attention_passes(
+            outer,
+            between,
+            workload,
+            dataflow=each,
+            gradient_dtype=options.gradient_dtype,
+            trim=options.trim,
+            buffers=options.buffers,
+        ).backward
+        for each in flows
+    )
+    return min(found, key=lambda backward: int(backward.bytes_sent().sum()))
+
+
+def in_groups(name: str, topology: Topology, outer: Schedule, members: int, result_dtype: str = "fp32") -> Schedule:
     """The schedule of groups of `members` ranks, each of which acts as one rank of `outer`.
+
+    Results have `result_dtype` on the wire. Sums are accumulated in float32.
 
     Raises `ScheduleError` for other world sizes, for heads that the members cannot share out, and for an outer schedule
     that is no attention with all heads in each block, or that starts with copies of other ranks.
@@ -35,20 +110,23 @@ def usp(topology: Topology, outer: Schedule, members: int) -> Schedule:
     >>> from tasp_lab.topology.builders import full_mesh
     >>> from tasp_lab.workload.layer import Workload
     >>> ring = attention("zigzag-ring-attention", full_mesh(4), Workload(sequence=64, heads=4, mask="causal"))
-    >>> len(ring.steps), len(usp(full_mesh(8), ring, 2).steps)
+    >>> len(ring.steps), len(in_groups("usp:2x4", full_mesh(8), ring, 2).steps)
     (4, 6)
     """
-    name, task = f"usp-{members} {outer.name}", outer.task
+    task = outer.task
     if not isinstance(task, AttentionTask) or not np.array_equal(outer.initial, task.owned(KEYS, QUERIES)):
-        raise ScheduleError(f"{name}: expected attention that starts with the queries and keys of each rank only")
+        raise ScheduleError(
+            f"schedule {name!r}: expected attention that starts with the queries and keys of each rank only"
+        )
     heads = (task.workload.heads, task.workload.kv_head_count)
     if tuple(task.fields_of(tensor)[0].shape[1] for tensor in (QUERIES, KEYS)) != heads:
-        raise ScheduleError(f"{name}: expected an outer schedule with all heads in each block")
+        raise ScheduleError(f"schedule {name!r}: expected an outer schedule with all heads in each block")
     if topology.world_size != outer.world_size * members:
         raise ScheduleError(
-            f"{name}: {outer.world_size} groups of {members} ranks, {topology.name} has {topology.world_size}"
+            f"schedule {name!r}: {outer.world_size} groups of {members} ranks, "
+            f"{topology.name} has {topology.world_size}"
         )
-    groups = HeadGroups(name, task, members)
+    groups = HeadGroups(name, task, members, result_dtype)
     there = groups.exchange(np.flatnonzero(np.isin(task.tensor, (KEYS, QUERIES))), home=False)
     outputs = np.isin(task.tensor, (RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS))
     home = groups.exchange(np.flatnonzero(outputs), home=True)
@@ -76,12 +154,12 @@ class HeadGroups:
     There are as many head groups as members, or as KV heads if these are fewer.
     """
 
-    def __init__(self, name: str, outer: AttentionTask, members: int) -> None:
+    def __init__(self, name: str, outer: AttentionTask, members: int, result_dtype: str) -> None:
         layer, kv_heads = outer.workload, outer.workload.kv_head_count
         if layer.heads % members or (kv_heads % members and members % kv_heads):
             raise ScheduleError(
-                f"{name}: {layer.heads} heads and {kv_heads} KV heads for {members} members, expected a multiple "
-                "of the members, and of KV heads a multiple or a divisor"
+                f"schedule {name!r}: {layer.heads} heads and {kv_heads} KV heads for {members} members, "
+                "expected a multiple of the members, and of KV heads a multiple or a divisor"
             )
         self.members = members
         cells = np.array(list(_cells(outer, members)), dtype=np.int64)
@@ -102,7 +180,8 @@ class HeadGroups:
             group * heads[cell],
             heads[cell],
             outer.gradient_dtype,
-            outer.result_dtype,
+            result_dtype,
+            home_dtype="fp32",
         )
 
     def of_member(self, blocks: IntArray, member: int) -> tuple[IntArray, IntArray]:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array, eye_array, hstack, vstack
 
 from tasp_lab.arrays import IntArray
@@ -87,6 +86,8 @@ def _largest(known: Rings, count: int) -> Rings:
 
 def _chosen(problem: RingProblem, pool: IntArray, lanes: int, budget: SearchBudget) -> tuple[Rings, bool]:
     """The best packing of at most `lanes` rings of a pool, and whether it is proved optimal."""
+    from scipy.optimize import Bounds, LinearConstraint
+
     part = budget.at_most(_SELECTION_OPERATIONS)
     budget.progress(f"choosing {lanes} of {len(pool)} rings, within {part.left:,} operations")
     loads, count = problem.loads(pool), len(pool)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import LinearConstraint, linear_sum_assignment, linprog, milp
 from scipy.sparse import csr_array
 
 from tasp_lab.arrays import FloatArray, IntArray
@@ -70,6 +69,8 @@ def best_packing(problem: RingProblem, rings: IntArray) -> Packing:
     >>> round(best_packing(problem, problem.all_rings(6)).rate_bytes_per_s)
     150
     """
+    from scipy.optimize import linprog
+
     largest = float(max(problem.bandwidths))
     loads, capacities = problem.loads(rings), problem.relative_bandwidths
     options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -100,6 +101,8 @@ def integral_packing(
     >>> integral_packing(problem, problem.all_rings(6), [1] * 12, 3) is None
     True
     """
+    from scipy.optimize import LinearConstraint
+
     constraints = [LinearConstraint(problem.loads(rings), ub=np.array(capacities, dtype=float))]
     constraints.append(LinearConstraint(np.ones((1, len(rings))), lb=count, ub=count))
     if fold is not None:
@@ -114,6 +117,8 @@ def solve_milp(*arguments: Any, options: Any = None, **named: Any) -> Any:
 
     The result has no `x` only if there is no solution, or none was found within the node limit.
     """
+    from scipy.optimize import milp
+
     solve: Any = milp
     result = solve(*arguments, options=options, **named)
     if result.status == _SOLVER_ERROR:
@@ -198,6 +203,8 @@ class Patching:
         return None if best is None else best[1]
 
     def _attempt(self, costs: FloatArray) -> IntArray | None:
+        from scipy.optimize import linear_sum_assignment
+
         n, arcs = self.problem.world_size, self.problem.arcs
         noise = self.random.random(len(arcs)) * (1e-4 / n)
         forbidden = 10.0 * n * (1.0 + float(costs.max()))

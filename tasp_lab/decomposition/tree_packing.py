@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import OptimizeResult, linprog
 from scipy.sparse import csr_array, diags_array
 
 from tasp_lab.arrays import FloatArray, IntArray
@@ -34,6 +34,9 @@ from tasp_lab.errors import NoDecompositionError
 from tasp_lab.progress import ProgressCallback, no_progress
 from tasp_lab.topology.cuts import all_gather_cut
 from tasp_lab.topology.graph import Topology
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 _ROUNDS, _STEEPNESS, _DETOUR = 8, 15.0, 0.3
 """Parameters of the initial trees: the number per root, prices that rise by exp(15) from idle to busiest, and the extra
@@ -204,6 +207,8 @@ class _Search:
         """The cheapest packing of at least `min_rate`: the rate of each tree, then that per root."""
         loads, of_root = self._all_loads(), self._of_root()
         self._budget.spend(loads.size)
+        from scipy.optimize import linprog
+
         return linprog(
             np.array([*cost_of_trees, cost_of_rate]),
             A_ub=np.append(loads, np.zeros((len(loads), 1)), axis=1),

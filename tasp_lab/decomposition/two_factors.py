@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-import networkx as nx
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
@@ -53,6 +52,8 @@ def _eulerian_orientation(linked: BoolArray, random: Random) -> BoolArray:
 
     Random, because swaps may not lead to single cycles from any 2-factors of one orientation.
     """
+    import networkx as nx
+
     directed = np.zeros_like(linked)
     edges = np.argwhere(np.triu(linked)).tolist()
     random.shuffle(edges)

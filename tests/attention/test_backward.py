@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tasp_lab.arrays import BoolArray
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes, dataflow_of
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION, attention_layout
+from tasp_lab.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
@@ -119,7 +119,7 @@ def workloads(draw: st.DrawFn, max_positions: int = 30) -> Workload:
     )
 
 
-names = st.sampled_from(sorted(ATTENTION))
+names = st.sampled_from(sorted(CIRCULATIONS))
 topologies = st.sampled_from(sorted(TOPOLOGIES))
 dtypes = st.sampled_from(["fp32", "input"])
 
@@ -531,7 +531,7 @@ def test_a_causal_zigzag_ring_is_trimmed_where_that_sends_less_than_the_way_back
 
 def test_queries_travel_where_there_are_as_many_kv_heads() -> None:
     """q, dout, dq in float32: 2 + 2 + 4 bytes per element, against 2 + 2 + 4 + 4, and a little for lse and delta."""
-    for name in ATTENTION:
+    for name in CIRCULATIONS:
         chosen = [
             dataflow_of(Case(name, "full-mesh:5", Workload(40, heads=8, kv_heads=count)).backward) for count in (8, 1)
         ]

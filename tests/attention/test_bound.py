@@ -18,7 +18,7 @@ from tasp_lab.attention.backward import DATAFLOWS, Dataflow, attention_passes
 from tasp_lab.attention.bound import attention_bound_s, entering_bytes
 from tasp_lab.attention.circulation import Side, cut_blocks
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.blocks import Pool
@@ -33,7 +33,7 @@ from tests.support.layouts import LAYOUTS
 from tests.support.schedules import task_of
 from tests.support.strategies import complete_topologies, exact_bandwidths, exact_latencies
 
-schedule_names = st.sampled_from(sorted(ATTENTION))
+schedule_names = st.sampled_from(sorted(CIRCULATIONS))
 dataflows = st.sampled_from(DATAFLOWS)
 sides = st.sampled_from(["keys", "queries"])
 rates = st.fractions(Fraction(1), Fraction(10**5), max_denominator=10)

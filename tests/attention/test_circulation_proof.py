@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.attention.forward_steps import CirculationSteps
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.proof import prove
 from tasp_lab.schedule.schedule import Schedule
@@ -23,7 +23,7 @@ from tests.support.strategies import attention_layers
 def circulations(draw: st.DrawFn) -> Schedule:
     """The forward or the backward pass of any schedule and dataflow."""
     passes = attention_passes(
-        draw(st.sampled_from(sorted(ATTENTION))),
+        draw(st.sampled_from(sorted(CIRCULATIONS))),
         full_mesh(draw(st.integers(1, 5))),
         draw(attention_layers()),
         dataflow=draw(st.sampled_from(DATAFLOWS)),

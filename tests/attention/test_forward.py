@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.attention.bound import attention_bound_s
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION, attention_layout
+from tasp_lab.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.attention.task import KEYS, QUERIES, RESULTS
 from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.errors import ScheduleError
@@ -32,8 +32,8 @@ from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import Call, as_arrays, buffers_of, calls_of, with_buffers
 from tests.support.schedules import task_of
 
-SINGLE = sorted(set(ATTENTION) - {"tasp"})
-names = st.sampled_from(sorted(ATTENTION))
+SINGLE = sorted(set(CIRCULATIONS) - {"tasp"})
+names = st.sampled_from(sorted(CIRCULATIONS))
 
 TOPOLOGIES = {
     topology.name: topology
@@ -409,10 +409,10 @@ def test_uneven_shards_take_no_more_calls(case: Case) -> None:
 
 def test_an_unknown_name_lists_the_known() -> None:
     told = (
-        "unknown schedule 'ring', expected one of ring-attention, zigzag-ring-attention, striped-ring-attention, tasp"
+        "unknown schedule 'king', expected one of ring-attention, zigzag-ring-attention, striped-ring-attention, tasp"
     )
     with pytest.raises(ScheduleError, match=told):
-        attention("ring", full_mesh(4), Workload(8, heads=1))
+        attention("king", full_mesh(4), Workload(8, heads=1))
 
 
 @pytest.mark.parametrize("buffers", [-1, 0, 1])

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.attention.backward import Dataflow, attention_passes
 from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import ATTENTION
-from tasp_lab.attention.token_ring import token_ring_passes
-from tasp_lab.attention.ulysses import ulysses
-from tasp_lab.attention.usp import usp
+from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.collectives.all_gather import ring_all_gather
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
@@ -24,6 +21,7 @@ from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
+from tests.support.systems import token_ring_passes, ulysses, usp
 from tests.support.world import World
 
 
@@ -34,7 +32,7 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, int]:
     layer = draw(attention_layers(max_positions=12))
     kv_heads = draw(st.sampled_from([1, members, 2 * members]))
     layer = replace(layer, heads=2 * members, kv_heads=kv_heads)
-    name = draw(st.sampled_from([*sorted(ATTENTION), "token-ring"]))
+    name = draw(st.sampled_from([*sorted(CIRCULATIONS), "token-ring"]))
     if name == "token-ring":
         passes = token_ring_passes(full_mesh(groups), layer)
     else:
@@ -77,7 +75,7 @@ def test_one_member_is_the_outer_schedule_and_one_group_is_ulysses() -> None:
     alone = usp(full_mesh(4), outer, 1)
     assert [step.rows() for step in alone.steps[1:-1]] == [step.rows() for step in outer.steps]
     together = usp(full_mesh(4), attention("ring-attention", full_mesh(1), layer), 4)
-    expected = ulysses(full_mesh(4), layer)
+    expected = ulysses(full_mesh(4), layer, result_dtype="fp32")
     assert (together.bytes_sent().sum(axis=2) == expected.bytes_sent().sum(axis=2)).all()
     assert (together.flops() == expected.flops()).all()
 
@@ -92,14 +90,14 @@ def test_kv_heads_that_are_fewer_than_members_move_once_per_member() -> None:
 def test_what_is_no_outer_schedule_is_refused() -> None:
     layer = Workload(sequence=24, heads=6, head_dim=2)
     ring = attention("ring-attention", full_mesh(2), layer)
-    with pytest.raises(ScheduleError, match="usp-3 ring-attention: 2 groups of 3 ranks, full-mesh:8 has 8"):
+    with pytest.raises(ScheduleError, match="schedule 'usp-3 ring-attention': 2 groups of 3 ranks, full-mesh:8 has 8"):
         usp(full_mesh(8), ring, 3)
-    with pytest.raises(ScheduleError, match="usp-4 ring-attention: 6 heads and 6 KV heads for 4 members"):
+    with pytest.raises(ScheduleError, match="schedule 'usp-4 ring-attention': 6 heads and 6 KV heads for 4 members"):
         usp(full_mesh(8), ring, 4)
-    with pytest.raises(ScheduleError, match="usp-2 ring: expected attention that starts with the queries and keys"):
+    with pytest.raises(ScheduleError, match="'usp-2 ring': expected attention that starts with the queries and keys"):
         usp(full_mesh(4), ring_all_gather(full_mesh(2), 8), 2)
     back = attention_passes("ring-attention", full_mesh(2), layer, dataflow="rotate-kv-back").backward
     with pytest.raises(ScheduleError, match="expected attention that starts with the queries and keys of each rank"):
         usp(full_mesh(4), back, 2)
-    with pytest.raises(ScheduleError, match="usp-2 ulysses: expected an outer schedule with all heads in each block"):
+    with pytest.raises(ScheduleError, match="'usp-2 ulysses': expected an outer schedule with all heads in each block"):
         usp(full_mesh(4), ulysses(full_mesh(2), replace(layer, kv_heads=1)), 2)

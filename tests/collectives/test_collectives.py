@@ -374,6 +374,6 @@ def test_the_command_line_predicts_them(capsys: pytest.CaptureFixture[str]) -> N
     table = told(capsys, "switch:4", "--schedule", "all-to-all", *size, "--explain")
     assert table.startswith(f"{describe('AllToAll', 4, 2**20)} on switch:4")
     refused = told(capsys, "ring:4", "--schedule", "all-to-all", *size)
-    assert refused == "tasp-lab: step 0: rank 0 sends to rank 2, but ring:4 has no such link"
+    assert refused == "tasp-lab: schedule 'all-to-all', step 0: rank 0 sends to rank 2, but ring:4 has no such link"
     refused = told(capsys, "ring:4", "--schedule", "ring", "--schedule", "ring-all-reduce", *size)
     assert refused.endswith("is an AllReduce, 'ring' an AllGather: expected schedules of one collective")

@@ -28,7 +28,6 @@ from scipy.optimize import linprog
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.decomposition import cp_sat as exact_search
 from tasp_lab.decomposition import few_rings
-from tasp_lab.decomposition import fractional_packing as packing
 from tasp_lab.decomposition import search as ring_search
 from tasp_lab.decomposition.cp_sat import Answer, cheapest_ring, rings_within
 from tasp_lab.decomposition.decompose import Decomposition, decompose
@@ -570,7 +569,7 @@ def test_a_solver_that_fails_has_proved_nothing(monkeypatch: pytest.MonkeyPatch)
     def failing(*_: object, **__: object) -> SimpleNamespace:
         return SimpleNamespace(x=None, status=4, success=False, message="Solve error")
 
-    monkeypatch.setattr(packing, "milp", failing)
+    monkeypatch.setattr("scipy.optimize.milp", failing)
     problem = RingProblem.of(full_mesh(4))
     rings = problem.all_rings(6)
     assert rings is not None

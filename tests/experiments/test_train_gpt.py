@@ -22,10 +22,10 @@ from experiments.train_gpt.checkpoint import FILE
 from experiments.train_gpt.model import GPT
 from experiments.train_gpt.options import Recipe, RunOptions
 from experiments.train_gpt.train import train
-from tasp_lab.attention.registry import ATTENTION
 from tasp_lab.errors import TaspLabError
 from tests.support.ranks import ROOT, on_ranks
 from tests.support.signals import hear_interrupts
+from tests.support.systems import schedules_for
 
 pytestmark = pytest.mark.distributed
 
@@ -87,7 +87,8 @@ def test_one_process_learns(alone: list[float]) -> None:
 
 @pytest.mark.parametrize(("world_size", "steps"), [(1, 10), (4, STEPS), (8, 5)])
 def test_the_losses_are_those_of_one_process(world_size: int, steps: int, alone: list[float]) -> None:
-    for name, found in zip(ATTENTION, on(world_size, *(RunOptions(steps, name) for name in ATTENTION)), strict=True):
+    names = schedules_for(RECIPE.attention(1), world_size)
+    for name, found in zip(names, on(world_size, *(RunOptions(steps, name) for name in names)), strict=True):
         assert found == pytest.approx(alone[:steps], rel=LARGEST_ERROR), name
 
 

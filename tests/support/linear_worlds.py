@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
-from tasp_lab.schedule.calls import Calls, Effects
+from tasp_lab.schedule.calls import Calls, Effects, Passing
 from tests.support.world import KernelCall, Transfer, World, table, world
 
 Key = tuple[str, int, int]
@@ -37,8 +36,14 @@ class ChunkTask:
     dtype = "fp32"
 
     @property
-    def passing(self) -> Literal["forward", "backward"]:
+    def passing(self) -> Passing:
         return "backward" if ("dq", 0, 0) in self.number else "forward"
+
+    @property
+    def kernels(self) -> Mapping[str, Passing]:
+        forward = "make_state", "attend", "advance", "fold", "apply_state"
+        backward = "make_dstate", "differentiate", "fold_back", "dq_of_state", "dk_of_state"
+        return dict.fromkeys((*forward, *backward), self.passing)
 
     @property
     def content(self) -> tuple[object, ...]:

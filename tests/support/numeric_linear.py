@@ -29,26 +29,37 @@ class LinearNumbers:
             linear.KEYS: np.concatenate([self.k, self.v], axis=2),
             linear.RESULTS: self.out,
         }
-        self.columns = list(zip(task.tensor.tolist(), task.chunk.tolist(), strict=True))
+        self.columns = list(zip(task.tensor.tolist(), task.chunk.tolist(), task.group.tolist(), strict=True))
         self.block = {column: block for block, column in enumerate(self.columns)}
 
     def where(self, block: int) -> tuple[int, tuple[slice, slice]]:
-        tensor, chunk = self.columns[block]
+        tensor, chunk, group = self.columns[block]
+        if tensor not in self.contents:
+            raise CannotExecuteError(f"block {block} has no positions")
         start = int(self.task.start[chunk])
-        return tensor, (slice(start, start + int(self.task.count[chunk])), slice(None))
+        width = self.contents[tensor].shape[1] // self.task.head_groups
+        return tensor, (slice(start, start + int(self.task.count[chunk])), self._heads(group, width))
+
+    @staticmethod
+    def _heads(group: int, width: int) -> slice:
+        return slice(group * width, (group + 1) * width)
+
+    def _kv_heads(self, group: int) -> slice:
+        return self._heads(group, len(self.decay) // self.task.head_groups)
 
     def outputs(self, result: FloatArray) -> FloatArray:
         return result
 
     def content(self, block: int, part: int = -1) -> FloatArray:
-        tensor, chunk = self.columns[block]
+        tensor, chunk, group = self.columns[block]
+        own = self._kv_heads(group)
         if tensor == linear.CHUNK_STATES:
             total = self.decay[:, None] ** self.task.count[chunk]
             whole = np.concatenate(
                 [self._state(chunk, int(self.task.start[chunk] + self.task.count[chunk])), total], axis=1
-            )
+            )[own]
         elif tensor == linear.PREFIX_STATES:
-            return part_of(np.array([self._state(j, int(self.task.start[chunk])) for j in range(chunk)]), part)
+            return part_of(np.array([self._state(j, int(self.task.start[chunk]))[own] for j in range(chunk)]), part)
         else:
             whole = self.contents[tensor][self.where(block)[1]]
         return whole if part < 0 else part_of(whole[None], part)
@@ -61,21 +72,28 @@ class LinearNumbers:
 
     def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
         operands = [[self.columns[block] for block in each] for each in call.operands]
-        (tensor, chunk), kernel = self._kernel(call, operands)
-        if (tensor, chunk) not in self.block:
+        groups = {group for each in operands for *_, group in each}
+        if len(groups) != 1:
+            raise CannotExecuteError(f"{call.kernel} of heads of groups {groups}")
+        (group,) = groups
+        (tensor, chunk), kernel = self._kernel(call, [[each[:2] for each in operand] for operand in operands],
+                                               self.decay[self._kv_heads(group)])  # fmt: skip
+        if (tensor, chunk, group) not in self.block:
             raise CannotExecuteError(f"{call.kernel} adds to chunk {chunk}")
-        return [self.block[tensor, chunk]], kernel
+        return [self.block[tensor, chunk, group]], kernel
 
-    def _kernel(self, call: KernelCall, operands: list[list[tuple[int, int]]]) -> tuple[tuple[int, int], Kernel]:
+    def _kernel(
+        self, call: KernelCall, operands: list[list[tuple[int, int]]], decay: FloatArray
+    ) -> tuple[tuple[int, int], Kernel]:
         size = self.task.workload.head_dim
         match call.kernel, operands, call.params:
             case "make_state", [[(linear.KEYS, chunk)]], ():
 
                 def make_state(x: list[list[FloatArray]]) -> list[FloatArray]:
                     (k, v), count = np.split(x[0][0], 2, axis=2), len(x[0][0])
-                    decays = self.decay ** np.arange(count - 1, -1, -1)[:, None]
-                    state = np.einsum("ih,ihd,ihe->hde", decays, k, v).reshape(len(self.decay), -1)
-                    return [np.concatenate([state, self.decay[:, None] ** count], axis=1)]
+                    decays = decay ** np.arange(count - 1, -1, -1)[:, None]
+                    state = np.einsum("ih,ihd,ihe->hde", decays, k, v).reshape(len(decay), -1)
+                    return [np.concatenate([state, decay[:, None] ** count], axis=1)]
 
                 return (linear.CHUNK_STATES, chunk), make_state
             case "attend", [[(linear.QUERIES, chunk)], [(linear.KEYS, _)]], (distance,):
@@ -83,14 +101,14 @@ class LinearNumbers:
                 def attend(x: list[list[FloatArray]]) -> list[FloatArray]:
                     q, (k, v) = x[0][0], np.split(np.repeat(x[1][0], self.users, axis=1), 2, axis=2)
                     gap = distance + np.arange(len(q))[:, None] - np.arange(len(k))
-                    decays = np.repeat(self.decay, self.users)[:, None, None] ** np.maximum(gap, 0) * (gap >= 0)
+                    decays = np.repeat(decay, self.users)[:, None, None] ** np.maximum(gap, 0) * (gap >= 0)
                     return [np.einsum("ihd,jhd,hij,jhe->ihe", q, k, decays, v)]
 
                 return (linear.RESULTS, chunk), attend
             case "fold", [[_, *_] as states], (chunk,) if all(tensor == linear.CHUNK_STATES for tensor, _ in states):
 
                 def fold(x: list[list[FloatArray]]) -> list[FloatArray]:
-                    found, behind = np.zeros((len(self.decay), size * size)), np.ones((len(self.decay), 1))
+                    found, behind = np.zeros((len(decay), size * size)), np.ones((len(decay), 1))
                     for each in reversed(x[0]):
                         found, behind = found + behind * each[:, :-1], behind * each[:, -1:]
                     return [found]
@@ -100,7 +118,7 @@ class LinearNumbers:
 
                 def apply_state(x: list[list[FloatArray]]) -> list[FloatArray]:
                     states = np.repeat(x[1][0].reshape(-1, size, size), self.users, axis=0)
-                    decays = np.repeat(self.decay, self.users) ** (np.arange(len(x[0][0]))[:, None] + 1)
+                    decays = np.repeat(decay, self.users) ** (np.arange(len(x[0][0]))[:, None] + 1)
                     return [np.einsum("ihd,ih,hde->ihe", x[0][0], decays, states)]
 
                 return (linear.RESULTS, chunk), apply_state

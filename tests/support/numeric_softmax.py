@@ -18,16 +18,19 @@ Inputs = tuple[FloatArray, FloatArray, FloatArray]
 
 
 class SoftmaxNumbers:
-    """Blocks of an attention layer, arrays (positions, heads, elements); `inputs` are drawn unless given."""
+    """Blocks of an attention layer, arrays (positions, heads, elements); `inputs` and `dout` are drawn unless given."""
 
-    def __init__(self, task: AttentionTask, seed: int = 0, inputs: Inputs | None = None) -> None:
+    def __init__(
+        self, task: AttentionTask, seed: int = 0, inputs: Inputs | None = None, dout: FloatArray | None = None
+    ) -> None:
         layer, self.task = task.workload, task
         random = np.random.default_rng(seed)
         shapes = [
             (layer.sequence, heads, layer.head_dim) for heads in (layer.heads, layer.kv_head_count, layer.kv_head_count)
         ]
         q, k, v = inputs or (0.7 * random.normal(size=shape) for shape in shapes)
-        dout = random.normal(size=shapes[0])
+        dout = random.normal(size=shapes[0]) if dout is None else dout
+        self.inputs: Inputs = (q, k, v)
         keys, values = (np.repeat(each, layer.heads // layer.kv_head_count, axis=1) for each in (k, v))
         weights = np.exp(np.einsum("ihd,jhd->hij", q, keys)) * _visible(task)
         denominator = weights.sum(axis=2)
@@ -35,14 +38,16 @@ class SoftmaxNumbers:
         self.out = np.einsum("hij,jhd->ihd", p, values)
         delta = (self.out * dout).sum(axis=2)
         ds = p * (np.einsum("ihd,jhd->hij", dout, values) - delta.T[:, :, None])
+        self.dout, self.lse = dout, np.log(denominator).T
         rows = (layer.sequence, layer.kv_head_count, -1, layer.head_dim)
         dk, dv = (np.einsum("hij,ihd->jhd", x, y).reshape(rows).sum(axis=2) for x, y in ((ds, q), (p, dout)))
-        record = [q, dout, np.log(denominator).T[:, :, None], delta[:, :, None]]
+        record = [q, dout, self.lse[:, :, None], delta[:, :, None]]
+        self.gradients: Inputs = (np.einsum("hij,jhd->ihd", ds, keys), dk, dv)
         self.contents = {
             QUERIES: np.concatenate(record, axis=2) if task.is_backward else q,
             KEYS: np.concatenate([k, v], axis=2),
             RESULTS: np.concatenate([np.einsum("hij,jhd->ihd", weights, values), denominator.T[:, :, None]], axis=2),
-            QUERY_GRADIENTS: np.einsum("hij,jhd->ihd", ds, keys),
+            QUERY_GRADIENTS: self.gradients[0],
             KEY_GRADIENTS: np.concatenate([dk, dv], axis=2),
         }
         first, heads = task.first_head, task.heads
@@ -60,6 +65,11 @@ class SoftmaxNumbers:
 
     def outputs(self, result: FloatArray) -> FloatArray:
         return result[:, :, :-1] / result[:, :, -1:]
+
+    def record(self, q: FloatArray, result: FloatArray, dout: FloatArray) -> FloatArray:
+        """The inputs of the gradients of queries, whole or in part, from their results and the gradient of these."""
+        delta = (self.outputs(result) * dout).sum(axis=2, keepdims=True)
+        return np.concatenate([q, dout, np.log(result[:, :, -1:]), delta], axis=2)
 
     def content(self, block: int, part: int = -1) -> FloatArray:
         tensor, index = self.where(block)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 
 from tasp_lab.arrays import FloatArray
-from tasp_lab.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.linear_attention import task as linear
 from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.stacked_task import StackedTask
@@ -52,16 +52,34 @@ class SumNumbers:
 
 
 class StackedNumbers:
-    """Several layers. Inputs of one behind ``dense`` calls are linear in the outputs of the layer before."""
+    """Passes of layers. Inputs of one are linear in the outputs of the layer before; backward, by the chain rule.
+
+    Without forward passes in the stack, the inputs of the layers are those of forward passes elsewhere.
+    """
 
     def __init__(self, task: StackedTask) -> None:
         self.task, self.first = task, task.first_block.tolist()
+        self.forward = [each.passing for each in task.layers].count("forward")
         self.layers = [_layer_numbers(task.layers[0])]
         size = self.layers[0].out.shape[2]
-        self.matrices = np.random.default_rng(1).normal(size=(len(task.layers), 3, size, size))
-        for layer, (_, after) in enumerate(pairwise(task.layers), start=1):
-            inputs = self._inputs(layer, self.layers[-1].out) if len(task.dense.sources) else None
-            self.layers.append(_layer_numbers(after, layer, inputs))
+        self.matrices = np.random.default_rng(1).normal(size=(len(task.layers), 3, size, size)) / size
+        for number, own in list(enumerate(task.layers))[1:]:
+            if not len(task.dense.flops):
+                self.layers.append(_layer_numbers(own, number))
+            elif own.passing == "forward":
+                self.layers.append(_layer_numbers(own, number, self._inputs(number, self.layers[-1].out)))
+            else:
+                assert isinstance(own, AttentionTask), "there is no other backward pass"
+                inputs = self._softmax(self._forward_of(number)).inputs if self.forward else None
+                self.layers.append(SoftmaxNumbers(own, number, inputs, self._gradient(number)))
+
+    def _forward_of(self, number: int) -> int:
+        return 2 * self.forward - 1 - number
+
+    def _softmax(self, number: int) -> SoftmaxNumbers:
+        found = self.layers[number]
+        assert isinstance(found, SoftmaxNumbers), "there is no other backward pass"
+        return found
 
     def _inputs(self, layer: int, out: FloatArray) -> Inputs:
         """Queries of all heads, keys and values of the first ones."""
@@ -69,6 +87,19 @@ class StackedNumbers:
         assert isinstance(task, AttentionTask | linear.LinearTask), "there is no other layer"
         q, k, v = (out @ matrix for matrix in self.matrices[layer])
         return q, k[:, : task.workload.kv_head_count], v[:, : task.workload.kv_head_count]
+
+    def _gradient(self, number: int, gradients: Inputs | None = None) -> FloatArray | None:
+        """The gradient of the results of backward pass `number`; None if it is the first one and the gradient is drawn.
+
+        It follows from the `gradients` of the inputs of the layer computed before, by default those that are right.
+        """
+        if number == max(self.forward, 0):
+            return None
+        matrices = self.matrices[self._forward_of(number - 1) if self.forward else number]
+        found = np.zeros_like(self.layers[0].out)
+        for gradient, matrix in zip(gradients or self._softmax(number - 1).gradients, matrices, strict=True):
+            found[:, : gradient.shape[1]] += gradient @ matrix.T
+        return found
 
     def _layer(self, block: int) -> tuple[int, int]:
         """The layer of a block, and its number there."""
@@ -80,7 +111,7 @@ class StackedNumbers:
         return self.layers[layer].content(own, part)
 
     def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
-        if call.kernel == "dense":
+        if call.kernel in ("dense", "dense_backward"):
             return self._dense(call)
         own = [[self._layer(block) for block in each] for each in call.operands]
         layers = {layer for each in own for layer, _ in each}
@@ -92,25 +123,47 @@ class StackedNumbers:
         return [target + self.first[layer] for target in targets], compute
 
     def _dense(self, call: KernelCall) -> tuple[list[int], Kernel]:
-        """From what there is of the outputs of a layer, at their positions, to inputs of the next one."""
+        """From what there is of other layers, at its positions, to inputs of a layer."""
         dense = self.task.dense
-        if len(call.operands) != 1 or len(call.params) != 1 or not 0 <= call.params[0] < len(dense.targets):
-            raise CannotExecuteError(f"there is no dense call {call}")
-        sources = [self._layer(block) for block in call.operands[0]]
+        if len(call.params) != 1 or not 0 <= call.params[0] < len(dense.targets):
+            raise CannotExecuteError(f"there is no call {call}")
         targets = [int(block) for block in dense.targets[call.params[0]]]
-        behind = self._layer(targets[0])[0]
-        before = self.layers[behind - 1]
-        wheres = [before.where(own) if layer == behind - 1 else (-1, ()) for layer, own in sources]
-        if any(tensor != RESULTS for tensor, _ in wheres):
-            raise CannotExecuteError("dense reads results of the layer before")
+        number = self._layer(targets[0])[0]
+        backward = self.task.layers[number].passing == "backward"
+        if (call.kernel == "dense_backward") != backward:
+            raise CannotExecuteError(f"{call.kernel} of the other pass")
+        sources = [self._layer(block) for each in call.operands for block in each]
+        places = [self.layers[layer].where(own) for layer, own in sources]
+        if any(layer > number for layer, _ in sources):
+            raise CannotExecuteError(f"{call.kernel} reads layers behind")
 
         def compute(operands: list[list[FloatArray]]) -> list[FloatArray]:
-            out = np.full_like(before.out, np.nan)
-            for (_, index), result in zip(wheres, operands[0], strict=True):
-                out[index] = before.outputs(result)
-            q, k, v = self._inputs(behind, out)
-            inputs = {QUERIES: q, KEYS: np.concatenate([k, v], axis=2)}
-            found = [self.layers[behind].where(self._layer(target)[1]) for target in targets]
+            read: dict[tuple[int, int], FloatArray] = {}
+            for (layer, _), (tensor, index), value in zip(sources, places, chain(*operands), strict=True):
+                whole = self.layers[layer].contents[tensor]
+                read.setdefault((layer, tensor), np.full_like(whole, np.nan))[index] = value
+            inputs = (self._backward_inputs if backward else self._forward_inputs)(number, read)
+            found = [self.layers[number].where(self._layer(target)[1]) for target in targets]
             return [inputs[tensor][index] for tensor, index in found]
 
         return targets, compute
+
+    def _read(self, read: dict[tuple[int, int], FloatArray], layer: int, tensor: int) -> FloatArray:
+        """A tensor of a layer as far as it was read, NaN elsewhere."""
+        return read.get((layer, tensor), np.full_like(self.layers[layer].contents[tensor], np.nan))
+
+    def _forward_inputs(self, number: int, read: dict[tuple[int, int], FloatArray]) -> dict[int, FloatArray]:
+        out = self.layers[number - 1].outputs(self._read(read, number - 1, RESULTS))
+        q, k, v = self._inputs(number, out)
+        return {QUERIES: q, KEYS: np.concatenate([k, v], axis=2)}
+
+    def _backward_inputs(self, number: int, read: dict[tuple[int, int], FloatArray]) -> dict[int, FloatArray]:
+        """The inputs of the gradients; and the keys, unless they are there from the start."""
+        own, dout = self._softmax(number), self._softmax(number).dout
+        if number > self.forward:
+            dk, dv = np.split(self._read(read, number - 1, KEY_GRADIENTS), 2, axis=2)
+            dout = self._gradient(number, (self._read(read, number - 1, QUERY_GRADIENTS), dk, dv))  # type: ignore[assignment]
+        if not self.forward:
+            return {QUERIES: own.record(own.inputs[0], own.contents[RESULTS], dout)}
+        q, keys, results = (self._read(read, self._forward_of(number), each) for each in (QUERIES, KEYS, RESULTS))
+        return {QUERIES: own.record(q, results, dout), KEYS: keys}

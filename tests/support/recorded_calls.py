@@ -8,6 +8,7 @@ every run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -41,13 +42,24 @@ class _PointToPoint(NamedTuple):
 
     call: str
     data: torch.Tensor
-    group: ProcessGroup
+    group: _Communicator | None
     group_peer: int
     tag: int
 
     @property
     def message(self) -> Message:
-        return Message(self.group_peer, self.tag, self.data)
+        return Message(self.group_peer, self.tag, self.data, self.communicator)
+
+    @property
+    def communicator(self) -> int:
+        return 0 if self.group is None else self.group.number
+
+
+class _Communicator:
+    """A process group of all ranks, numbered in the order in which they are made."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class _Splits(NamedTuple):
@@ -74,6 +86,17 @@ class _Library:
         self._world_size = world_size
         self.batches: list[Sequence[_PointToPoint]] = []
         self.all_to_alls: list[_Splits] = []
+        self.group = SimpleNamespace(WORLD=_Communicator(0))
+        self._communicators = 1
+
+    def get_process_group_ranks(self, group: ProcessGroup) -> list[int]:
+        return list(range(self._world_size))
+
+    def new_group(self, ranks: Sequence[int], use_local_synchronization: bool) -> _Communicator:
+        assert list(ranks) == list(range(self._world_size))
+        assert use_local_synchronization
+        self._communicators += 1
+        return _Communicator(self._communicators - 1)
 
     def get_world_size(self, group: ProcessGroup) -> int:
         return self._world_size
@@ -105,6 +128,7 @@ class _Recorder:
 
     def __init__(self, transport: Transport, library: _Library) -> None:
         self._transport, self._library = transport, library
+        self.channels, self.open = transport.channels, transport.open
         self._receives: Sequence[Message] = ()
         self.packed: list[tuple[Sequence[Message], Sequence[Message]]] = []
 
@@ -120,13 +144,14 @@ class _Recorder:
 
 
 class _Record:
-    """The recorded calls of one rank. The block of a message is found by its place in the rank's memory."""
+    """The recorded calls of one rank. The blocks of a message are found by their place in the rank's memory."""
 
     def __init__(self, executor: Executor, recorder: _Recorder, library: _Library) -> None:
         self._recorder, self._library = recorder, library
         part, lanes = executor.part, executor.schedule.lanes
+        size = executor.schedule.block_bytes
         self._blocks = {
-            (sends, row.peer, row.step * lanes + row.lane, row.offset): row.block
+            (sends, row.peer, row.step * lanes + row.lane, row.offset): (row.block, int(size[row.block]))
             for sends, rows in ((True, part.sends), (False, part.receives))
             for row in rows
         }
@@ -137,6 +162,7 @@ class _Record:
             Group(
                 self._operations(False, (each.message for each in batch if each.call == _Library.irecv)),
                 self._operations(True, (each.message for each in batch if each.call == _Library.isend)),
+                batch[0].communicator,
             )
             for batch in self._library.batches
         ]
@@ -156,11 +182,17 @@ class _Record:
         return tuple(self._operation(sends, message) for message in messages)
 
     def _operation(self, sends: bool, message: Message) -> Operation:
-        peer, tag, data = message
-        place = sends, peer, tag, int(data.storage_offset())
-        if place not in self._blocks:
-            raise NcclError(f"tag {tag}: no block of a message with rank {peer} lies at byte {place[-1]}")
-        return Operation(peer, tag, self._blocks[place], data.numel())
+        peer, tag, data, _ = message
+        at, size_bytes, blocks = int(data.storage_offset()), data.numel(), list[int]()
+        end = at + size_bytes
+        while at < end:
+            place = sends, peer, tag, at
+            if place not in self._blocks:
+                raise NcclError(f"tag {tag}: no block of a message with rank {peer} lies at byte {at}")
+            block, block_bytes = self._blocks[place]
+            blocks.append(block)
+            at += block_bytes
+        return Operation(peer, tag, tuple(blocks), size_bytes)
 
 
 def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Record:

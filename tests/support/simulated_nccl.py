@@ -5,11 +5,14 @@
 What is modelled:
 
 - Operations of one communicator execute in the order in which they were issued, as they share a stream. A group of
-  sends and receives therefore begins when the previous group of its rank has ended.
+  sends and receives therefore begins when the previous group of its rank and communicator has ended.
+- Groups of different communicators begin on a rank in the order in which they were issued, and may run side by side,
+  or one after another: CUDA does not promise that kernels of two streams run at the same time
+  (https://github.com/NVIDIA/nccl/issues/783). Both are tried: calls must complete either way.
 - Operations of one group progress independently, except those with the same peer, which execute in order; the group
   ends when all have ended.
-- There are no tags: the k-th send of a rank to a peer meets the k-th receive of that peer from it. Both must have the
-  same size.
+- There are no tags: the k-th send of a rank to a peer on a communicator meets the k-th receive of that peer from it.
+  Both must have the same size.
 - A send ends when its receive is posted (rendezvous). NCCL may buffer small messages, which lets groups end earlier
   only: calls that complete here complete with any buffering.
 - Every rank makes every collective call, in the same order: the k-th calls of all ranks are one collective. What one
@@ -19,13 +22,13 @@ Source: NVIDIA, NCCL user guide, "Point-to-point communication" and "CUDA Stream
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html; for collectives the documentation of
 `torch.distributed`, whose all-to-all is called by every rank of the group.
 
-Not modelled: times, what is in the messages, several communicators, the limit of operations per group.
+Not modelled: times, what is in the messages, the limit of operations per group.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -34,11 +37,11 @@ class NcclError(Exception):
 
 
 class Operation(NamedTuple):
-    """One end of a message. The tag and the block are not known to NCCL; they tell whether it pairs the right ends."""
+    """One end of a message. Tag and blocks are not known to NCCL; they tell whether it pairs the right ends."""
 
     peer: int
     tag: int
-    block: int
+    blocks: tuple[int, ...]
     size_bytes: int
 
 
@@ -47,6 +50,7 @@ class Group(NamedTuple):
 
     receives: tuple[Operation, ...]
     sends: tuple[Operation, ...]
+    communicator: int = 0
 
 
 class AllToAllCall(NamedTuple):
@@ -63,19 +67,30 @@ class Delivered(NamedTuple):
     source: int
     destination: int
     tag: int
-    block: int
+    blocks: tuple[int, ...]
     size_bytes: int
 
 
 def run_groups(groups_of_ranks: Sequence[Sequence[Group]]) -> list[Delivered]:
-    """Execute the groups of all ranks.
+    """Execute the groups of all ranks, those of different communicators side by side, and one after another.
 
     Raises `NcclError` for two paired ends that differ, for an end without the other one, and for a deadlock.
     """
-    run = _Run(groups_of_ranks)
-    run.advance_all()
-    run.check_ended()
+    for side_by_side in (True, False):
+        run = _Run(groups_of_ranks, side_by_side)
+        run.advance_all()
+        run.check_ended()
     return run.delivered
+
+
+def begun_side_by_side(groups_of_ranks: Sequence[Sequence[Group]], held: Callable[[int, Operation], bool]) -> list[int]:
+    """How many groups each rank begins, with communicators side by side, while sends that are `held` never end.
+
+    `held` is called with the source and the send.
+    """
+    run = _Run(groups_of_ranks, side_by_side=True, held=held)
+    run.advance_all()
+    return run.begun
 
 
 def run_all_to_alls(calls_of_ranks: Sequence[Sequence[AllToAllCall]]) -> list[Delivered]:
@@ -95,66 +110,89 @@ def run_all_to_alls(calls_of_ranks: Sequence[Sequence[AllToAllCall]]) -> list[De
     ]
 
 
-class _Run:
-    """The execution of groups: the group of each rank that is under way, and the ends that wait for the other one."""
+Pair = tuple[int, int, int]
+"""A communicator, a source and a destination."""
 
-    def __init__(self, groups_of_ranks: Sequence[Sequence[Group]]) -> None:
+
+class _Run:
+    """The execution of groups: those of each rank that are under way, and the ends that wait for the other one."""
+
+    def __init__(
+        self,
+        groups_of_ranks: Sequence[Sequence[Group]],
+        side_by_side: bool,
+        held: Callable[[int, Operation], bool] = lambda source, send: False,
+    ) -> None:
         self.delivered: list[Delivered] = []
+        self.begun = [0] * len(groups_of_ranks)
+        self._side_by_side, self._held = side_by_side, held
         self._later = [deque(groups) for groups in groups_of_ranks]
-        self._open = [0] * len(groups_of_ranks)
-        self._sends: defaultdict[tuple[int, int], deque[Operation]] = defaultdict(deque)
-        self._receives: defaultdict[tuple[int, int], deque[Operation]] = defaultdict(deque)
+        self._open: list[defaultdict[int, int]] = [defaultdict(int) for _ in groups_of_ranks]
+        self._sends: defaultdict[Pair, deque[Operation]] = defaultdict(deque)
+        self._receives: defaultdict[Pair, deque[Operation]] = defaultdict(deque)
 
     def advance_all(self) -> None:
         """Begin groups until no rank can begin another one."""
-        while able := [rank for rank, later in enumerate(self._later) if later and not self._open[rank]]:
+        while able := [rank for rank in range(len(self._later)) if self._may_begin(rank)]:
             for rank in able:
                 self._begin(rank, self._later[rank].popleft())
 
+    def _may_begin(self, rank: int) -> bool:
+        if not self._later[rank]:
+            return False
+        under_way = self._open[rank]
+        if self._side_by_side:
+            return not under_way[self._later[rank][0].communicator]
+        return not any(under_way.values())
+
     def _begin(self, rank: int, group: Group) -> None:
         """Post the operations of a group and pair them with those that are posted."""
-        self._open[rank] = len(group.sends) + len(group.receives)
+        number = group.communicator
+        self.begun[rank] += 1
+        self._open[rank][number] = len(group.sends) + len(group.receives)
         for send in group.sends:
-            self._sends[rank, send.peer].append(send)
+            self._sends[number, rank, send.peer].append(send)
         for receive in group.receives:
-            self._receives[receive.peer, rank].append(receive)
+            self._receives[number, receive.peer, rank].append(receive)
         pairs = [(rank, send.peer) for send in group.sends] + [(receive.peer, rank) for receive in group.receives]
         for source, destination in dict.fromkeys(pairs):
-            self._pair(source, destination)
+            self._pair(number, source, destination)
 
-    def _pair(self, source: int, destination: int) -> None:
-        sends, receives = self._sends[source, destination], self._receives[source, destination]
-        while sends and receives:
+    def _pair(self, number: int, source: int, destination: int) -> None:
+        sends, receives = self._sends[number, source, destination], self._receives[number, source, destination]
+        while sends and receives and not self._held(source, sends[0]):
             self.delivered.append(_delivery(source, destination, sends.popleft(), receives.popleft()))
-            self._open[source] -= 1
-            self._open[destination] -= 1
+            self._open[source][number] -= 1
+            self._open[destination][number] -= 1
 
     def check_ended(self) -> None:
         """Raise `NcclError` if an operation waits for the other end."""
         self._check_counterparts()
-        waiting = [rank for rank, operations in enumerate(self._open) if operations]
+        waiting = [rank for rank, operations in enumerate(self._open) if any(operations.values())]
         if waiting:
             raise NcclError(f"deadlock: ranks {waiting} each wait for a group that another one has not begun")
 
     def _check_counterparts(self) -> None:
         """Raise `NcclError` unless as many receives as sends of each pair are left, issued or not."""
-        surplus: defaultdict[tuple[int, int], int] = defaultdict(int)
-        for source, destination, sign in self._left():
-            surplus[source, destination] += sign
-        for (source, destination), count in surplus.items():
+        surplus: defaultdict[Pair, int] = defaultdict(int)
+        for pair, sign in self._left():
+            surplus[pair] += sign
+        for (number, source, destination), count in surplus.items():
             if count:
-                missing = "receives" if count > 0 else "sends"
-                raise NcclError(f"{abs(count)} {missing} missing of the messages from rank {source} to {destination}")
+                missing, where = "receives" if count > 0 else "sends", f" on communicator {number}" * (number > 0)
+                raise NcclError(
+                    f"{abs(count)} {missing} missing of the messages from rank {source} to {destination}{where}"
+                )
 
-    def _left(self) -> Iterator[tuple[int, int, int]]:
-        """Source, destination and sign (1 for a send, -1 for a receive) of each operation that has not ended."""
+    def _left(self) -> Iterator[tuple[Pair, int]]:
+        """The pair and the sign (1 for a send, -1 for a receive) of each operation that has not ended."""
         for sign, queues in ((1, self._sends), (-1, self._receives)):
-            for (source, destination), queue in queues.items():
-                yield from [(source, destination, sign)] * len(queue)
+            for pair, queue in queues.items():
+                yield from [(pair, sign)] * len(queue)
         for rank, groups in enumerate(self._later):
             for group in groups:
-                yield from ((rank, send.peer, 1) for send in group.sends)
-                yield from ((receive.peer, rank, -1) for receive in group.receives)
+                yield from (((group.communicator, rank, send.peer), 1) for send in group.sends)
+                yield from (((group.communicator, receive.peer, rank), -1) for receive in group.receives)
 
 
 def _exchange(index: int, calls: Sequence[AllToAllCall], source: int, destination: int) -> list[Delivered]:
@@ -175,11 +213,11 @@ def _exchange(index: int, calls: Sequence[AllToAllCall], source: int, destinatio
 
 
 def _delivery(source: int, destination: int, send: Operation, receive: Operation) -> Delivered:
-    """The message of two paired ends. Raises `NcclError` if they differ in size, block or tag."""
-    for name in ("size_bytes", "block", "tag"):
+    """The message of two paired ends. Raises `NcclError` if they differ in size, blocks or tag."""
+    for name in ("size_bytes", "blocks", "tag"):
         sent, expected = getattr(send, name), getattr(receive, name)
         if sent != expected:
             raise NcclError(
                 f"rank {source} sends {name} {sent} to rank {destination}, paired with a receive of {expected}"
             )
-    return Delivered(source, destination, send.tag, send.block, send.size_bytes)
+    return Delivered(source, destination, send.tag, send.blocks, send.size_bytes)

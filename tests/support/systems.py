@@ -1,0 +1,56 @@
+"""Systems for tests of any layer: TokenRing with zigzag shards under a causal mask, USP of any outer schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasp_lab.attention.backward import Passes
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import attention_names_on, attention_schedules
+from tasp_lab.attention.task import AttentionTask
+from tasp_lab.attention.usp import in_groups
+from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+
+def passes_of(name: str, topology: Topology, layer: Workload, **options: Any) -> Passes:
+    return Passes(*attention_schedules(name, topology, layer, None, AttentionOptions("both", **options)))
+
+
+def token_ring_passes(topology: Topology, layer: Workload, **options: Any) -> Passes:
+    return passes_of("token-ring" if layer.mask == "full" else "zigzag-token-ring", topology, layer, **options)
+
+
+def token_ring(topology: Topology, layer: Workload, **options: Any) -> Schedule:
+    return token_ring_passes(topology, layer, **options).forward
+
+
+def ulysses_passes(topology: Topology, layer: Workload, **options: Any) -> Passes:
+    return passes_of("ulysses", topology, layer, **options)
+
+
+def ulysses(topology: Topology, layer: Workload, **options: Any) -> Schedule:
+    return ulysses_passes(topology, layer, **options).forward
+
+
+def usp(topology: Topology, outer: Schedule, members: int) -> Schedule:
+    dtype = outer.task.result_dtype if isinstance(outer.task, AttentionTask) else "fp32"
+    return in_groups(f"usp-{members} {outer.name}", topology, outer, members, dtype)
+
+
+def schedules_for(layer: Workload, world_size: int) -> list[str]:
+    """The names of all schedules that apply to a layer on a full mesh."""
+    return [name for name in attention_names_on(world_size) if _applies(name, layer, world_size)]
+
+
+def _applies(name: str, layer: Workload, world_size: int) -> bool:
+    try:
+        attention_schedules(name, full_mesh(world_size), layer)
+    except ScheduleError as error:
+        if "KV heads" in str(error):
+            return False
+        raise
+    return True
