@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
     from tasp_lab.analysis.accuracy import accuracy
     from tasp_lab.analysis.calibrate import calibrate
+    from tasp_lab.analysis.compare import compare
     from tasp_lab.analysis.decompose import decompose
     from tasp_lab.analysis.predict import predict
     from tasp_lab.analysis.validate import validate
@@ -26,6 +27,7 @@ __version__ = "0.2.0"
 __all__ = [
     "predict",
     "validate",
+    "compare",
     "decompose",
     "load_machine",
     "Workload",
@@ -38,6 +40,7 @@ __all__ = [
 _MODULES = {
     "predict": "tasp_lab.analysis.predict",
     "validate": "tasp_lab.analysis.validate",
+    "compare": "tasp_lab.analysis.compare",
     "decompose": "tasp_lab.analysis.decompose",
     "load_machine": "tasp_lab.machines.catalogue",
     "Workload": "tasp_lab.workload.layer",

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict, Unpack
 
 from tasp_lab.analysis.registry import Work
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.choices import Dataflow, Pass
+from tasp_lab.choices import Dataflow, Pass, WireDtype
 from tasp_lab.errors import ProfileError, QuantityError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
@@ -37,7 +37,9 @@ class AttentionKeywords(TypedDict, total=False):
     trim: bool
     buffers: int
     dataflow: Dataflow
-    gradient_dtype: str
+    gradient_dtype: WireDtype
+    result_dtype: WireDtype
+    tail_chunks: int
 
 
 def as_machine(

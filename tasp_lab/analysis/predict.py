@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Unpack
 
+from sim.array.from_rings import is_ring_schedule
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.analysis.inputs import (
     AttentionKeywords,
@@ -39,14 +40,14 @@ from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.machine import INSTANT, Machine
-from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 
-MANY_TRANSFERS = 10_000
-"""SimPy may take more than a few seconds for more transfers than this, which is reported as progress."""
+MANY_TRANSFERS = {"simpy": 10_000, "array": 200_000}
+"""An engine may take more than a few seconds for more transfers than this, which is reported as progress."""
 
 MANY_EVENTS = 20_000
 """A timeline of more events is kept on request only."""
@@ -68,7 +69,7 @@ def predict(
     compute: ComputeLike | None = None,
     engine: Engine = "auto",
     explain: bool = False,
-    events: bool = False,
+    events: bool | None = None,
     progress: ProgressCallback = no_progress,
     options: AttentionOptions = DEFAULT_OPTIONS,
     **attention: Unpack[AttentionKeywords],
@@ -90,7 +91,8 @@ def predict(
     compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own rates.
     engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
     explain : include what the time was spent on, and every transfer.
-    events : keep every event; otherwise timelines of more than `MANY_EVENTS` have a time only.
+    events : keep every event, or none unless it costs nothing; by default timelines of more than `MANY_EVENTS` have a
+        time only.
     progress : called with stages of searches and with simulations that take long.
     options, attention : `AttentionOptions` of a layer, and its fields as keywords: ``passes="both"``.
 
@@ -146,7 +148,7 @@ class _OneSchedule:
     options: AttentionOptions
     engine: Engine
     explain: bool
-    events: bool
+    events: bool | None
     progress: ProgressCallback
     engines: set[str] = field(default_factory=set)
 
@@ -161,14 +163,27 @@ class _OneSchedule:
         return [self._predict(schedule) for schedule in schedules]
 
     def _predict(self, schedule: Schedule) -> Prediction:
-        if schedule.transfers > MANY_TRANSFERS and self.engine == "simpy":
+        engine, share = engine_of(schedule, self.machine, self.engine), no_share
+        if schedule.transfers > MANY_TRANSFERS[engine] and (engine == "simpy" or not is_ring_schedule(schedule)):
             what = label(schedule, self.options)
             self.progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
-        self.engines.add(engine_of(schedule, self.machine, self.engine))
-        keep = self.events or self.explain or schedule.transfers <= MANY_EVENTS
+            share = partial(self._report, what)
+        self.engines.add(engine)
+        few = schedule.transfers <= MANY_EVENTS if self.events is None else self.events
+        keep = few or self.explain
         return predict_schedule(
-            self.machine, schedule, self.work, self.options, self.engine, explain=self.explain, events=keep
+            self.machine,
+            schedule,
+            self.work,
+            self.options,
+            self.engine,
+            explain=self.explain,
+            events=keep,
+            progress=share,
         )
+
+    def _report(self, what: str, share: float) -> None:
+        self.progress(f"{what}: {share:.0%} simulated")
 
 
 def with_compute(machine: Machine) -> Machine:
@@ -185,15 +200,22 @@ def predict_schedule(
     *,
     explain: bool = False,
     events: bool = True,
+    progress: ShareCallback = no_share,
 ) -> Prediction:
-    """Predict a schedule of this work that was built with these `options`."""
-    timeline = simulate(schedule, machine, engine, explain=explain, events=events)
+    """Predict a schedule of this work that was built with these `options`; `progress` is told the share that is done.
+
+    A layer is simulated twice, with its kernel calls and without.
+    """
+    times = 2 if isinstance(work, Workload) else 1
+    timeline = simulate(
+        schedule, machine, engine, explain=explain, events=events, progress=lambda share: progress(share / times)
+    )
     head = (schedule.name, machine.topology.name, machine.topology.world_size, timeline.time_s)
     bound = bound_s(machine, schedule, work)
     if not isinstance(work, Workload):
         return CollectivePrediction(*head, bound, timeline, kind_of([schedule.name]), work)
     task = schedule.task
-    assert task is not None, "a schedule of a layer has a task"
+    assert isinstance(task, AttentionTask), "a schedule of a layer has a task"
     flops, rate = schedule.flops().sum(axis=0).tolist(), machine.rate_of(task)
     return LayerPrediction(
         *head,
@@ -203,10 +225,17 @@ def predict_schedule(
         options=options,
         passing=pass_of(schedule),
         dataflow=dataflow_of(schedule) if task.passing == "backward" else None,
+        gradient_dtype=task.gradient_dtype,
         rates={task.passing: rate},
         compute_flops_per_s=rate.flops_per_s,
         compute_s=rate.time_s(max(flops)),
-        communication_s=simulate(schedule, replace(machine, compute=INSTANT), engine, events=False).time_s,
+        communication_s=simulate(
+            schedule,
+            replace(machine, compute=INSTANT),
+            engine,
+            events=False,
+            progress=lambda share: progress((1 + share) / times),
+        ).time_s,
         bytes_sent=int(schedule.bytes_sent().sum()),
         memory_bytes=int(memory_bytes(schedule).max()),
         flops=sum(flops),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions, attention_schedules
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import USES_RINGS as ATTENTION_OVER_RINGS
+from tasp_lab.attention.registry import attention_names, attention_schedules, check_attention, is_attention
 from tasp_lab.choices import Pass as Pass
 from tasp_lab.collectives.kinds import with_article
 from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of
@@ -39,11 +39,11 @@ def build_schedules(
 
     Parameters
     ----------
-    name : a name in `COLLECTIVES` for bytes, in `ATTENTION` for a layer.
+    name : a name in `COLLECTIVES` for bytes, for a layer one of `tasp_lab.attention.registry`.
     topology : the ranks and links.
     work : bytes per rank, or the layer.
     decomposition : the rings of the schedules in `USES_RINGS`, if not the topology's own.
-    options : of a layer, see `tasp_lab.attention.options.attention_schedules`.
+    options : of a layer, see `tasp_lab.attention.registry.attention_schedules`.
 
     Raises `ScheduleError` for an unknown name, one of the other kind, options of a collective, and more than can be
     proved.
@@ -69,20 +69,21 @@ def check_names(names: Iterable[str], work: Work) -> None:
 
     All schedules of one call must implement the same collective.
 
-    >>> check_names(["ring"], Workload(sequence=64, heads=1))
+    >>> check_names(["ring"], Workload(sequence=64, heads=1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    tasp_lab.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for attention: ring-attention, \
-zigzag-ring-attention, striped-ring-attention, tasp
+    tasp_lab.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for attention: ring-attention, ...
     """
     names, is_layer = list(names), isinstance(work, Workload)
-    right: Sequence[str] = list(ATTENTION if is_layer else COLLECTIVES)
+    right: Sequence[str] = attention_names() if is_layer else list(COLLECTIVES)
     for name in names:
         if is_layer and name in COLLECTIVES:
             kind = with_article(COLLECTIVES[name].kind)
             raise ScheduleError(f"schedule {name!r} is {kind}, expected one for attention: {', '.join(right)}")
-        if not is_layer and name in ATTENTION:
+        if not is_layer and is_attention(name):
             raise ScheduleError(f"schedule {name!r} is for attention, expected a collective: {', '.join(right)}")
-        if name not in right:
+        if not is_layer and name not in right:
             raise ScheduleError(unknown("schedule", name, right))
-    if names and not is_layer:
+    if is_layer:
+        check_attention(names)
+    elif names:
         kind_of(names)

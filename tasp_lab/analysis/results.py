@@ -157,9 +157,10 @@ class LayerPrediction(Prediction):
     """A pass of an attention layer, or both, one after the other (see `together`).
 
     `options` are the requested ones, `passing` is the pass of this prediction, and `dataflow` that of its backward
-    pass, if any. `compute_s` is the compute time of the busiest rank, `communication_s` the time of the same schedule
-    with instant compute. `bytes_sent` and `flops` are of all ranks; `memory_bytes` is the largest memory of a rank for
-    circulating blocks. `rates` has the compute rate of each pass, `compute_flops_per_s` that of this row; None when
+    pass, if one side circulates. `gradient_dtype` is that of gradients on the wire, None in a forward pass. `compute_s`
+    is the compute time of the busiest rank, `communication_s` the time of the same schedule with instant compute.
+    `bytes_sent` and `flops` are of all ranks; `memory_bytes` is the largest memory of a rank for blocks of others and
+    sums that are sent. `rates` has the compute rate of each pass, `compute_flops_per_s` that of this row; None when
     computing takes no time.
     """
 
@@ -167,6 +168,7 @@ class LayerPrediction(Prediction):
     options: AttentionOptions
     passing: Pass
     dataflow: Dataflow | None
+    gradient_dtype: str | None
     rates: Mapping[str, ComputeRate]
     compute_flops_per_s: Number | None
     compute_s: Number
@@ -188,13 +190,6 @@ class LayerPrediction(Prediction):
     @property
     def is_sum(self) -> bool:
         return self.passing == "both"
-
-    @property
-    def gradient_dtype(self) -> str | None:
-        """The dtype of circulating gradients; None in a forward pass."""
-        if self.dataflow is None:
-            return None
-        return self.layer.dtype if self.options.gradient_dtype == "input" else self.options.gradient_dtype
 
     @property
     def ccr(self) -> float | None:
@@ -285,7 +280,7 @@ class LayerPrediction(Prediction):
         """The schedule, and unless only a forward pass is requested, the pass with its dataflow."""
         if self.options.passes == "forward":
             return super().head()
-        dataflow = f", {self.dataflow}" if self.passing == "backward" else ""
+        dataflow = f", {self.dataflow}" if self.passing == "backward" and self.dataflow else ""
         return super().head() | {"pass": self.passing + dataflow}
 
     def row(self, first: Prediction) -> dict[str, str]:

@@ -7,6 +7,7 @@ from cyclopts import App
 from tasp_lab import __version__
 from tasp_lab.cli.commands.accuracy import accuracy
 from tasp_lab.cli.commands.calibrate import calibrate
+from tasp_lab.cli.commands.compare import compare
 from tasp_lab.cli.commands.decompose import decompose
 from tasp_lab.cli.commands.doctor import doctor
 from tasp_lab.cli.commands.predict import predict
@@ -26,10 +27,11 @@ app.command(topologies)
 app.command(decompose, sort_key=2)
 app.command(predict, sort_key=3)
 app.command(validate, sort_key=4)
-app.command(accuracy, sort_key=5)
-app.command(calibrate, sort_key=6)
+app.command(compare, sort_key=5)
+app.command(accuracy, sort_key=6)
+app.command(calibrate, sort_key=7)
 app.command(profile)
-app.command(doctor, sort_key=8)
+app.command(doctor, sort_key=9)
 app.register_install_completion_command(
     help="Install completion for bash, zsh or fish; see --install-completion --help.", group="Options"
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter, Token
 
-from tasp_lab.attention.registry import ATTENTION
+from tasp_lab.attention.registry import attention_names
 from tasp_lab.collectives.kinds import KINDS, shard_help
 from tasp_lab.collectives.registry import COLLECTIVES
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
@@ -65,7 +65,7 @@ def schedules_help() -> str:
     'AllGather: ring, multi-ring, direct, trees, library-ring'
     """
     of_kind = {kind: [name for name, spec in COLLECTIVES.items() if spec.kind == kind] for kind in KINDS}
-    lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), ("Attention", ATTENTION))]
+    lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), ("Attention", attention_names()))]
     return "".join(lines) + "Repeatable."
 
 
@@ -92,6 +92,14 @@ ShardBytes = Annotated[
     quantity(
         f"Run a collective: bytes that each rank owns, like 64MiB; this or --seq. {shard_help()}.",
         WORK,
+    ),
+]
+Library = Annotated[
+    str,
+    Parameter(
+        group=MACHINE,
+        help="The communication library: auto (that of the machine's profile, if it has one), ideal (links alone), "
+        "nccl, rccl or gloo.",
     ),
 ]
 Scale = Annotated[

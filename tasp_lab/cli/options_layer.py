@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.choices import DEFAULT_BUFFERS, Dataflow, Dtype, GradientDtype, Mask, Pass
+from tasp_lab.choices import DEFAULT_BUFFERS, Dataflow, Dtype, Mask, Pass, WireDtype
 from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
 from tasp_lab.errors import QuantityError
 from tasp_lab.units import parse_count, parse_size_bytes
@@ -15,6 +15,7 @@ from tasp_lab.units import parse_count, parse_size_bytes
 if TYPE_CHECKING:
     from tasp_lab.analysis.registry import Work
     from tasp_lab.attention.options import AttentionOptions
+    from tasp_lab.workload.layer import Workload
 
 MAX_DOCUMENTS = 100_000
 """Each document adds blocks and kernel calls to a schedule, so simulations are limited to far fewer."""
@@ -69,25 +70,43 @@ class LayerChoice:
         ),
     ] = "auto"
     gradient_dtype: Annotated[
-        GradientDtype, Parameter(group=PASSES, help="Of circulating gradients; input: as --dtype.")
-    ] = "fp32"
+        WireDtype,
+        Parameter(
+            group=PASSES,
+            help="Of gradients that are sent; input: as --dtype; auto: fp32 for sums that travel on.",
+        ),
+    ] = "auto"
+    result_dtype: Annotated[WireDtype, Parameter(group=PASSES, help="Of results that are sent, in the same terms.")] = (
+        "auto"
+    )
     trim: Annotated[bool, Parameter(group=PASSES, help="Drop a block after the last rank whose mask needs it.")] = True
     buffers: Annotated[int, whole("Buffers of a rank: how many steps' arrivals it can hold.", PASSES)] = DEFAULT_BUFFERS
+    tail_chunks: Annotated[int, whole("Pieces in which the last results of TokenRing return.", PASSES)] = 1
 
     def work(self, shard_bytes: str | None) -> Work:
         """The work: a layer of `seq` positions, or a collective."""
-        is_layer = self.seq is not None or self.documents is not None
-        if is_layer == (shard_bytes is not None):
-            got = "both" if is_layer else "neither"
+        if self._is_layer == (shard_bytes is not None):
+            got = "both" if self._is_layer else "neither"
             raise QuantityError(f"expected --seq (an attention layer) or --shard-bytes (a collective), got {got}")
-        if shard_bytes is not None:
-            if self != DEFAULT_LAYER:
-                raise QuantityError("options of attention layers apply with --seq only, not with --shard-bytes")
-            return parse_size_bytes(shard_bytes)
-        from tasp_lab.workload.layer import Workload
+        if shard_bytes is None:
+            return self.workload()
+        if self != DEFAULT_LAYER:
+            raise QuantityError("options of attention layers apply with --seq only, not with --shard-bytes")
+        return parse_size_bytes(shard_bytes)
+
+    @property
+    def _is_layer(self) -> bool:
+        return self.seq is not None or self.documents is not None
+
+    def workload(self) -> Workload:
+        """The layer. Raises `QuantityError` where its length is not given."""
+        from tasp_lab.workload.layer import Workload as Layer
+
+        if not self._is_layer:
+            raise QuantityError("expected an attention layer: --seq, or --documents")
 
         documents = None if self.documents is None else parse_documents(self.documents)
-        return Workload(
+        return Layer(
             sequence=sum(documents or ()) if self.seq is None else parse_count(self.seq, "sequence"),
             batch=self.batch,
             heads=self.heads,
@@ -103,7 +122,15 @@ class LayerChoice:
         """The options of the layer."""
         from tasp_lab.attention.options import AttentionOptions
 
-        return AttentionOptions(self.passes, self.trim, self.buffers, self.dataflow, self.gradient_dtype)
+        return AttentionOptions(
+            self.passes,
+            self.trim,
+            self.buffers,
+            self.dataflow,
+            self.gradient_dtype,
+            self.result_dtype,
+            self.tail_chunks,
+        )
 
 
 def parse_documents(text: str) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from tasp_lab.analysis.predict import LayerPrediction, predict
 from tasp_lab.analysis.registry import build_schedules
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import ATTENTION
-from tasp_lab.cli.process import main
+from tasp_lab.attention.registry import attention_names, attention_names_on
 from tasp_lab.collectives.registry import COLLECTIVES
 from tasp_lab.errors import ScheduleError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
@@ -25,6 +23,7 @@ from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_bound import layers, schedule_names
+from tests.cli.conftest import Tell
 from tests.conftest import Command
 
 ASKED = (
@@ -42,24 +41,6 @@ MEASURED = {
 LAYER = ("--seq", "4Ki", "--heads", "8", "--kv-heads", "2", "--head-dim", "64")
 KV_BYTES = 2 * 2 * 64 * 2 * 4096
 """Of all keys and values of that layer."""
-
-Tell = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Runs a command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(arguments)
-        except SystemExit as left:
-            code = int(left.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
 
 
 def rows(tell: Tell, *arguments: str) -> list[dict[str, Any]]:
@@ -147,12 +128,13 @@ def test_explain_lists_transfers_and_calls(tell: Tell) -> None:
 
 
 def test_the_table_names_the_layer(tell: Tell) -> None:
-    schedules = [part for name in ATTENTION for part in ("--schedule", name)]
+    names = attention_names_on(8)
+    schedules = [part for name in names for part in ("--schedule", name)]
     code, out, _ = tell("predict", "mi300x-8", *schedules, *LAYER, "--mask", "causal", "--window", "64")
     assert code == 0
     for word in ("Causal", "4096 positions", "8 heads (2 KV) of 64", "bf16", "mi300x-8", "328.6 TFLOP/s", "CCR"):
         assert word in " ".join(out.split())
-    assert all(name in out for name in ATTENTION)
+    assert all(name in out for name in names)
 
 
 def test_rows_of_all_gather_stay_as_they_are(tell: Tell) -> None:
@@ -197,11 +179,12 @@ def test_a_machine_without_a_rate_has_the_assumed_one() -> None:
     assert p.rates == {"forward": ASSUMED_COMPUTE}
 
 
-@pytest.mark.parametrize("name", [*COLLECTIVES, *ATTENTION, "bogus"])
-@pytest.mark.parametrize("work", [64, Workload(64, heads=1)], ids=["bytes", "layer"])
+@pytest.mark.parametrize("name", [*COLLECTIVES, *attention_names_on(4), "bogus"])
+@pytest.mark.parametrize("work", [64, Workload(64, heads=4)], ids=["bytes", "layer"])
 def test_each_kind_of_work_has_schedules_of_its_own(name: str, work: int | Workload) -> None:
-    names = ATTENTION if isinstance(work, Workload) else COLLECTIVES
-    if name in names:
+    is_layer = isinstance(work, Workload)
+    names = attention_names() if is_layer else list(COLLECTIVES)
+    if name in (attention_names_on(4) if is_layer else COLLECTIVES):
         assert [schedule.name for schedule in build_schedules(name, full_mesh(4), work)] == [name]
     else:
         with pytest.raises(ScheduleError, match=f"'{name}'.*{', '.join(names)}$"):
@@ -248,8 +231,8 @@ TASP = ("predict", "full-mesh:4", "--schedule", "tasp")
         ((*TASP[:3], "ring", "--shard-bytes", "1", "--compute", "timed:1"), "apply with --seq only"),
         ((*TASP, "--shard-bytes", "1"), "schedule 'tasp' is for attention, expected a collective: ring, multi-ring"),
         ((*TASP[:3], "ring", "--seq", "64"), "schedule 'ring' is an AllGather, expected one for attention: ring-att"),
-        ((*TASP[:3], "bogus", "--seq", "64"), "unknown schedule 'bogus', expected one of ring-attention, zigzag-ring"),
-        ((*TASP[:3], "ring-attention", "--seq", "64", "--lanes", "2"), "-all-reduce and tasp only"),
+        ((*TASP[:3], "quick", "--seq", "64"), "unknown schedule 'quick', expected one of ring-attention, zigzag-ring"),
+        ((*TASP[:3], "ring-attention", "--seq", "64", "--lanes", "2"), "and multi-ring-kv-all-gather only"),
         (("validate", *TASP[1:], "--seq", "64", "--compute", "timed:-1"), "expected more than 0 FLOP/s"),
         (("validate", *TASP[1:], "--seq", "64", "--shard-bytes", "64"), "got both"),
     ],

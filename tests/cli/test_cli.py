@@ -283,7 +283,7 @@ PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1Mi
         (("decompose", "ring:4", "--without-link", "0>1"), "not connected"),
         (("accuracy", "--plot", "errors.gif"), ".png, .svg or .pdf"),
         (("decompose", "full-mesh:5", "--plot", "rings.gif"), ".png, .svg or .pdf"),
-        ((*PREDICT, "--lanes", "2"), "apply to multi-ring, multi-ring-reduce-scatter, multi-ring-all-reduce and tasp"),
+        ((*PREDICT, "--lanes", "2"), "apply to multi-ring, multi-ring-reduce-scatter, multi-ring-all-reduce, tasp"),
         (("topologies", "--without-link", "0-1"), "apply to one topology only"),
         (("topologies", "import", "no-such-file"), "no-such-file"),
         (("topologies", "full-mesh:4096"), "16773120 links, expected at most"),

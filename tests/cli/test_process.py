@@ -51,7 +51,7 @@ print("modules:", *sorted({name.partition(".")[0] for name in sys.modules}))
     "module",
     [
         "cyclopts", "attrs", "tasp_lab.cli.commands.doctor", "tasp_lab.topology.graph", "numpy", "numpy._core",
-        "networkx", "scipy.optimize", "msgspec", "simpy", "matplotlib.figure", "matplotlib.backends.backend_svg",
+        "scipy.sparse", "msgspec", "simpy", "matplotlib.figure", "matplotlib.backends.backend_svg",
     ],
 )  # fmt: skip
 def test_ctrl_c_while_something_is_imported_is_one_line(tmp_path: Path, module: str) -> None:

@@ -10,12 +10,12 @@ from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     DEFAULT_RINGS,
-    MACHINE,
     NO_CHANGES,
     OUTPUT,
     RUN,
     ExpressionNumbers,
     Json,
+    Library,
     LinkEdits,
     Plot,
     RingChoice,
@@ -38,14 +38,7 @@ def predict(
     layer: LayerChoice = DEFAULT_LAYER,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     changes: LinkEdits = NO_CHANGES,
-    library: Annotated[
-        str,
-        Parameter(
-            group=MACHINE,
-            help="The communication library: auto (that of the machine's profile, if it has one), ideal (links alone), "
-            "nccl, rccl or gloo.",
-        ),
-    ] = "auto",
+    library: Library = "auto",
     rings: RingChoice = DEFAULT_RINGS,
     engine: Annotated[
         Literal["auto", "simpy", "array"],

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tasp_lab.machines.machine import Machine
     from tasp_lab.machines.profile import Profile
 
-profile = App(name="profile", sort_key=7, help="Machines with their communication library, constant by constant.")
+profile = App(name="profile", sort_key=8, help="Machines with their communication library, constant by constant.")
 
 
 @profile.command(name="list")

@@ -1,0 +1,79 @@
+"""``tasp-lab compare``: every schedule of attention on a machine, best first."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tasp_lab.choices import FabricKind
+from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    DEFAULT_RINGS,
+    NO_CHANGES,
+    RUN,
+    WORK,
+    ExpressionNumbers,
+    Json,
+    Library,
+    LinkEdits,
+    RingChoice,
+    Scale,
+    TopologyText,
+    whole,
+)
+from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
+from tasp_lab.progress import print_progress
+
+
+def compare(
+    topology: TopologyText,
+    /,
+    *,
+    schedule: Annotated[
+        list[str] | None,
+        Parameter(name="--schedule", negative=(), group=WORK, help="Compare these only. Repeatable."),
+    ] = None,
+    layer: LayerChoice = DEFAULT_LAYER,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    changes: LinkEdits = NO_CHANGES,
+    library: Library = "auto",
+    rings: RingChoice = DEFAULT_RINGS,
+    validate: Annotated[
+        int, whole("Also run this many of the best, and the fastest single ring, on the fabric.", RUN)
+    ] = 0,
+    fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where they run, see validate.")] = "emulated",
+    scale: Scale = None,
+    repeat: Annotated[int, whole("Timed repetitions of each schedule that is run.", RUN)] = 5,
+    json: Json = False,
+) -> None:
+    """Predict every schedule of attention that applies to a layer, and rank them by time.
+
+    Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
+
+    Example: tasp-lab compare full-mesh:8 --seq 4Ki --heads 8 --compute timed:1000TFLOP/s --validate 2
+    """
+    from tasp_lab.analysis import compare as comparison
+
+    found = comparison.compare(
+        numbers.load(topology, library),
+        layer.workload(),
+        schedule,
+        without_links=changes.without_link,
+        links=changes.link,
+        **vars(rings),
+        options=layer.options(),
+        compute=layer.compute,
+        measure=validate,
+        fabric=fabric,
+        scale=scale,
+        repeats=repeat,
+        progress=print_progress,
+    )
+    if not found.is_reporter:
+        return
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())

@@ -1,0 +1,120 @@
+"""Every schedule of attention on one machine: the numbers of predictions, ranked, and why some do not apply."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tasp_lab
+from tasp_lab.analysis.compare import SINGLE_RINGS, busiest_link_bytes, compare
+from tasp_lab.analysis.predict import predict
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import attention_names_on
+from tasp_lab.choices import Pass
+from tasp_lab.errors import QuantityError, ScheduleError, TaspLabError
+from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
+from tasp_lab.topology.edits import without_links
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+LAYER = Workload(4096, heads=8, kv_heads=4, mask="causal")
+
+
+@pytest.mark.parametrize("passes", ["forward", "backward", "both"])
+@pytest.mark.parametrize("machine", ["h100-2x4", "full-mesh:6"])
+def test_times_are_those_of_predictions_best_first(machine: str, passes: Pass) -> None:
+    found = compare(machine, LAYER, passes=passes)
+    applying = [each for each in found.candidates if each.prediction is not None]
+    assert [each.time_s for each in applying] == sorted(each.time_s for each in applying)
+    assert {each.schedule for each in found.candidates} == set(attention_names_on(found.machine.topology.world_size))
+    for each in applying:
+        predicted = next(p for p in predict(machine, each.schedule, LAYER, passes=passes) if p.is_all)
+        assert each.time_s == float(predicted.time_s)
+        assert each.prediction is not None
+        assert each.prediction.bytes_sent == predicted.to_dict()["bytes_sent"]
+    assert found.single_ring_s == min(each.time_s for each in applying if each.schedule in SINGLE_RINGS)
+
+
+def test_schedules_that_do_not_apply_say_why() -> None:
+    found = {each.schedule: each for each in compare("bidirectional-ring:5", LAYER).candidates}
+    assert "has no such link" in found["token-ring"].reason
+    assert found["ulysses"].reason.startswith("8 heads and 4 KV heads on 5 ranks, expected a multiple of the ranks")
+    assert all((each.prediction is None) == bool(each.reason) for each in found.values())
+    assert found["ring-attention"].reason == ""
+
+
+def test_options_apply_to_the_schedules_that_have_them() -> None:
+    options = {"passes": "both", "dataflow": "rotate-kv", "result_dtype": "fp32", "buffers": 4}
+    found = {each.schedule: each for each in compare("full-mesh:4", LAYER, **options).candidates}  # type: ignore[arg-type]
+    for name, kept in {
+        "ulysses": {"result_dtype": "fp32"},
+        "tasp": {"dataflow": "rotate-kv", "buffers": 4},
+        "token-ring": {"result_dtype": "fp32", "buffers": 4},
+    }.items():
+        predicted = next(p for p in predict("full-mesh:4", name, LAYER, passes="both", **kept) if p.is_all)  # type: ignore[arg-type]
+        assert found[name].time_s == float(predicted.time_s)
+
+
+def test_rings_that_do_not_exist_are_a_reason() -> None:
+    path = without_links(bidirectional_ring(4), ["0-1"])
+    found = compare(path, LAYER).candidates
+    assert [each.schedule for each in found if each.prediction is not None] == ["trees-kv-all-gather"]
+    assert all(each.reason for each in found[1:])
+
+
+@pytest.mark.parametrize("topology", [full_mesh(4), switch(4), nodes(2, 2, "switch")])
+@settings(max_examples=20)
+@given(st.data())
+def test_the_busiest_link_carries_what_the_routes_say(topology: Topology, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(attention_names_on(4)))
+    schedules = build_schedules(name, topology, LAYER, options=AttentionOptions("both"))
+    load: dict[int, int] = {}
+    for schedule in schedules:
+        for step in schedule.steps:
+            for source, destination, block in zip(step.source, step.destination, step.block, strict=True):
+                for each in topology.route(int(source), int(destination)).constraints:
+                    load[each] = load.get(each, 0) + int(schedule.block_bytes[block])
+    busy = {
+        each: Fraction(size) / Fraction(topology.constraints[each].bandwidth_bytes_per_s) for each, size in load.items()
+    }
+    longest = {load[each] for each, time_s in busy.items() if time_s == max(busy.values())}
+    assert busiest_link_bytes(schedules, topology) in longest
+
+
+def test_the_bytes_of_one_ring_on_a_mesh_are_all_on_its_links() -> None:
+    (ring,) = compare("full-mesh:8", Workload(8192, heads=8), ["ring-attention"]).candidates
+    assert ring.sent_bytes == ring.link_bytes == 7 * 8192 // 8 * 2 * 8 * 128 * 2
+
+
+def test_the_frame_has_all_schedules() -> None:
+    frame = tasp_lab.compare("full-mesh:4", LAYER).to_pandas()
+    assert set(frame["schedule"]) == set(attention_names_on(4))
+    assert np.isfinite(frame["time_s"]).all()
+
+
+def test_what_python_is_refused() -> None:
+    with pytest.raises(QuantityError, match="measure: -2, expected 0 or more"):
+        compare("full-mesh:4", LAYER, measure=-2)
+    with pytest.raises(ScheduleError, match="unknown schedule 'tsap', did you mean 'tasp'"):
+        compare("full-mesh:4", LAYER, "tsap")
+    with pytest.raises(TaspLabError):
+        compare("no-such-machine", LAYER)
+
+
+@pytest.mark.distributed
+def test_the_best_and_a_ring_are_run_on_a_fabric() -> None:
+    layer = Workload(512, heads=4, head_dim=16, mask="causal")
+    names = ["ring-attention", "zigzag-ring-attention", "tasp", "ulysses"]
+    found = compare("full-mesh:4", layer, names, measure=1, fabric="local", repeats=1, compute=1e9, buffers=4)
+    run = [each.schedule for each in found.candidates if each.measured_s is not None]
+    best = found.best.schedule
+    assert best in run
+    assert len(run) == (1 if best in SINGLE_RINGS else 2)
+    assert any(name in SINGLE_RINGS for name in run)
+    assert all((each.measured_s is None) == (each.measured_prediction_s is None) for each in found.candidates)
+    assert "on the fabric" in str(found)
