@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,24 @@ settings.register_profile(
 settings.load_profile("tasp-lab")
 
 ROOT = Path(__file__).parent.parent
+
+Tell = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Runs a command in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
 
 
 @pytest.fixture

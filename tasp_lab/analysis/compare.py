@@ -160,11 +160,10 @@ class Ranking(Report):
             "bound by": each.bound_by,
         }
         if self.fabric:
-            run = each.measured_s is not None and each.measured_prediction_s is not None
-            row |= {
-                "on the fabric": format_time(each.measured_s) if run and each.measured_s is not None else "",
-                "error": f"{ratio(each.measured_prediction_s or 0, each.measured_s or 1) - 1:+.1%}" if run else "",
-            }
+            row |= {"on the fabric": "", "error": ""}
+            if each.measured_s is not None and each.measured_prediction_s is not None:
+                row["on the fabric"] = format_time(each.measured_s)
+                row["error"] = f"{ratio(each.measured_prediction_s, each.measured_s) - 1:+.1%}"
         return row
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from tasp_lab.attention.backward import circulation_schedules
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.attention.registry import balanced_ring
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -24,6 +25,6 @@ def burst(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:
     """The passes of ``burst``."""
-    ring = "ring-attention" if workload.mask == "full" else "zigzag-ring-attention"
+    ring = balanced_ring(workload)
     flow = options if options.passes == "forward" else replace(options, dataflow="rotate-q")
     return tuple(replace(each, name=name) for each in circulation_schedules(ring, topology, workload, flow))

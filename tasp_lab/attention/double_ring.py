@@ -28,7 +28,7 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.attention.circulation import Circulation, cut_blocks
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.attention.registry import attention_layout, attention_schedules
+from tasp_lab.attention.registry import attention_layout, attention_schedules, balanced_ring
 from tasp_lab.attention.span_blocks import owner_schedule
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS
 from tasp_lab.schedule.blocks import Pool
@@ -53,7 +53,7 @@ def double_ring(
     """The passes of ``double-ring:WxR``, `split` being W and R."""
     window, rings = split
     if 1 in split:
-        ring = "ring-attention" if workload.mask == "full" else "zigzag-ring-attention"
+        ring = balanced_ring(workload)
         plain = options if options.passes == "forward" else replace(options, dataflow="rotate-kv")
         return tuple(replace(each, name=name) for each in attention_schedules(ring, topology, workload, None, plain))
     layout = attention_layout(name, workload, topology.world_size)

@@ -216,6 +216,11 @@ def options_for(name: str, options: AttentionOptions) -> AttentionOptions:
     )
 
 
+def balanced_ring(workload: Workload) -> str:
+    """The schedule over one ring that gives all ranks equal work: of contiguous shards, under a causal mask zigzag."""
+    return "ring-attention" if workload.mask == "full" else "zigzag-ring-attention"
+
+
 def attention_layout(name: str, workload: Workload, world_size: int) -> SequenceLayout:
     """The sequence layout of an attention schedule.
 

@@ -22,7 +22,7 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.attention.backward import attention_passes
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.attention.registry import attention_layout, attention_schedules
+from tasp_lab.attention.registry import attention_layout, attention_schedules, balanced_ring
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.attention.ulysses import ulysses
 from tasp_lab.choices import Dataflow
@@ -52,7 +52,7 @@ def usp(
     members, groups = split
     if groups == 1:
         return ulysses(name, topology, workload, options)
-    outer = _outer(workload)
+    outer = balanced_ring(workload)
     if members == 1:
         plain = replace(options, result_dtype="auto")
         return tuple(replace(each, name=name) for each in attention_schedules(outer, topology, workload, None, plain))
@@ -70,12 +70,8 @@ def usp_layout(workload: Workload, world_size: int, *, split: tuple[int, int]) -
     members, groups = split
     if groups == 1:
         return attention_layout("ulysses", workload, world_size)
-    outer = attention_layout(_outer(workload), workload, groups)
+    outer = attention_layout(balanced_ring(workload), workload, groups)
     return outer if members == 1 else _layout(outer, members)
-
-
-def _outer(workload: Workload) -> str:
-    return "ring-attention" if workload.mask == "full" else "zigzag-ring-attention"
 
 
 def _backward(outer: str, between: Topology, workload: Workload, options: AttentionOptions) -> Schedule:

@@ -23,8 +23,7 @@ from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_bound import layers, schedule_names
-from tests.cli.conftest import Tell
-from tests.conftest import Command
+from tests.conftest import Command, Tell
 
 ASKED = (
     "seq", "batch", "heads", "kv_heads", "head_dim", "dtype", "mask", "window", "documents", "pass", "dataflow",

@@ -28,9 +28,8 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_bound import dataflows, layers, schedule_names
 from tests.cli import test_attention as test_attention_cli
-from tests.cli.conftest import Tell
 from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, TASP, one, rows
-from tests.conftest import Command
+from tests.conftest import Command, Tell
 
 SUMMED = ("time_s", "bound_s", "compute_s", "communication_s", "bytes_sent", "flops")
 FLOPS = 4 * 8 * 64 * 4096**2

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tasp_lab.attention.registry import attention_names_on
-from tests.cli.conftest import Tell
+from tests.conftest import Tell
 
 LAYER = ("--seq", "4096", "--heads", "8")
 FIELDS = {

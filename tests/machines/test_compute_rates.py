@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,6 @@ from tasp_lab.analysis.predict import predict, with_compute
 from tasp_lab.analysis.registry import build_schedules
 from tasp_lab.analysis.results import LayerPrediction
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.cli.process import main
 from tasp_lab.errors import TaspLabError
 from tasp_lab.machines.catalogue import catalogue_names, load_machine, topology_document
 from tasp_lab.machines.compute_rates import COMPUTE_RATES, accelerator_constants, accelerator_names, compute_of
@@ -26,13 +24,12 @@ from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Consta
 from tasp_lab.machines.profile_files import load_profile, profile_names
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import ELEMENT_BYTES, Workload
-from tests.conftest import Command
+from tests.conftest import Command, Tell
 
 DTYPES = ("bf16", "fp16", "fp32")
 PASSES = ("forward", "backward")
 LAYER = ("--schedule", "zigzag-ring-attention", "--seq", "1Ki", "--heads", "8", "--mask", "causal")
 
-Tell = Callable[..., tuple[int, str, str]]
 
 TENSOR_PEAKS = {
     "a10-4-pcie": 125e12,
@@ -69,22 +66,6 @@ MACHINES = sorted({*catalogue_names(), *profile_names()})
 
 def machine_of(name: str) -> Machine:
     return load_machine(name) if name in catalogue_names() else load_profile(name).machine(1, 2)
-
-
-@pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Runs a command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(arguments)
-        except SystemExit as left:
-            code = int(left.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
 
 
 def document(tell: Tell, *arguments: str) -> dict[str, Any]:
