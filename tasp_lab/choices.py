@@ -9,6 +9,13 @@ from typing import Literal
 Mask = Literal["full", "causal"]
 """causal: a query sees the keys up to its own position."""
 
+AttentionKind = Literal["softmax", "linear"]
+"""Kinds of attention layers."""
+
+Decay = Literal["none", "head", "scalar", "channel"]
+"""Decay of the state of linear attention: none, a constant per KV head, or one that depends on the data, per position
+and KV head or also per channel of the keys."""
+
 Dtype = Literal["bf16", "fp16", "fp32"]
 """Of queries, keys, values and the result."""
 
@@ -22,6 +29,9 @@ WireDtype = Literal["auto", "fp32", "input"]
 """Of results or gradients on the wire; input: the layer's dtype; auto: fp32 for sums that grow on their way, else
 input."""
 
+Travelling = Literal["auto", "keys", "queries", "both"]
+"""What travels around the rings of ``kv-and-q-rings``; both: for each pair of ranks the side with fewer bytes."""
+
 FabricKind = Literal["emulated", "local", "torchrun"]
 """Where ranks run: between network namespaces, as plain processes, or as torchrun started them."""
 
@@ -31,3 +41,7 @@ TransportKind = Literal["auto", "p2p", "batched", "all-to-all"]
 DEFAULT_BUFFERS = 3
 """Buffers of a rank: one to compute with, one that fills, one whose receive is posted before its block is sent, as gloo
 needs it."""
+
+DEFAULT_STAGES = 4
+"""Parts in which keys arrive: one part of calls or of transfers in about four is exposed at most, and messages of a
+quarter of a shard are still large. MagiAttention's guides use 1 to 4."""

@@ -61,6 +61,18 @@ class ScheduleError(TaspLabError):
     """An invalid schedule. The message names step, rank and block."""
 
 
+class NoLinkError(ScheduleError):
+    """A transfer for which the topology has no link: `where` it is, its two ranks, and the topology's name."""
+
+    def __init__(self, where: str, source: int, destination: int, topology: str) -> None:
+        super().__init__(where, source, destination, topology)
+        self.where, self.source, self.destination, self.topology = where, source, destination, topology
+
+    def __str__(self) -> str:
+        ranks = f"rank {self.source} sends to rank {self.destination}"
+        return f"{self.where}: {ranks}, but {self.topology} has no such link"
+
+
 class WorkloadError(TaspLabError):
     """An invalid attention layer. The message names the value and what was expected."""
 

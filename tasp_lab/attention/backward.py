@@ -79,25 +79,47 @@ def attention_passes(
     'rotate-q'
     """
     options = AttentionOptions("both", trim, buffers, dataflow, gradient_dtype)
+    plans = circulation_plans(name, topology, workload, options, decomposition)
+    plan = min(plans, key=lambda plan: _compared_bytes(plan.forward) + _compared_bytes(plan.backward))
+    return Passes(
+        attention_schedule(name, topology, plan.forward, buffers),
+        attention_schedule(name, topology, plan.backward, buffers, plan.copies),
+    )
+
+
+class Plan(NamedTuple):
+    """A dataflow with its forward pass; `copies` are the blocks of others with which each rank starts backward."""
+
+    forward: AttentionSteps
+    backward: BackwardSteps
+    copies: BoolArray | None = None
+
+
+def circulation_plans(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions,
+    decomposition: Decomposition | None = None,
+) -> list[Plan]:
+    """The possible passes of a circulation with the dataflow of `options`, or with each one that has links for it.
+
+    Raises `ScheduleError` as `attention_passes` does.
+    """
+    dataflow, trim = options.dataflow, options.trim
     dtype = options.wire_dtype(workload.dtype, backward=True, sums=True)
     circulation = partial(circulation_of, name, topology, workload, decomposition)
     forward = circulation()
     trimmed = forward_steps(forward, trim)
     keys = [] if dataflow == "rotate-q" else circulation("keys", dtype)
-    plans: list[_Plan] = []
+    plans: list[Plan] = []
     if dataflow in ("auto", "rotate-kv-back"):
         plans += [_rotation_back(*each, trim) for each in zip(forward, keys, strict=True)]
     if dataflow in ("auto", "rotate-kv"):
         plans += [_rotation(trimmed, each, topology, trim) for each in keys]
     if dataflow in ("auto", "rotate-q"):
         plans += [_rotation(trimmed, each, topology, trim) for each in circulation("queries", dtype)]
-    if dataflow == "auto":
-        plans = [plan for plan in plans if _is_linked(plan.backward, topology)]
-    plan = min(plans, key=lambda plan: _compared_bytes(plan.forward) + _compared_bytes(plan.backward))
-    return Passes(
-        attention_schedule(name, topology, plan.forward, buffers),
-        attention_schedule(name, topology, plan.backward, buffers, plan.copies),
-    )
+    return [plan for plan in plans if dataflow != "auto" or _is_linked(plan.backward, topology)]
 
 
 def circulation_schedules(
@@ -169,23 +191,15 @@ def dataflow_of(schedule: Schedule) -> Dataflow | None:
     return "rotate-kv" if np.array_equal(schedule.initial, task.owned(KEYS, QUERIES)) else "rotate-kv-back"
 
 
-class _Plan(NamedTuple):
-    """A dataflow with its forward pass; `copies` are the blocks of others with which each rank starts backward."""
-
-    forward: AttentionSteps
-    backward: BackwardSteps
-    copies: BoolArray | None = None
-
-
-def _rotation_back(forward: Circulation, backward: Circulation, trim: bool) -> _Plan:
+def _rotation_back(forward: Circulation, backward: Circulation, trim: bool) -> Plan:
     """Keys return from where an untrimmed forward pass around the same rings left them."""
     steps = RotationBackSteps(backward, trim)
-    return _Plan(AttentionSteps(forward, trim=False), steps, _copies(backward, steps))
+    return Plan(AttentionSteps(forward, trim=False), steps, _copies(backward, steps))
 
 
-def _rotation(forward: AttentionSteps, circulation: Circulation, topology: Topology, trim: bool) -> _Plan:
+def _rotation(forward: AttentionSteps, circulation: Circulation, topology: Topology, trim: bool) -> Plan:
     direct = len(circulation.rings) == 1 and _owners_are_linked(circulation, topology)
-    return _Plan(forward, RotationSteps(circulation, trim, direct))
+    return Plan(forward, RotationSteps(circulation, trim, direct))
 
 
 def _copies(circulation: Circulation, steps: RotationBackSteps) -> BoolArray:
@@ -213,7 +227,7 @@ def _owners_are_linked(circulation: Circulation, topology: Topology) -> bool:
 def _compared_bytes(steps: CirculationSteps) -> int:
     """The bytes by which plans are compared: all for a single ring, else those of the busiest lane of a rank."""
     circulation = steps.circulation
-    sizes = circulation.task.block_bytes
+    sizes = steps.task.block_bytes
     ledger = np.zeros((circulation.world_size, steps.lanes), dtype=np.int64)
     for index in range(len(steps)):
         transfers = steps.transfers(index)

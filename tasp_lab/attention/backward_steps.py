@@ -2,7 +2,7 @@
 
 `RotationSteps`: blocks start at their owners, as in the forward pass, and are computed with at hop h in step h. The
 gradient leaves that rank at step h + 1 for the next rank of the ring, which has computed its own part meanwhile. From
-the last contributing rank the gradient returns to its owner: directly on a lane of its own, or along the rest of the
+the last contributing rank the gradient returns to its owner: directly, on a lane per distance, or along the rest of the
 ring.
 
 `RotationBackSteps`: blocks start at the last rank of their ring, where an untrimmed forward pass left them, and
@@ -51,8 +51,8 @@ class BackwardSteps(CirculationSteps):
 class RotationSteps(BackwardSteps):
     """Blocks start at their owners.
 
-    `direct`: gradients return to their owners in one hop, on a lane of their own. `trim`: a block is dropped after the
-    last rank whose mask needs it.
+    `direct`: gradients return to their owners in one hop, on a lane per distance on the ring, so that what a rank sends
+    on a lane has one destination. `trim`: a block is dropped after the last rank whose mask needs it.
     """
 
     def __init__(self, circulation: Circulation, trim: bool, direct: bool) -> None:
@@ -60,11 +60,11 @@ class RotationSteps(BackwardSteps):
         last = circulation.world_size - 1
         self._hops = circulation.hops(trim)
         self._return_hop = np.where(direct & (circulation.last < last), circulation.last, last)
-        self._uses_return_lane = bool((self._return_hop < last)[circulation.last > 0].any())
+        self._distances = np.unique(self._return_hop[(self._return_hop < last) & (circulation.last > 0)])
 
     @property
     def lanes(self) -> int:
-        return super().lanes + self._uses_return_lane
+        return super().lanes + len(self._distances)
 
     def __len__(self) -> int:
         needed = self.circulation.last > 0
@@ -83,12 +83,8 @@ class RotationSteps(BackwardSteps):
         source = circulation.at(hop, following)
         destination = circulation.at(np.where(returns, 0, hop + 1), following)
         direct = returns & (hop < circulation.world_size - 1)
-        return (
-            following,
-            source,
-            destination,
-            np.where(direct, len(circulation.rings), circulation.ring_of[following]),
-        )
+        return_lane = len(circulation.rings) + np.searchsorted(self._distances, hop)
+        return following, source, destination, np.where(direct, return_lane, circulation.ring_of[following])
 
     def _calls(self, index: int) -> tuple[Calls, ...]:
         return self.circulation.calls_at(index, np.flatnonzero(self._hops >= index))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.attention.layer_blocks import query_spans
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.decomposition.shares import split_bytes
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
@@ -44,45 +45,63 @@ def cut_blocks(
     come first, then queries, then what is computed: results, or the gradients of the circulating side and of the other.
     Returns the task and an int array, the ring of each circulating block.
     """
-    return cut_by_rank(workload, layout, [shares] * layout.world_size, circulating_side, gradient_dtype)
+    cut, whole = [shares] * layout.world_size, [[Fraction(1)]] * layout.world_size
+    if circulating_side == "keys":
+        return cut_by_rank(workload, layout, cut, whole, gradient_dtype)[:2]
+    task, _, ring = cut_by_rank(workload, layout, whole, cut, gradient_dtype, "queries")
+    return task, ring
 
 
 def cut_by_rank(
     workload: Workload,
     layout: SequenceLayout,
-    shares: Sequence[Sequence[Fraction]],
-    circulating_side: Side = "keys",
+    keys: Sequence[Sequence[Fraction]],
+    queries: Sequence[Sequence[Fraction]],
     gradient_dtype: str | None = None,
-) -> tuple[AttentionTask, IntArray]:
-    """As `cut_blocks`, with shares of its own for each rank."""
-    whole = [(rank, span, 0, 0) for rank, each in enumerate(layout.spans) for span in each]
-    cut = _cut(layout, shares)
-    keys, queries = (cut, whole) if circulating_side == "keys" else (whole, cut)
-    task = _task(workload, layout, keys, queries, circulating_side, gradient_dtype)
-    return task, np.array([ring for *_, ring, _ in cut], dtype=np.int64)
+    first_gradients: Side = "keys",
+) -> tuple[AttentionTask, IntArray, IntArray]:
+    """Cut the spans of both sides by shares of each rank; see `cut_blocks` for the order of blocks.
+
+    Returns the task and two int arrays, the number of the share of each block of keys and of queries.
+    """
+    cut = _cut(layout.spans, keys), _cut(query_spans(workload, layout), queries)
+    task = _task(workload, layout, *cut, first_gradients, gradient_dtype)
+    return task, _places(cut[0]).ring, _places(cut[1]).ring
 
 
 def cut_both_sides(
     workload: Workload, layout: SequenceLayout, shares: Sequence[Fraction], gradient_dtype: str | None = None
-) -> tuple[AttentionTask, IntArray, IntArray]:
+) -> tuple[AttentionTask, Places, Places]:
     """The same with the spans of both sides cut, keys and queries alike.
 
-    Returns the task and two int arrays, the ring and the span of each block of a side.
+    Returns the task, and where the blocks of keys and those of queries are.
     """
-    cut = _cut(layout, [shares] * layout.world_size)
-    task = _task(workload, layout, cut, cut, "keys", gradient_dtype)
-    ring, span = np.array([place for *_, ring, span in cut for place in (ring, span)], dtype=np.int64).reshape(-1, 2).T
-    return task, ring, span
+    by_rank = [shares] * layout.world_size
+    keys, queries = _cut(layout.spans, by_rank), _cut(query_spans(workload, layout), by_rank)
+    return _task(workload, layout, keys, queries, "keys", gradient_dtype), _places(keys), _places(queries)
+
+
+class Places(NamedTuple):
+    """The ring and the span of each block of a side, int arrays."""
+
+    ring: IntArray
+    span: IntArray
 
 
 _Piece = tuple[int, Span, int, int]
 """A rank, a part of its shard, the ring of the part, and the number of the span that it is cut from."""
 
 
-def _cut(layout: SequenceLayout, shares: Sequence[Sequence[Fraction]]) -> list[_Piece]:
+def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> list[_Piece]:
     """The parts of all spans, by rank, span and ring; each rank has its own shares."""
-    spans = [(rank, span) for rank, each in enumerate(layout.spans) for span in each]
-    return [(rank, *part, number) for number, (rank, span) in enumerate(spans) for part in _parts(span, shares[rank])]
+    all_spans = [(rank, span) for rank, each in enumerate(spans) for span in each]
+    return [
+        (rank, *part, number) for number, (rank, span) in enumerate(all_spans) for part in _parts(span, shares[rank])
+    ]
+
+
+def _places(pieces: Sequence[_Piece]) -> Places:
+    return Places(*np.array([piece[2:] for piece in pieces], dtype=np.int64).reshape(-1, 2).T)
 
 
 def _task(
@@ -281,9 +300,10 @@ class Circulation:
 
     def calls_at(self, hop: int, circulating: IntArray) -> tuple[Calls, ...]:
         """The calls on circulating blocks at a hop; at hop 0, on all blocks at their owners."""
-        if hop == 0:
-            return self._calls_at_owners()
-        ranks = self.at(hop, circulating)
+        return self.calls_with(circulating, self.at(hop, circulating)) if hop else self._calls_at_owners()
+
+    def calls_with(self, circulating: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
+        """The calls on circulating blocks at other ranks, two int arrays: each pair is a block and a rank."""
         order = self.order(circulating, ranks)
         circulating, ranks = circulating[order], ranks[order]
         coverage = self._coverage[ranks, circulating]
@@ -329,7 +349,8 @@ class Circulation:
     def _calls_at_owners(self) -> tuple[Calls, ...]:
         """Every rank's calls to its own blocks, document by document.
 
-        Both sides are in ascending order, so the causal mask between them equals that of their indices.
+        Both sides are in ascending order, so the causal mask between them equals that of their indices, counted from
+        the first query.
         """
         task, layer = self.task, self.task.workload
         key = task.owner[self.blocks] * self._documents + self._document
@@ -341,16 +362,26 @@ class Circulation:
         present = np.flatnonzero(queries.sizes)
         queries, keys, rank = queries.select(present), keys.select(present), present // self._documents
         if layer.keys_seen is None:
-            count = _positions(task, queries)
-            low = np.zeros_like(count) if layer.mask == "causal" else 1 - count
+            count, key_count = _positions(task, queries), _positions(task, keys)
+            low = count - key_count if layer.mask == "causal" else 1 - key_count
             return _calls(task, rank, queries, keys, low, count - 1)
-        entry, query = ranges(queries.offset[keys.owner], queries.offset[keys.owner + 1])  # tile by tile
-        ones = np.ones(len(query), dtype=np.int64)
-        tiles = BlockLists.of_sizes(ones, queries.block[query]), BlockLists.of_sizes(ones, keys.block[entry])
-        low, high = task.tile_bands(tiles[0].block, tiles[1].block)
+        (queries, queries_of), (keys, keys_of) = (_runs(task, each) for each in (queries, keys))
+        query, key = ranges(*(np.searchsorted(keys_of, queries_of, side) for side in ("left", "right")))
+        queries, keys = queries.select(query), keys.select(key)
+        counts = _positions(task, queries), _positions(task, keys)
+        low, high = task.run_bands(task.start[queries.first], counts[0], task.start[keys.first], counts[1])
+        low, high = clip_band(low, high, *counts)
         seen = np.flatnonzero(low <= high)
-        owner = rank[keys.owner[entry[seen]]]
-        return _calls(task, owner, tiles[0].select(seen), tiles[1].select(seen), low[seen], high[seen])
+        owner = rank[queries_of[query[seen]]]
+        return _calls(task, owner, queries.select(seen), keys.select(seen), low[seen], high[seen])
+
+
+def _runs(task: AttentionTask, lists: BlockLists) -> tuple[BlockLists, IntArray]:
+    """The runs of adjacent blocks in each list, as lists, and the list that each is of."""
+    block, of = lists.block, lists.owner
+    follows = task.start[block][1:] == (task.start + task.layout.stride * task.count)[block][:-1]
+    starts = np.flatnonzero(np.concatenate([[True], ~follows | (np.diff(of) != 0)])[: len(block)])
+    return BlockLists.of_sizes(np.diff(np.append(starts, len(block))), block), of[starts]
 
 
 def _positions(task: AttentionTask, lists: BlockLists) -> IntArray:

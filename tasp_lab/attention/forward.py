@@ -140,7 +140,7 @@ def attention_schedule(
     copies: BoolArray | None = None,
 ) -> Schedule:
     """The schedule of these steps; `copies` (world_size, blocks) are held at the start in addition to owned blocks."""
-    task, circulates = steps.circulation.task, steps.circulation.side
+    task, circulates = steps.task, steps.circulation.side
     pool = Pool(circulates, buffers)
     keys, queries = (KEYS, KEY_GRADIENTS), (QUERIES, RESULTS, QUERY_GRADIENTS)
     moving, fixed = (keys, queries) if circulates == "keys" else (queries, keys)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.attention.circulation import Circulation
+from tasp_lab.attention.task import AttentionTask
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.path_proof import Paths, proves
 from tasp_lab.schedule.schedule import Schedule
@@ -32,6 +33,10 @@ class CirculationSteps(LazySteps):
         self.circulation = circulation
 
     @property
+    def task(self) -> AttentionTask:
+        return self.circulation.task
+
+    @property
     def lanes(self) -> int:
         return len(self.circulation.rings)
 
@@ -51,7 +56,7 @@ class CirculationSteps(LazySteps):
 
     def prove(self, schedule: Schedule) -> int | None:
         """By induction along the paths (`tasp_lab.schedule.path_proof`)."""
-        task, staying, paths = self.circulation.task, self.circulation.stationary, self.paths()
+        task, staying, paths = self.task, self.circulation.stationary, self.paths()
         owner, results = task.owner[staying], task.output_of[staying]
         fits = schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
         return paths.transfers if fits and proves(paths, staying, owner, results, owner, schedule) else None
@@ -73,7 +78,7 @@ class AttentionSteps(CirculationSteps):
     @property
     def bytes_sent(self) -> int:
         """The bytes that all ranks send in total."""
-        return int((self._hops * self.circulation.task.block_bytes[self.circulation.blocks]).sum())
+        return int((self._hops * self.task.block_bytes[self.circulation.blocks]).sum())
 
     def __len__(self) -> int:
         return 1 + int(self._hops.max(initial=0))

@@ -27,16 +27,15 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.attention.circulation import cut_by_rank
-from tasp_lab.attention.forward import single_rings
+from tasp_lab.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import attention_layout
 from tasp_lab.attention.span_blocks import owner_schedule
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
-from tasp_lab.collectives.all_gather import ring_all_gather
-from tasp_lab.collectives.registry import collective
+from tasp_lab.collectives.gather_steps import shares_along, trimmed
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.calls import BlockLists, Calls, ranges
+from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
@@ -59,12 +58,9 @@ def kv_all_gather(
     """
     layout = attention_layout(name, workload, topology.world_size)
     largest = workload.kv_bytes_per_position * max(layout.length(rank) for rank in range(topology.world_size))
-    gather = name.removesuffix("kv-all-gather").removesuffix("-")
+    gather = name.removesuffix("kv-all-gather").removesuffix("-") or "ring"
     try:
-        if gather:
-            found = [collective(gather, topology, largest, decomposition)]
-        else:
-            found = [ring_all_gather(topology, largest, ring[None]) for ring in single_rings(topology)]
+        found = all_gathers(gather, topology, largest, decomposition)
     except ScheduleError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
 
@@ -104,38 +100,29 @@ class GatheredKeys:
 
         Without `trim` all keys are sent to all ranks, but gradients only where there are some.
         """
-        own = [np.flatnonzero(row) for row in gather.initial]
-        sizes = [gather.block_bytes[blocks].tolist() for blocks in own]
-        shares = [[Fraction(size, sum(each)) for size in each] for each in sizes]
-        task, piece = cut_by_rank(workload, layout, shares, "keys", gradient_dtype)
+        whole = [[Fraction(1)]] * layout.world_size
+        task, piece, _ = cut_by_rank(workload, layout, shares_along(gather), whole, gradient_dtype)
         task = replace(task, home_dtype="fp32")
-        keys = task.blocks_of(KEYS)
-        first = np.cumsum([0, *map(len, own)])[:-1]
-        number = np.concatenate(own)[first[task.owner[keys]] + piece]
-        pieces = BlockLists.of_sizes(
-            np.bincount(number, minlength=len(gather.blocks)), keys[np.argsort(number, kind="stable")]
-        )
-        calls, steps = _calls(task), [_of_keys(step, pieces) for step in gather.steps]
-        trimmed, copies = _trimmed(steps, _called(task, calls))
+        calls, steps = _calls(task), steps_along(gather, task, task.blocks_of(KEYS), piece)
+        used, copies = trimmed(steps, read_by(calls, task) & (task.tensor == KEYS))
         if not trim:
             copies = np.broadcast_to(task.tensor == KEYS, copies.shape)
-        sent = trimmed if trim or task.is_backward else steps
+        sent = used if trim or task.is_backward else steps
         return cls(task, calls, sent, copies & ~task.owned(KEYS), gather.lanes)
 
     @property
     def bytes_sent(self) -> int:
         """The bytes of keys that all ranks send."""
-        return sum(int(self.task.block_bytes[step.block].sum()) for step in self.steps)
+        return bytes_of(self.steps, self.task)
 
     def schedule(self, name: str, topology: Topology) -> Schedule:
         """The pass of this task."""
         task, copies, attend = self.task, self.copies, Step.of((), [self.calls])
-        back = [_given_back(step, task) for step in self.steps[::-1]]
         return owner_schedule(
             name,
             topology,
             task,
-            [attend, *back] if task.is_backward else [*self.steps, attend],
+            [attend, *given_back(self.steps, task)] if task.is_backward else [*self.steps, attend],
             lanes=self.lanes,
             circulating=dict.fromkeys((KEYS, KEY_GRADIENTS) if task.is_backward else (KEYS,)),
             copies=copies if task.is_backward else None,
@@ -164,37 +151,3 @@ def _calls(task: AttentionTask) -> Calls:
 def _by_position(task: AttentionTask, blocks: IntArray) -> IntArray:
     ordered: IntArray = blocks[np.argsort(task.start[blocks], kind="stable")]
     return ordered
-
-
-def _called(task: AttentionTask, calls: Calls) -> BoolArray:
-    """The keys that each rank calls with: bool array (world_size, blocks)."""
-    found = np.zeros((task.layout.world_size, len(task.tensor)), dtype=np.bool_)
-    keys = calls.operands[1]
-    found[calls.rank[keys.owner], keys.block] = True
-    return found
-
-
-def _of_keys(step: Step, pieces: BlockLists) -> Step:
-    """A step of the AllGather with the blocks of keys instead of its own."""
-    entry, position = ranges(pieces.offset[step.block], pieces.offset[step.block + 1])
-    return Step(step.source[entry], step.destination[entry], step.lane[entry], pieces.block[position])
-
-
-def _trimmed(steps: Sequence[Step], called: BoolArray) -> tuple[list[Step], BoolArray]:
-    """The steps without transfers that no call needs, and the blocks that each rank calls with or sends on."""
-    needed, found = called.copy(), []
-    for step in reversed(steps):
-        used = needed[step.destination, step.block]
-        source, destination, lane, block = (
-            each[used] for each in (step.source, step.destination, step.lane, step.block)
-        )
-        needed[source, block] = True
-        if len(block):
-            found.append(Step(source, destination, lane, block))
-    return found[::-1], needed
-
-
-def _given_back(step: Step, task: AttentionTask) -> Step:
-    """The gradients of the keys of a step, given the other way."""
-    gives = np.ones(len(step), dtype=np.bool_)
-    return Step(step.destination, step.source, step.lane, task.output_of[step.block], gives)

@@ -16,13 +16,18 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout
+from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
 KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS = range(5)
 """Tensors of blocks: keys with values, queries (backward: with all inputs of the gradients), what they yield."""
 
 TENSORS = ("keys", "queries", "results", "key gradients", "query gradients")
 """Names of kinds."""
+
+
+def query_spans(workload: Workload, layout: SequenceLayout) -> tuple[tuple[Span, ...], ...]:
+    """The spans of the queries of each rank: all but the cached positions."""
+    return layout.spans_from(workload.cached_keys) if workload.cached_keys else layout.spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +45,9 @@ class LayerBlocks:
     result_dtype : dtype of results on the wire, ``fp32`` unless given.
     home_dtype : dtype of resident results and gradients; as on the wire if None.
 
-    Raises `ScheduleError` unless the blocks of queries, and those of keys, are exactly the shards of the layout, once
-    for every head, and each has one block that its calls add to.
+    Raises `ScheduleError` unless the blocks of keys are exactly the shards of the layout, once for every head, those of
+    queries the same without the cached positions, and each has one block that its calls add to; and for a backward pass
+    of a layer with cached positions.
     """
 
     workload: Workload
@@ -58,6 +64,8 @@ class LayerBlocks:
 
     def __post_init__(self) -> None:
         layer, keys = self.workload, np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
+        if layer.cached_keys and self.is_backward:
+            raise ScheduleError(f"{layer.cached_keys} cached keys, which have no gradients: expected the pass forward")
         if self.first_head is None or self.heads is None:
             object.__setattr__(self, "first_head", np.zeros_like(self.start))
             object.__setattr__(self, "heads", np.where(keys, layer.kv_head_count, layer.heads))
@@ -109,12 +117,12 @@ class LayerBlocks:
         return int(first[block]), int(first[block] + heads[block])
 
     def _check_shards(self, tensor: int) -> None:
-        """Check that for each group of heads the blocks of a tensor are the shards of the layout."""
+        """Check that for each group of heads the blocks of a tensor are its shards."""
         first, heads = self._head_columns
         blocks = self.blocks_of(tensor)
         groups = np.unique(first[blocks])
         total = self.workload.kv_head_count if tensor == KEYS else self.workload.heads
-        spans = [(rank, span.start, span.count) for rank, each in enumerate(self.layout.spans) for span in each]
+        spans = [(rank, span.start, span.count) for rank, each in enumerate(self.spans_of(tensor)) for span in each]
         expected = self._merged(*np.array(spans, dtype=np.int64).reshape(-1, 3).T)
         if len(blocks) and not np.array_equal(groups, np.arange(0, total, heads[blocks[0]])):
             raise ScheduleError(f"the blocks of {TENSORS[tensor]} have not each of {total} heads once")
@@ -125,6 +133,19 @@ class LayerBlocks:
                 raise ScheduleError(
                     f"the blocks of {TENSORS[tensor]} are not the shards of layout {self.layout.name!r}"
                 )
+
+    def spans_of(self, tensor: int) -> tuple[tuple[Span, ...], ...]:
+        """The spans of each rank that a tensor has: all of keys, those of queries from the first query on."""
+        return self.layout.spans if tensor in (KEYS, KEY_GRADIENTS) else query_spans(self.workload, self.layout)
+
+    def lengths_of(self, tensor: int) -> list[int]:
+        """The number of positions of each rank that a tensor has."""
+        return [sum(span.count for span in each) for each in self.spans_of(tensor)]
+
+    def positions_of(self, tensor: int, rank: int) -> IntArray:
+        """The positions of a rank that a tensor has, in the order of its shard."""
+        spans = self.spans_of(tensor)[rank]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(span.positions for span in spans)])
 
     def _merged(self, owner: IntArray, start: IntArray, count: IntArray) -> IntArray:
         """Owner, start and count of blocks, an array (3, runs); adjacent blocks are merged into one run."""

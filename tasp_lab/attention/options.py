@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from operator import index
+from shlex import quote
 from typing import TYPE_CHECKING, get_args
 
-from tasp_lab.choices import DEFAULT_BUFFERS, Dataflow, Pass, WireDtype
+from tasp_lab.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Dataflow, Pass, Travelling, WireDtype
 from tasp_lab.errors import ScheduleError
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
+    from tasp_lab.workload.layer import Workload
+
+GROUPS = ("auto", "consecutive", "strided")
+"""Groups of ranks that have a name."""
+
+_LISTS = re.compile(r"\d{1,6}(,\d{1,6})*(\|\d{1,6}(,\d{1,6})*)*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,13 @@ class AttentionOptions:
         on their way, and would be rounded at each rank, in float32; what is sent once in the dtype of the layer.
     tail_chunks : in how many pieces the last results of TokenRing return, see `tasp_lab.attention.token_ring`; 1, as
         published, unless given: every piece is a message at each step.
+    stages : in how many parts keys arrive, see `tasp_lab.attention.direct_attention`.
+    groups : the ranks of each group of a family with a split such as ``usp:UxR``: ``consecutive`` ranks; ``strided``,
+        of R groups the ranks r, r + R, r + 2 R, ...; or lists of ranks such as ``0,2|1,3``, group by group. ``auto``
+        chooses by the topology, see `tasp_lab.attention.rank_order`, and without one is ``consecutive``.
+    travels : ``keys``, ``queries``, ``both`` or ``auto``, see `tasp_lab.attention.kv_and_q_rings`.
+    pieces : in how many groups of KV heads the states of All-Scan travel, see `tasp_lab.linear_attention.lasp`; the
+        number with the least estimated time if None.
 
     Raises `ScheduleError` for an unknown value, and for a dataflow or gradient dtype without a backward pass.
 
@@ -41,22 +56,51 @@ class AttentionOptions:
     gradient_dtype: WireDtype = "auto"
     result_dtype: WireDtype = "auto"
     tail_chunks: int = 1
+    stages: int = DEFAULT_STAGES
+    groups: str = "auto"
+    travels: Travelling = "auto"
+    pieces: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", index(self.buffers))
-        object.__setattr__(self, "tail_chunks", index(self.tail_chunks))
-        if self.tail_chunks < 1:
-            raise ScheduleError(f"tail chunks: {self.tail_chunks}, expected 1 or more")
-        choices = {"passes": Pass, "dataflow": Dataflow, "gradient_dtype": WireDtype, "result_dtype": WireDtype}
+        if self.buffers < 2:
+            raise ScheduleError(f"{self.buffers} buffers, expected 2 or more")
+        for name in ("tail_chunks", "stages", "pieces"):
+            if getattr(self, name) is None:
+                continue
+            object.__setattr__(self, name, index(getattr(self, name)))
+            if getattr(self, name) < 1:
+                raise ScheduleError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
+        choices = {
+            "passes": Pass,
+            "dataflow": Dataflow,
+            "gradient_dtype": WireDtype,
+            "result_dtype": WireDtype,
+            "travels": Travelling,
+        }
         for name, choice in choices.items():
             given, known = getattr(self, name), get_args(choice)
             if given not in known:
                 what = "pass" if name == "passes" else name.replace("_", " ")
-                raise ScheduleError(f"unknown {what} {given!r}, expected one of {', '.join(known)}")
+                unknown = what if name == "travels" else f"unknown {what}"
+                raise ScheduleError(f"{unknown} {given!r}, expected one of {', '.join(known)}")
+        self._check_groups()
         if self.passes == "forward" and (self.dataflow, self.gradient_dtype) != ("auto", "auto"):
             raise ScheduleError(
                 f"dataflow {self.dataflow!r} and gradient dtype {self.gradient_dtype!r} without a backward pass, "
                 "expected the pass backward or both"
+            )
+
+    def _check_groups(self) -> None:
+        if self.groups in GROUPS:
+            return
+        if not isinstance(self.groups, str) or not _LISTS.fullmatch(self.groups):
+            raise ScheduleError(f"groups {self.groups!r}, expected {', '.join(GROUPS)} or lists of ranks like 0,2|1,3")
+        lists = [each.split(",") for each in self.groups.split("|")]
+        ranks = sorted(int(rank) for each in lists for rank in each)
+        if len({len(each) for each in lists}) > 1 or ranks != list(range(len(ranks))):
+            raise ScheduleError(
+                f"groups {self.groups!r}, expected equally long lists with each rank once, from 0 on, like 0,2|1,3"
             )
 
     @property
@@ -67,6 +111,49 @@ class AttentionOptions:
         True
         """
         return replace(self, passes="forward", dataflow="auto", gradient_dtype="auto")
+
+    @property
+    def arguments(self) -> str:
+        """The fields with other values than their defaults as options of the command line; without `passes`.
+
+        >>> AttentionOptions("both", trim=False, buffers=4, dataflow="rotate-q").arguments
+        '--no-trim --buffers 4 --dataflow rotate-q'
+        >>> AttentionOptions(groups="0,2|1,3").arguments
+        "--groups '0,2|1,3'"
+        """
+        found = []
+        for each in fields(self):
+            value, name = getattr(self, each.name), each.name.replace("_", "-")
+            if each.name != "passes" and value != each.default:
+                found.append(
+                    f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {quote(str(value))}"
+                )
+        return " ".join(found)
+
+    def only(self, names: Iterable[str]) -> AttentionOptions:
+        """The same passes and these options; the defaults in place of all others.
+
+        >>> AttentionOptions("both", buffers=4, stages=8).only(["stages"]) == AttentionOptions("both", stages=8)
+        True
+        """
+        return AttentionOptions(self.passes, **{name: getattr(self, name) for name in names})
+
+    def check_known(self, schedule: str, names: Iterable[str]) -> None:
+        """Raise `ScheduleError` if any but these options, which a schedule has, are other than the defaults."""
+        known = {"passes", *names}
+        for field in fields(self):
+            given, default = getattr(self, field.name), field.default
+            if given != default and field.name not in known:
+                what = field.name.replace("_", " ")
+                expected = "none" if default is None else repr(default)
+                raise ScheduleError(
+                    f"schedule {schedule!r}: {what} {given!r} does not apply to it, expected {expected}"
+                )
+
+    def check_layer(self, layer: Workload) -> None:
+        """Raise `ScheduleError` for a backward pass of a layer with cached keys: they are for inference."""
+        if layer.cached_keys and self.passes != "forward":
+            raise ScheduleError(f"pass {self.passes!r} with {layer.cached_keys} cached keys, expected 'forward'")
 
     def wire_dtype(self, layer_dtype: str, *, backward: bool, sums: bool) -> str:
         """The dtype on the wire of results, or backward of gradients; `sums` if these grow on their way.

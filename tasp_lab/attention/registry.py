@@ -1,21 +1,23 @@
 """The attention schedules, by name: what builds each one, its sequence layout, and the options that apply to it.
 
-A family of schedules has a split of the ranks in its names, such as ``usp:2x4``. Builders and layouts are imported on
-first call, so help and completion list the names without importing numpy.
+A family of schedules has a split of the ranks in its names, such as ``usp:2x4``, and may have variants, such as
+``usp:2x4:tasp``. Builders and layouts are imported on first call, so help and completion list the names without
+importing numpy.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.errors import ScheduleError, unknown
 from tasp_lab.lazily import lazily
 
 if TYPE_CHECKING:
+    from tasp_lab.arrays import IntArray
     from tasp_lab.decomposition.decompose import Decomposition
     from tasp_lab.schedule.schedule import Schedule
     from tasp_lab.topology.graph import Topology
@@ -30,11 +32,15 @@ class AttentionSpec:
     Parameters
     ----------
     builder : builds the schedules, one per pass, from its name, a topology, a workload and `AttentionOptions`; with the
-        keyword `decomposition` if it uses rings, and `split` if it is a family.
-    layout : the sequence layout of a workload on a number of ranks; with `split` if it is a family.
-    options : the fields of `AttentionOptions` that apply to it; each family of passes has `passes`.
+        keyword `decomposition` if it uses rings, `split` if it is a family, and `variant` if that has variants.
+    layout : the sequence layout of a workload on a number of ranks; with the keywords `split` and `variant` as above.
+    options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
     uses_rings : whether it accepts a decomposition.
     split : what the split of a family stands for, as shown to users: ``UxR``; empty if it is none.
+    variants : what may follow the split after a colon; without it the variant is "".
+    of_variant : options that apply with a variant only if they apply to the schedule of this name.
+    members : which number of the split is that of the ranks of a group. Builder and layout have groups of consecutive
+        ranks; other groups follow from the option `groups`, see `tasp_lab.attention.rank_order`.
     """
 
     builder: Callable[..., tuple[Schedule, ...]]
@@ -42,17 +48,20 @@ class AttentionSpec:
     options: tuple[str, ...]
     uses_rings: bool = False
     split: str = ""
+    variants: tuple[str, ...] = ()
+    of_variant: tuple[str, ...] = ()
+    members: int = 0
 
 
 def _layout(full: str, causal: str) -> Callable[..., SequenceLayout]:
-    """A layout function per mask, the same for all splits of a family."""
+    """A layout function per mask, the same for all splits and variants of a family."""
     functions = {
         "full": lazily("tasp_lab.workload.sequence_layout", full),
         "causal": lazily("tasp_lab.workload.sequence_layout", causal),
     }
 
-    def layout(workload: Workload, world_size: int, split: tuple[int, int] | None = None) -> SequenceLayout:
-        found: SequenceLayout = functions[workload.mask](workload.sequence, world_size, workload.documents)
+    def layout(workload: Workload, world_size: int, **family: object) -> SequenceLayout:
+        found: SequenceLayout = functions[workload.mask](workload.sequence, world_size, workload.parts)
         return found
 
     return layout
@@ -73,11 +82,11 @@ def _token_ring(full: str, causal: str) -> AttentionSpec:
     return AttentionSpec(builder, _layout(full, causal), (*STRAIGHT_HOME, "tail_chunks"))
 
 
-def _straight_home(module: str, builder: str) -> AttentionSpec:
-    """A schedule over many rings."""
-    return AttentionSpec(
-        lazily(f"tasp_lab.attention.{module}", builder), _layout("contiguous", "zigzag"), STRAIGHT_HOME, uses_rings=True
-    )
+def _straight_home(module: str, builder: str, *more: str) -> AttentionSpec:
+    """A schedule over many rings; `more` are further options."""
+    options = (*STRAIGHT_HOME, *more)
+    layout = _layout("contiguous", "zigzag")
+    return AttentionSpec(lazily(f"tasp_lab.attention.{module}", builder), layout, options, uses_rings=True)
 
 
 def _kv_all_gather(uses_rings: bool = False) -> AttentionSpec:
@@ -93,7 +102,7 @@ ATTENTION: Mapping[str, AttentionSpec] = {
     "token-ring": _token_ring("contiguous", "contiguous"),
     "zigzag-token-ring": _token_ring("zigzag", "zigzag"),
     "token-multi-ring": _straight_home("token_ring", "token_multi_ring"),
-    "kv-and-q-rings": _straight_home("kv_and_q_rings", "kv_and_q_rings"),
+    "kv-and-q-rings": _straight_home("kv_and_q_rings", "kv_and_q_rings", "travels"),
     "ulysses": AttentionSpec(
         lazily("tasp_lab.attention.ulysses", "ulysses"),
         _layout("contiguous", "contiguous"),
@@ -102,13 +111,30 @@ ATTENTION: Mapping[str, AttentionSpec] = {
     "usp": AttentionSpec(
         lazily("tasp_lab.attention.usp", "usp"),
         lazily("tasp_lab.attention.usp", "usp_layout"),
-        ("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype"),
+        ("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype", "groups"),
         split="UxR",
+        variants=(
+            "ring-attention",
+            "zigzag-ring-attention",
+            "striped-ring-attention",
+            "tasp",
+            "token-ring",
+            "zigzag-token-ring",
+            "token-multi-ring",
+            "kv-and-q-rings",
+            "burst",
+        ),
+        of_variant=("trim", "dataflow"),
     ),
     "kv-all-gather": _kv_all_gather(),
     "multi-ring-kv-all-gather": _kv_all_gather(uses_rings=True),
     "direct-kv-all-gather": _kv_all_gather(),
     "trees-kv-all-gather": _kv_all_gather(),
+    "direct-attention": AttentionSpec(
+        lazily("tasp_lab.attention.direct_attention", "direct_attention"),
+        _layout("contiguous", "zigzag"),
+        ("buffers", "gradient_dtype", "stages"),
+    ),
     "burst": AttentionSpec(
         lazily("tasp_lab.attention.burst", "burst"),
         _layout("contiguous", "zigzag"),
@@ -117,14 +143,17 @@ ATTENTION: Mapping[str, AttentionSpec] = {
     "double-ring": AttentionSpec(
         lazily("tasp_lab.attention.double_ring", "double_ring"),
         _layout("contiguous", "zigzag"),
-        ("trim", "buffers", "gradient_dtype"),
+        ("trim", "buffers", "gradient_dtype", "groups"),
         split="WxR",
+        variants=("tasp",),
     ),
     "grid": AttentionSpec(
         lazily("tasp_lab.attention.grid", "grid"),
         _layout("contiguous", "zigzag"),
-        ("gradient_dtype", "result_dtype"),
+        ("gradient_dtype", "result_dtype", "groups"),
         split="YxX",
+        variants=("ring", "multi-ring", "trees"),
+        members=1,
     ),
 }
 """Attention schedules by name, as on the command line without the split; new schedules are registered here only."""
@@ -145,8 +174,10 @@ def attention_names() -> list[str]:
     return [f"{name}:{spec.split}" if spec.split else name for name, spec in ATTENTION.items()]
 
 
-def attention_names_on(world_size: int) -> list[str]:
+def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
     """All names on a number of ranks: of a family each split into two factors of which none is 1.
+
+    With `variants` also each split of a family with each of its variants.
 
     >>> attention_names_on(8)[-2:]
     ['grid:2x4', 'grid:4x2']
@@ -154,12 +185,13 @@ def attention_names_on(world_size: int) -> list[str]:
     splits = [f"{each}x{world_size // each}" for each in range(2, world_size // 2 + 1) if world_size % each == 0]
     found = []
     for name, spec in ATTENTION.items():
-        found += [f"{name}:{split}" for split in splits] if spec.split else [name]
+        suffixes = ["", *(f":{variant}" for variant in spec.variants if variants)]
+        found += [f"{name}:{split}{suffix}" for split in splits for suffix in suffixes] if spec.split else [name]
     return found
 
 
 def is_attention(name: str) -> bool:
-    """Whether a name, with or without a split, is one of an attention schedule.
+    """Whether a name, with or without a split and a variant, is one of an attention schedule.
 
     >>> is_attention("usp:2x4"), is_attention("multi-ring")
     (True, False)
@@ -185,8 +217,8 @@ def attention_schedules(
         it.
     options : which passes, and how.
 
-    Raises `ScheduleError` for an unknown name, a split of another world size, options that do not apply, and if there
-    are too many blocks to verify.
+    Raises `ScheduleError` for an unknown name, a split of another world size, a layer of linear attention, options that
+    do not apply, and if there are too many blocks to verify.
 
     >>> from tasp_lab.topology.builders import full_mesh
     >>> from tasp_lab.workload.layer import Workload
@@ -194,26 +226,62 @@ def attention_schedules(
     >>> [schedule.transfers for schedule in attention_schedules("ring-attention", full_mesh(4), layer, None, options)]
     [6, 12]
     """
-    spec, split = _known(name, topology.world_size)
-    for field in fields(options):
-        given, default = getattr(options, field.name), field.default
-        if given != default and field.name not in ("passes", *spec.options):
-            what = field.name.replace("_", " ")
-            raise ScheduleError(f"schedule {name!r}: {what} {given!r} does not apply to it, expected {default!r}")
+    spec, family = _known(name, topology.world_size)
+    if workload.kind != "softmax":
+        raise ScheduleError(
+            f"schedule {name!r}: a layer of {workload.kind} attention, expected one of softmax attention"
+        )
+    options.check_known(name, options_of(name))
+    options.check_layer(workload)
     rings = {"decomposition": decomposition} if spec.uses_rings else {}
-    return spec.builder(name, topology, workload, options, **rings, **split)
+    if not spec.split:
+        return spec.builder(name, topology, workload, options, **rings)
+
+    def build(renumbered: Topology) -> tuple[Schedule, ...]:
+        return spec.builder(name, renumbered, workload, replace(options, groups="auto"), **rings, **family)
+
+    found: tuple[Schedule, ...] = _in_order(build, topology, _order(name, topology, options))
+    return found
 
 
-def options_for(name: str, options: AttentionOptions) -> AttentionOptions:
-    """The options with the defaults in place of those that do not apply to a schedule.
+_rank_order = lazily("tasp_lab.attention.rank_order", "rank_order")
+_in_order = lazily("tasp_lab.attention.rank_order", "in_order")
+_listed = lazily("tasp_lab.attention.rank_order", "listed")
 
-    >>> options_for("ulysses", AttentionOptions("both", buffers=4, gradient_dtype="input")).buffers
-    3
+
+def _members(name: str) -> int:
+    """The number of ranks of each group of a family."""
+    spec, family = _known(name, None)
+    members: int = family["split"][spec.members]
+    return members
+
+
+def _order(name: str, ranks: int | Topology, options: AttentionOptions) -> IntArray:
+    """The order of ranks in which the groups of a family are consecutive."""
+    order: IntArray = _rank_order(name, options.groups, _members(name), ranks)
+    return order
+
+
+def groups_on(name: str, ranks: int | Topology, options: AttentionOptions = DEFAULT_OPTIONS) -> str:
+    """The groups of a family as lists of ranks, which are a value of the option `groups`. Raises `ScheduleError`.
+
+    >>> groups_on("usp:2x2", 4, AttentionOptions(groups="strided"))
+    '0,2|1,3'
     """
-    known = ("passes", *_known(name, None)[0].options)
-    return AttentionOptions(
-        **{field.name: getattr(options, field.name) for field in fields(options) if field.name in known}
-    )
+    lists: str = _listed(_order(name, ranks, options), _members(name))
+    return lists
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The fields of `AttentionOptions`, without the passes, that apply to a schedule.
+
+    >>> options_of("usp:2x4:token-ring")
+    ('buffers', 'gradient_dtype', 'result_dtype', 'groups')
+    """
+    spec, family = _known(name, None)
+    variant = ATTENTION.get(family.get("variant", ""))
+    left_out = () if variant is None else {*spec.of_variant}.difference(variant.options)
+    return tuple(each for each in spec.options if each not in left_out)
 
 
 def balanced_ring(workload: Workload) -> str:
@@ -221,33 +289,45 @@ def balanced_ring(workload: Workload) -> str:
     return "ring-attention" if workload.mask == "full" else "zigzag-ring-attention"
 
 
-def attention_layout(name: str, workload: Workload, world_size: int) -> SequenceLayout:
-    """The sequence layout of an attention schedule.
+def attention_layout(
+    name: str, workload: Workload, ranks: int | Topology, options: AttentionOptions = DEFAULT_OPTIONS
+) -> SequenceLayout:
+    """The sequence layout of an attention schedule: that of `attention_schedules` with the same topology and options.
 
-    Raises `ScheduleError` for an unknown name and a split of another world size.
+    Parameters
+    ----------
+    name, workload, options : as there; of the options only `groups` matters.
+    ranks : the number of ranks; or the topology, which decides of which ranks groups are `auto`.
+
+    Raises `ScheduleError` for an unknown name, a split of another world size and groups that are none of it.
     """
-    spec, split = _known(name, world_size)
-    return spec.layout(workload, world_size, **split)
+    world_size = ranks if isinstance(ranks, int) else ranks.world_size
+    spec, family = _known(name, world_size)
+    layout = spec.layout(workload, world_size, **family)
+    return layout.on_ranks(_order(name, ranks, options)) if spec.split else layout
 
 
 def check_attention(names: Iterable[str]) -> None:
-    """Raise `ScheduleError` for the first name that is not known, or whose split is none."""
+    """Raise `ScheduleError` for the first name that is not known, or whose split or variant is none."""
     for name in names:
         _known(name, None)
 
 
-def _known(name: str, world_size: int | None) -> tuple[AttentionSpec, dict[str, tuple[int, int]]]:
-    """The spec of a name, and the keyword `split` of a family. Any world size is accepted if None."""
-    family, _, text = name.partition(":")
+def _known(name: str, world_size: int | None) -> tuple[AttentionSpec, dict[str, Any]]:
+    """The spec of a name, and of a family the keywords `split` and `variant`. Any world size is accepted if None."""
+    family, *parts = name.split(":")
     spec = ATTENTION.get(family)
-    if spec is None or (text and not spec.split):
+    if spec is None or len(parts) > bool(spec.split) + bool(spec.variants):
         raise ScheduleError(unknown("schedule", name, attention_names()))
     if not spec.split:
         return spec, {}
+    text, variant = (*parts, "", "")[:2]
     numbers = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
     if numbers is None:
         raise ScheduleError(f"schedule {name!r}: expected {family}:{spec.split} with two numbers, like {family}:2x4")
+    if len(parts) > 1 and variant not in spec.variants:
+        raise ScheduleError(f"schedule {name!r}: {unknown('variant', variant, spec.variants)}")
     first, second = int(numbers[1]), int(numbers[2])
     if world_size not in (None, first * second):
         raise ScheduleError(f"schedule {name!r} is for {first * second} ranks, expected a split of {world_size}")
-    return spec, {"split": (first, second)}
+    return spec, {"split": (first, second)} | ({"variant": variant} if spec.variants else {})

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.attention.layer_blocks import query_spans
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, TENSORS, AttentionTask
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout
+from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
 
 def span_task(
@@ -29,12 +30,13 @@ def span_task(
 
     `dtype` is that of results or gradients. Blocks are numbered by tensor, group, rank and span.
     """
-    spans = np.array([(rank, span.start, span.count) for rank, each in enumerate(layout.spans) for span in each]).T
+    spans_of = {KEYS: _table(layout.spans), QUERIES: _table(query_spans(workload, layout))}
     columns = []
     for tensor in (KEYS, QUERIES, KEY_GRADIENTS, QUERY_GRADIENTS) if backward else (KEYS, QUERIES, RESULTS):
         of_keys = tensor in (KEYS, KEY_GRADIENTS)
         groups = key_groups if of_keys else query_groups
         heads = (workload.kv_head_count if of_keys else workload.heads) // groups
+        spans = spans_of[KEYS if of_keys else QUERIES]
         first_head = np.repeat(np.arange(groups) * heads, spans.shape[1])
         fixed = (np.full_like(first_head, tensor), first_head, np.full_like(first_head, heads))
         columns.append(np.stack([*np.tile(spans, groups), *fixed]))
@@ -51,6 +53,11 @@ def span_task(
         gradient_dtype=dtype if backward else None,
         result_dtype="fp32" if backward else dtype,
     )
+
+
+def _table(spans: Sequence[Sequence[Span]]) -> IntArray:
+    """Rank, start and count of spans, an int array (3, spans)."""
+    return np.array([(rank, span.start, span.count) for rank, each in enumerate(spans) for span in each]).T
 
 
 def owner_schedule(

@@ -235,9 +235,10 @@ class AttentionTask(LayerBlocks):
         """The FLOPs of all pairs of a query and a key that it attends to, over all heads."""
         layer, pairs = self.workload, 0
         for length in layer.documents or (layer.sequence,):
-            low = 0 if layer.mask == "causal" else 1 - length
-            high = length - 1 if layer.keys_seen is None else min(length, layer.keys_seen) - 1
-            pairs += int(pairs_in_band(low, high, length, length)) if length else 0
+            queries = length - layer.cached_keys
+            low = -layer.cached_keys if layer.mask == "causal" else 1 - length
+            high = queries - 1 if layer.keys_seen is None else layer.keys_seen - 1 - layer.cached_keys
+            pairs += int(pairs_in_band(low, high, queries, length)) if length else 0
         return pairs * layer.heads * self.flops_per_pair_and_head
 
     def least_output_bytes_per_position(self, tensor: int) -> int:

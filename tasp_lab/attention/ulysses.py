@@ -26,6 +26,7 @@ from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.kernel_calls import clip_band
 from tasp_lab.workload.layer import Workload
 
 
@@ -74,7 +75,11 @@ def _calls(task: AttentionTask, operands: tuple[IntArray, IntArray]) -> Calls:
         order = np.lexsort((task.start[block], user))
         sizes = np.bincount(user * documents + task.document[block])
         lists.append(BlockLists.of_sizes(sizes, block[order]))
-    lengths = np.diff(np.append(layer.document_starts, layer.sequence))
-    low = np.zeros_like(lengths) if layer.mask == "causal" else 1 - lengths
-    bands = np.stack([low, np.minimum(lengths, layer.keys_seen or layer.sequence) - 1], axis=1)
-    return Calls(task.kernel, np.repeat(np.arange(ranks), documents), tuple(lists), np.tile(bands, (ranks, 1)))
+    keys = np.diff(np.append(layer.document_starts, layer.sequence))
+    counts = keys - layer.cached_keys, keys
+    bands = clip_band(
+        *task.run_bands(np.full_like(keys, layer.cached_keys), counts[0], np.zeros_like(keys), keys), *counts
+    )
+    return Calls(
+        task.kernel, np.repeat(np.arange(ranks), documents), tuple(lists), np.tile(np.stack(bands, axis=1), (ranks, 1))
+    )

@@ -2,11 +2,14 @@
 
 The ranks of a group share out the heads. An all-to-all within each group gives rank ``group * members + g`` the queries
 and keys of head group g, of all positions of its group. Then the ranks with equal heads run the outer schedule, in
-which a group is a rank, and results or gradients return to the owners of their positions. The outer schedule may be a
-ring, TASP or TokenRing, forward or backward; its layout says which positions a group has.
+which a group is a rank, and results or gradients return to the owners of their positions. The outer schedule
+may be a ring, TASP, TokenRing, ``kv-and-q-rings`` or Burst; its layout says which positions a group has.
 
-``usp:UxR`` is groups of U consecutive ranks and a ring over R groups, zigzag under a causal mask. With one group it is
-Ulysses, with groups of one rank the ring.
+``usp:UxR`` is groups of U consecutive ranks and a ring over R groups, zigzag under a causal mask; ``usp:UxR:NAME`` has
+the schedule of that name between the groups. With one group it is Ulysses, with groups of one rank the outer schedule.
+
+The rings of an outer schedule such as TASP are those of the topology as it is between groups
+(`tasp_lab.topology.between_groups`). Behind a switch these are the rings of a switch with fewer ranks.
 """
 
 from __future__ import annotations
@@ -19,18 +22,23 @@ from itertools import pairwise
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.forward import attention
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.attention.registry import attention_layout, attention_schedules, balanced_ring
+from tasp_lab.attention.registry import (
+    ATTENTION,
+    CIRCULATIONS,
+    attention_layout,
+    attention_schedules,
+    balanced_ring,
+)
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.attention.ulysses import ulysses
 from tasp_lab.choices import Dataflow
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import NoLinkError, ScheduleError, TopologyError
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.composition.merged_steps import joined
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.topology.between_groups import between_groups
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -44,54 +52,85 @@ def usp(
     options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     split: tuple[int, int],
+    variant: str = "",
 ) -> tuple[Schedule, ...]:
-    """The passes of ``usp:UxR``, `split` being U and R.
+    """The passes of ``usp:UxR:NAME``, `split` being U and R, `variant` the name or "" for the balanced ring.
 
-    Raises `ScheduleError` for heads that U ranks cannot share out, and for the dataflow ``rotate-kv-back``.
+    Raises `ScheduleError` for heads that U ranks cannot share out, for the dataflow ``rotate-kv-back``, and where
+    members of a group or of different groups have no link.
     """
     members, groups = split
     if groups == 1:
         return ulysses(name, topology, workload, options)
-    outer = balanced_ring(workload)
+    outer = variant or balanced_ring(workload)
+    has_results = "result_dtype" in ATTENTION[outer].options
+    plain = options if has_results else replace(options, result_dtype="auto")
     if members == 1:
-        plain = replace(options, result_dtype="auto")
         return tuple(replace(each, name=name) for each in attention_schedules(outer, topology, workload, None, plain))
-    between = full_mesh(groups)
-    forward = attention(outer, between, workload, trim=options.trim, buffers=options.buffers)
-    passes = {False: forward}
-    if options.passes != "forward":
-        passes[True] = _backward(outer, between, workload, options)
+    if options.dataflow == "rotate-kv-back":
+        raise ScheduleError(
+            f"schedule {name!r}: dataflow 'rotate-kv-back' does not apply to it, expected auto, rotate-kv or rotate-q"
+        )
+    between = _between(name, topology, members, uses_rings=ATTENTION[outer].uses_rings)
     wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
-    return options.build(lambda backward: in_groups(name, topology, passes[backward], members, wire))
+
+    def one_pass(backward: bool) -> Schedule:
+        asked = _dataflows(outer, plain) if backward else [plain.forward_only]
+        try:
+            found = [ATTENTION[outer].builder(outer, between, workload, each)[0] for each in asked]
+        except NoLinkError as error:
+            ends = (group * members + np.arange(members) for group in (error.source, error.destination))
+            _check_links(f"schedule {name!r}, between groups", topology, *ends)
+            raise
+        fewest = min(found, key=lambda schedule: int(schedule.bytes_sent().sum()))
+        return in_groups(name, topology, fewest, members, wire)
+
+    return options.build(one_pass)
 
 
-def usp_layout(workload: Workload, world_size: int, *, split: tuple[int, int]) -> SequenceLayout:
-    """The layout of ``usp:UxR``: that of the ring over groups, shared out to the ranks of each group."""
+def usp_layout(workload: Workload, world_size: int, *, split: tuple[int, int], variant: str = "") -> SequenceLayout:
+    """The layout of ``usp:UxR:NAME``: that of the outer schedule, shared out to the ranks of each group."""
     members, groups = split
     if groups == 1:
         return attention_layout("ulysses", workload, world_size)
-    outer = attention_layout(balanced_ring(workload), workload, groups)
+    outer = attention_layout(variant or balanced_ring(workload), workload, groups)
     return outer if members == 1 else _layout(outer, members)
 
 
-def _backward(outer: str, between: Topology, workload: Workload, options: AttentionOptions) -> Schedule:
-    """The backward pass between groups: of the dataflows that start with the shards alone, the one of fewest bytes."""
-    if options.dataflow == "rotate-kv-back":
-        raise ScheduleError("dataflow 'rotate-kv-back' does not apply to usp, expected auto, rotate-kv or rotate-q")
-    flows: tuple[Dataflow, ...] = ("rotate-kv", "rotate-q") if options.dataflow == "auto" else (options.dataflow,)
-    found = (
-        attention_passes(
-            outer,
-            between,
-            workload,
-            dataflow=each,
-            gradient_dtype=options.gradient_dtype,
-            trim=options.trim,
-            buffers=options.buffers,
-        ).backward
-        for each in flows
-    )
-    return min(found, key=lambda backward: int(backward.bytes_sent().sum()))
+def _dataflows(outer: str, options: AttentionOptions) -> list[AttentionOptions]:
+    """The options of backward passes that start with the shards alone.
+
+    The dataflow is also that of the circulations among which ``kv-and-q-rings`` chooses; others have none.
+    """
+    flows: tuple[Dataflow, ...] = (options.dataflow,)
+    if options.dataflow == "auto":
+        flows = ("rotate-kv", "rotate-q") if outer in CIRCULATIONS else ("rotate-kv",)
+    return [replace(options, passes="backward", dataflow=each) for each in flows]
+
+
+def _between(name: str, topology: Topology, members: int, *, uses_rings: bool) -> Topology:
+    """The topology on which the outer schedule is built. Raises `NoLinkError` if members or groups are not linked.
+
+    A schedule that does not use rings of a decomposition depends only on which groups have links.
+    """
+    ranks = np.arange(topology.world_size).reshape(-1, members)
+    _check_links(f"schedule {name!r}, step 0", topology, ranks[:, :, None], ranks[:, None, :])
+    if topology.is_complete and not uses_rings:
+        return full_mesh(len(ranks))
+    try:
+        return between_groups(topology, members)
+    except TopologyError:
+        _check_links(f"schedule {name!r}, between groups", topology, ranks[:, None], ranks)
+        raise
+
+
+def _check_links(where: str, topology: Topology, source: IntArray, destination: IntArray) -> None:
+    """Raise `NoLinkError` for two ranks without a route, of arrays that broadcast together."""
+    source, destination = np.broadcast_arrays(source, destination)
+    missing = (source != destination) & ~topology.have_routes(source, destination)
+    if missing.any():
+        first = tuple(np.argwhere(missing)[0])
+        raise NoLinkError(where, int(source[first]), int(destination[first]), topology.name)
 
 
 def in_groups(name: str, topology: Topology, outer: Schedule, members: int, result_dtype: str = "fp32") -> Schedule:

@@ -32,7 +32,7 @@ from functools import cached_property
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.proof import prove
@@ -155,7 +155,7 @@ class Schedule:
         return found.hexdigest()[:16]
 
     def check_routes(self, topology: Topology) -> None:
-        """Raise `ScheduleError` unless the topology has the same world size and a route for every transfer."""
+        """Raise `ScheduleError` for a topology of another world size, `NoLinkError` for a transfer without a route."""
         if topology.world_size != self.world_size:
             raise ScheduleError(
                 f"schedule {self.name!r} is for {self.world_size} ranks, {topology.name} has {topology.world_size}"
@@ -167,7 +167,5 @@ class Schedule:
             missing = ~topology.have_routes(step.source, step.destination)
             if missing.any():
                 at = int(missing.argmax())
-                raise ScheduleError(
-                    f"schedule {self.name!r}, step {index}: rank {step.source[at]} sends to "
-                    f"rank {step.destination[at]}, but {topology.name} has no such link"
-                )
+                where = f"schedule {self.name!r}, step {index}"
+                raise NoLinkError(where, int(step.source[at]), int(step.destination[at]), topology.name)

@@ -1,18 +1,22 @@
 """A workload: the attention layer that a schedule computes. It converts positions to bytes and pairs to FLOPs.
 
 A sequence may be *packed*: it is a concatenation of **documents**, and a query attends only to keys of its document.
+Or it may begin with a **cached prefix**, whose keys and values were computed before and which has no queries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, field, fields
 from itertools import pairwise
 from operator import index
+from typing import Any, get_args
 
 import numpy as np
 
 from tasp_lab.arrays import IntArray
+from tasp_lab.choices import AttentionKind as AttentionKind
+from tasp_lab.choices import Decay as Decay
 from tasp_lab.choices import Mask as Mask
 from tasp_lab.errors import WorkloadError
 
@@ -41,6 +45,11 @@ class Workload:
     mask : ``full``, or ``causal``: a query attends to the keys at its own and earlier positions.
     window : with ``causal``, maximum number of keys per query, its own included; all if None.
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
+    cached_keys : the number of first positions that have keys and values only, as in a KV cache; the queries are those
+        of the other positions. Such a layer has no backward pass.
+    kind : ``softmax`` or ``linear`` attention, see `tasp_lab.linear_attention.task`.
+    decay : of the state of ``linear`` attention: ``none``, a constant per KV ``head``, or one that depends on the data,
+        per position and KV head (``scalar``) or also per ``channel`` of the keys.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -58,10 +67,17 @@ class Workload:
     mask: Mask = "full"
     window: int | None = None
     documents: tuple[int, ...] | None = None
+    cached_keys: int = field(default=0, metadata={"optional": True})
+    kind: AttentionKind = field(default="softmax", metadata={"optional": True})
+    decay: Decay = field(default="none", metadata={"optional": True})
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
+        try:
+            object.__setattr__(self, "cached_keys", index(self.cached_keys))
+        except TypeError:
+            raise WorkloadError(f"cached keys: {self.cached_keys!r}, expected a whole number") from None
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise WorkloadError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
@@ -75,11 +91,38 @@ class Workload:
             raise WorkloadError(f"unknown mask {self.mask!r}, expected full or causal")
         if self.window is not None and (self.mask != "causal" or self.window < 1):
             raise WorkloadError(f"window: {self.window}, expected 1 or more and a causal mask")
+        self._check_kind()
         if self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position) > MAX_SUM:
             raise WorkloadError(f"layer too large: {self.sequence} positions, {self.heads} heads of {self.head_dim} "
                                 f"elements, batch {self.batch}; expected FLOPs and bytes below 2**63")  # fmt: skip
         if self.documents is not None:
             object.__setattr__(self, "documents", check_documents(self.documents, self.sequence))
+        if not 0 <= self.cached_keys < self.sequence:
+            raise WorkloadError(f"cached keys: {self.cached_keys}, expected 0 or more and fewer than the sequence of "
+                                f"{self.sequence} positions")  # fmt: skip
+        if self.cached_keys and self.documents is not None:
+            raise WorkloadError(f"cached keys: {self.cached_keys} in packed documents, expected one document")
+
+    def __repr__(self) -> str:
+        given = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if not is_left_out(self, each))
+        return f"Workload({', '.join(given)})"
+
+    def _check_kind(self) -> None:
+        """Raise `WorkloadError` for an unknown kind of attention or decay, and for what the kind does not have."""
+        for name, choice in (("kind", AttentionKind), ("decay", Decay)):
+            if getattr(self, name) not in get_args(choice):
+                known = ", ".join(get_args(choice))
+                raise WorkloadError(f"unknown {name} {getattr(self, name)!r}, expected one of {known}")
+        if self.kind == "softmax" and self.decay != "none":
+            raise WorkloadError(f"decay {self.decay!r} of softmax attention, expected linear attention")
+        if self.kind == "linear" and self.window is not None:
+            raise WorkloadError(f"window: {self.window}, expected none for linear attention, whose state has no window")
+        if self.kind == "linear" and self.cached_keys:
+            raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for linear attention")
+        if self.decay != "none" and self.mask == "full":
+            raise WorkloadError(
+                f"decay {self.decay!r} with a full mask has no agreed meaning, expected a causal mask or no decay"
+            )
 
     @property
     def kv_head_count(self) -> int:
@@ -90,6 +133,16 @@ class Workload:
     def keys_seen(self) -> int | None:
         """Maximum number of keys per query if the window limits it, else None."""
         return self.window if self.window is not None and self.window < self.sequence else None
+
+    @property
+    def queries(self) -> int:
+        """The number of positions that have queries."""
+        return self.sequence - self.cached_keys
+
+    @property
+    def parts(self) -> tuple[int, ...] | None:
+        """The lengths of what is laid out separately: documents, or the cached positions and the others; else None."""
+        return (self.cached_keys, self.queries) if self.cached_keys else self.documents
 
     @property
     def document_starts(self) -> IntArray:
@@ -116,6 +169,11 @@ class Workload:
     def flops_per_pair(self) -> int:
         """FLOPs per (query, key) pair over all heads and sequences: two dot products of length `head_dim`."""
         return 4 * self.batch * self.heads * self.head_dim
+
+
+def is_left_out(value: object, each: Field[Any]) -> bool:
+    """Whether a field of a dataclass is one that is shown only where it is given."""
+    return bool(each.metadata.get("optional")) and getattr(value, each.name) == each.default
 
 
 def documents_of(cu_seqlens: Sequence[int]) -> tuple[int, ...]:

@@ -18,6 +18,9 @@ position longer. These *remainder positions* are assigned round-robin, continuin
 - Causal work of `striped`. Ranks with more work get earlier positions. For any documents, two ranks differ by at most
   one pair per position of the sequence; if all lengths are multiples of n, by less than the longest of them.
 - Causal work of `contiguous` is not balanced: later chunks of a document have more.
+
+**A cached prefix** is distributed as a document of its own: its keys lie where a pass over the prefix alone has them,
+and the positions with queries are balanced whatever the length of the prefix.
 """
 
 from __future__ import annotations
@@ -99,6 +102,27 @@ class SequenceLayout:
     def world_size(self) -> int:
         return len(self.spans)
 
+    def spans_from(self, first: int) -> tuple[tuple[Span, ...], ...]:
+        """The spans of the positions from `first` on, per rank; spans that begin before it are cut.
+
+        >>> zigzag(12, 2).spans_from(8)
+        ((Span(start=9, stride=1, count=3),), (Span(start=8, stride=1, count=1),))
+        """
+        return tuple(
+            tuple(_cut_before(span, first) for span in each if span.positions_end > first) for each in self.spans
+        )
+
+    def after(self, first: int) -> SequenceLayout:
+        """The layout of the positions from `first` on, counted from there.
+
+        >>> zigzag(12, 2).after(8).positions(0).tolist()
+        [1, 2, 3]
+        """
+        shards = [
+            [Span(span.start - first, span.stride, span.count) for span in each] for each in self.spans_from(first)
+        ]
+        return _layout(f"{self.name} after {first}" if first else self.name, self.sequence - first, shards)
+
     def length(self, rank: int) -> int:
         """The number of positions of a rank."""
         return sum(span.count for span in self.spans[rank])
@@ -106,6 +130,23 @@ class SequenceLayout:
     def positions(self, rank: int) -> IntArray:
         """The positions of a rank, in the order of its shard, e.g. for rotary embeddings."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *(span.positions for span in self.spans[rank])])
+
+    def on_ranks(self, order: IntArray) -> SequenceLayout:
+        """The layout in which rank ``order[i]`` holds what rank i holds here; `order` has each rank once.
+
+        >>> contiguous(6, 3).on_ranks(np.array([0, 2, 1])).positions(1).tolist()
+        [4, 5]
+        """
+        if np.array_equal(order, np.arange(self.world_size)):
+            return self
+        spans = tuple(self.spans[place] for place in np.argsort(order))
+        return SequenceLayout(f"{self.name} in another order", self.sequence, spans)
+
+
+def _cut_before(span: Span, first: int) -> Span:
+    """The positions of a span from `first` on."""
+    skipped = max(0, -((span.start - first) // span.stride))
+    return span.part(skipped, span.count - skipped)
 
 
 class LayoutFunction(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -436,62 +435,6 @@ def hops_by_kind(case: Case) -> tuple[int, int]:
             else:
                 moves += len(replay.tokens[block])
     return gradients, moves
-
-
-class Shard(NamedTuple):
-    """Elements of one rank's K, X, and of its Q, Y; the bytes of its log-sum-exp in float32, L. P ranks."""
-
-    x: Fraction
-    y: Fraction
-    lse_bytes: Fraction
-    p: int
-
-
-equal_shards = st.builds(
-    lambda p, length, batch, kv_heads, group, head_dim: (
-        Workload(p * length, batch, kv_heads * group, kv_heads, head_dim),
-        Shard(
-            Fraction(batch * length * kv_heads * head_dim),
-            Fraction(batch * length * kv_heads * group * head_dim),
-            Fraction(4 * batch * kv_heads * group * length),
-            p,
-        ),
-    ),
-    *[st.integers(1, 6), st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(1, 4)],
-)
-
-
-def sent_per_rank(name: str, layer: Workload, p: int, dataflow: Dataflow, gradient_dtype: str) -> Fraction:
-    case = Case(name, f"full-mesh:{p}", layer, dataflow, gradient_dtype, trim=False)
-    return Fraction(int(case.backward.bytes_sent().sum()), p)
-
-
-@given(names, equal_shards)
-def test_onward_against_ring_flash_attention(name: str, drawn: tuple[Workload, Shard]) -> None:
-    """Published: KV 4X(P-1), and dKV in float32 8X P. Ours: dKV 8X(P-1).
-
-    There dKV starts at its owner, with the owner's part, and goes all around. Here the owner adds its part at home, so
-    dKV starts at the first other rank.
-    """
-    layer, (x, _, _, p) = drawn
-    published = 4 * x * (p - 1) + 8 * x * p
-    assert sent_per_rank(name, layer, p, "rotate-kv", "fp32") == published - 8 * x
-
-
-@given(names, equal_shards)
-def test_reversed_against_transformer_engine(name: str, drawn: tuple[Workload, Shard]) -> None:
-    """Published: KV 4X(P-1), and dKV in its dtype 4X(P-1). Ours: KV 4X(P-2), for its owner has it."""
-    layer, (x, _, _, p) = drawn
-    published = 4 * x * (p - 1) + 4 * x * (p - 1)
-    assert sent_per_rank(name, layer, p, "rotate-kv-back", "input") == published - (4 * x if p > 1 else 0)
-
-
-@given(names, equal_shards)
-def test_queries_against_burst_attention(name: str, drawn: tuple[Workload, Shard]) -> None:
-    """Published: q and dout 4Y(P-1), lse and delta 2L(P-1), dQ in 16 bits 2Y P. Ours: dQ 2Y(P-1), as dKV above."""
-    layer, (_, y, lse_bytes, p) = drawn
-    published = 4 * y * (p - 1) + 2 * lse_bytes * (p - 1) + 2 * y * p
-    assert sent_per_rank(name, layer, p, "rotate-q", "input") == published - 2 * y
 
 
 # ---------------------------------------------------------------------------------------------------- the choice

@@ -404,6 +404,13 @@ def test_uneven_shards_take_no_more_calls(case: Case) -> None:
     assert max(max(step) for step in calls_per_step(case.schedule)) <= most
 
 
+@given(cases)
+def test_in_a_window_two_spans_of_a_rank_make_one_call_however_many_rings_cut_them(case: Case) -> None:
+    assume(case.workload.window is not None)
+    spans = max(map(len, task_of(case.schedule).layout.spans))
+    assert max(calls_per_step(case.schedule)[0]) <= spans * (spans + 1) // 2
+
+
 # What the user can get wrong
 
 

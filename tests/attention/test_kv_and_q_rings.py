@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,17 +14,18 @@ from hypothesis.extra import numpy as hnp
 
 from sim.event.engine import simulate
 from tasp_lab.arrays import BoolArray
-from tasp_lab.attention.backward import Passes
+from tasp_lab.attention.backward import DATAFLOWS, Passes
 from tasp_lab.attention.kv_and_q_rings import Travels, busiest_link_s, what_travels
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import attention_layout, attention_schedules
 from tasp_lab.attention.span_blocks import span_task
-from tasp_lab.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
+from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.choices import Pass, Travelling
 from tasp_lab.decomposition.decompose import decompose
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.topology.builders import bidirectional_ring, full_mesh, switch
+from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Mask, Workload
 from tests.support.mutations import is_right_in_orders
@@ -156,15 +158,80 @@ def test_a_mix_is_faster_than_either_side_alone_behind_a_switch() -> None:
 
 @settings(max_examples=30)
 @given(attention_layers(), st.integers(1, 6))
-def test_any_layer_is_computed_once_and_no_plan_has_a_less_busy_link(layer: Workload, n: int) -> None:
+def test_any_layer_is_computed_once(layer: Workload, n: int) -> None:
     forward, backward = passes(n, layer)
     assert 2 * backward.flops().sum() == 5 * forward.flops().sum()
-    tokens = passes_of("token-multi-ring", full_mesh(n), layer)
-    for found, other in zip((forward, backward), tokens, strict=True):
-        busiest, other_busiest = (
-            busiest_link_s(full_mesh(n), each.steps, each.blocks.bytes) for each in (found, other)
-        )
-        assert busiest <= other_busiest
+
+
+def busiest_s(topology: Topology, *schedules: Schedule) -> float:
+    return sum(busiest_link_s(topology, each.steps, each.blocks.bytes) for each in schedules)
+
+
+linked = st.builds(full_mesh, st.integers(1, 6)) | st.builds(switch, st.integers(1, 6)) | st.just(nodes(2, 3))
+wire_dtypes = st.sampled_from(["auto", "fp32", "input"])
+
+
+@settings(max_examples=25)
+@given(linked, attention_layers(), wire_dtypes)
+def test_tasp_and_token_multi_ring_have_no_less_busy_links(topology: Topology, layer: Workload, dtype: str) -> None:
+    """Forward alone, both passes together, and backward alone if both begin with the shards."""
+    found = passes_of("kv-and-q-rings", topology, layer, gradient_dtype=dtype)
+    others: dict[str, Passes] = {
+        dataflow: passes_of("tasp", topology, layer, gradient_dtype=dtype, dataflow=dataflow)
+        for dataflow in ("auto", *DATAFLOWS)
+    }
+    others["tokens"] = passes_of("token-multi-ring", topology, layer, gradient_dtype=dtype)
+    alone = busiest_s(topology, one("kv-and-q-rings", topology, layer))
+    for flow, other in others.items():
+        assert alone <= busiest_s(topology, other.forward)
+        assert busiest_s(topology, *found) <= busiest_s(topology, *other)
+        if flow in ("rotate-kv", "rotate-q", "tokens"):
+            assert busiest_s(topology, found.backward) <= busiest_s(topology, other.backward)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", ["auto", "fp32", "input"])
+@pytest.mark.parametrize("topology", [switch(4), switch(7), full_mesh(5), full_mesh(8)], ids=lambda each: each.name)
+def test_with_a_full_mask_the_least_of_five_sums_is_sent(topology: Topology, dtype: str, kv_heads: int) -> None:
+    """Bytes per position, head and element, as in the module: e of the layer, g sent once, s of a sum on its way."""
+    n, heads, d, e = topology.world_size, 8, 32, 2
+    positions = 4 * 28 * 6
+    layer = Workload(positions * n, heads=heads, kv_heads=kv_heads, head_dim=d)
+    g, s = {"auto": (2, 4), "fp32": (4, 4), "input": (2, 2)}[dtype]
+    x = Fraction(kv_heads, heads)
+    backward = [
+        (n - 1) * (2 * e + 2 * g) * x,
+        (n - 1) * (2 * e + g + Fraction(8, d)),
+        (n - 1) * (2 * e + 2 * s) * x,
+        (n - 1) * (2 * e + s + Fraction(8, d)),
+        (n - 2) * 2 * e * x + (n - 1) * 2 * s * x,
+    ]
+    found = passes_of("kv-and-q-rings", topology, layer, gradient_dtype=dtype)
+    for schedule, each in zip(found, ((n - 1) * 2 * e * x, min(backward)), strict=True):
+        assert set(schedule.bytes_sent().sum(axis=(0, 2)).tolist()) == {each * positions * heads * d}
+
+
+@pytest.mark.parametrize(("count", "members"), [(2, 2), (2, 4), (3, 2)])
+def test_out_of_a_node_go_fewer_sums_than_gradients_straight_home(count: int, members: int) -> None:
+    """Rings that leave each node once carry n - 1 sums out of it; m (n - m) gradients go straight home."""
+    n = count * members
+    topology = nodes(count, members, nic_bandwidth_bytes_per_s=10**9)
+    layer = Workload(n * 12, heads=4, kv_heads=1, head_dim=16)
+    shard = 12 * 16 * 2 * 2
+    found = passes_of("kv-and-q-rings", topology, layer, gradient_dtype="input").backward
+    assert leaving_first_node(found, members, KEY_GRADIENTS) == (n - 1) * shard
+    tokens = passes_of("token-multi-ring", topology, layer, gradient_dtype="input").backward
+    assert leaving_first_node(tokens, members, QUERY_GRADIENTS) == members * (n - members) * 4 * shard // 2
+
+
+def leaving_first_node(schedule: Schedule, members: int, tensor: int) -> int:
+    assert isinstance(schedule.task, AttentionTask)
+    total = 0
+    for step in schedule.steps:
+        leaves = (step.source < members) & (step.destination >= members)
+        leaves &= schedule.task.tensor[step.block] == tensor
+        total += int(schedule.blocks.bytes[step.block[leaves]].sum())
+    return total
 
 
 @settings(max_examples=20)
@@ -175,11 +242,62 @@ def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int, dtype: str)
         assert is_right_in_orders(world, numbers_of(world), 2)
 
 
-def test_without_links_between_all_ranks_keys_travel_and_their_gradients_are_refused() -> None:
+@settings(max_examples=20)
+@given(attention_layers(max_positions=14), st.integers(1, 4), st.sampled_from(["keys", "queries", "both"]))
+def test_the_numbers_do_not_depend_on_what_travels(layer: Workload, n: int, travels: Travelling) -> None:
+    for schedule in passes(n, layer, travels=travels):
+        world = World.of(schedule)
+        assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+def test_what_travels_is_what_was_asked_for() -> None:
+    """Zigzag shards under a causal mask: three quarters of one side, or half of both."""
+    layer = Workload(8 * 28 * 2, heads=8, head_dim=16, mask="causal")
+    shard = layer.sequence // 8 * 8 * 16 * 2
+    one_side = 3 * 8 * 7 // 4 * shard
+    for travels, expected in {
+        "keys": {KEYS: 2 * one_side},
+        "queries": {QUERIES: one_side},
+        "both": {KEYS: 2 * one_side * 2 // 3, QUERIES: one_side * 2 // 3},
+    }.items():
+        found = sent(one("kv-and-q-rings", switch(8), layer, travels=travels))
+        assert set(found) - {RESULTS} == set(expected), travels
+        assert (RESULTS in found) == (travels != "keys")
+    full = replace(layer, mask="full")
+    for travels in ("keys", "both"):
+        assert sent(one("kv-and-q-rings", full_mesh(8), full, travels=travels)) == {KEYS: 2 * 8 * 7 * shard}
+
+
+@settings(max_examples=20)
+@given(attention_layers(), st.integers(2, 5), st.sampled_from(["forward", "both"]))
+def test_auto_is_at_least_as_good_as_any_choice(layer: Workload, n: int, passing: Pass) -> None:
+    topology = full_mesh(n)
+    busiest_s = {
+        travels: sum(
+            busiest_link_s(topology, each.steps, each.blocks.bytes)
+            for each in attention_schedules(
+                "kv-and-q-rings", topology, layer, None, AttentionOptions(passing, travels=travels)
+            )
+        )
+        for travels in get_args(Travelling)
+    }
+    assert busiest_s.pop("auto") <= min(busiest_s.values()) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("travels", ["queries", "both"])
+def test_queries_do_not_travel_without_links_between_all_ranks(travels: str) -> None:
+    layer = Workload(sequence=40, heads=2, head_dim=2, mask="causal")
+    with pytest.raises(ScheduleError, match=f"'kv-and-q-rings': travels '{travels}' without links between all ranks"):
+        one("kv-and-q-rings", bidirectional_ring(5), layer, travels=travels)
+
+
+def test_without_links_between_all_ranks_it_is_tasp() -> None:
+    """Gradients of keys, which have no links straight home, follow along the rings."""
     ring, layer = bidirectional_ring(5), Workload(sequence=20, heads=2, head_dim=2, mask="causal")
+    both = (passes_of(name, ring, layer) for name in ("kv-and-q-rings", "tasp"))
+    for found, tasp in zip(*both, strict=True):
+        assert (found.bytes_sent() == tasp.bytes_sent()).all()
     assert set(sent(one("kv-and-q-rings", ring, layer))) == {KEYS}
-    with pytest.raises(ScheduleError, match=r"'kv-and-q-rings'.* but .* has no such link"):
-        one("kv-and-q-rings", ring, layer, passes="backward")
 
 
 def test_rings_of_another_world_size_are_refused() -> None:

@@ -52,6 +52,15 @@ def test_a_shard_is_in_ascending_order(name: str, sequence: int, world_size: int
         assert len(shard) == layout.length(rank)
 
 
+@given(names, sequences, world_sizes, st.data())
+def test_what_is_after_a_position_is_held_as_before(
+    name: str, sequence: int, world_size: int, data: st.DataObject
+) -> None:
+    layout, first = LAYOUTS[name](sequence, world_size), data.draw(st.integers(0, sequence))
+    after = [[position + first for position in shard] for shard in held(layout.after(first))]
+    assert after == [[position for position in shard if position >= first] for shard in held(layout)]
+
+
 @given(names, sequences, world_sizes)
 def test_spans_have_one_stride_and_positions(name: str, sequence: int, world_size: int) -> None:
     layout = LAYOUTS[name](sequence, world_size)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasp_lab.analysis.provenance import plain
 from tasp_lab.attention.forward import attention
 from tasp_lab.errors import WorkloadError
 from tasp_lab.topology.builders import full_mesh
@@ -33,6 +34,31 @@ def test_positions_and_pairs_cost_what_their_numbers_say(dtype: str, element_byt
 def test_there_are_as_many_kv_heads_as_heads_unless_said_otherwise() -> None:
     assert Workload(sequence=1, heads=6) == Workload(sequence=1, heads=6, kv_heads=6)
     assert Workload(sequence=1, heads=6).kv_heads == 6
+
+
+@given(st.integers(1, 40), st.integers(-3, 45))
+def test_cached_keys_leave_a_query(sequence: int, cached: int) -> None:
+    if 0 <= cached < sequence:
+        layer = Workload(sequence, heads=1, cached_keys=cached)
+        assert layer.queries == sequence - cached
+        assert layer.parts == ((cached, sequence - cached) if cached else None)
+    else:
+        expected = f"cached keys: {cached}, expected 0 or more and fewer than the sequence of {sequence} positions"
+        assert refused(sequence=sequence, cached_keys=cached) == expected
+
+
+def test_cached_keys_are_shown_where_there_are_some() -> None:
+    """Digests of schedules and hashes of inputs, which rest on it, are those of before where there are none."""
+    layer = Workload(8, heads=2)
+    text = "Workload(sequence=8, batch=1, heads=2, kv_heads=2, head_dim=128, dtype='bf16', mask='full', window=None, "
+    assert repr(layer) == f"{text}documents=None)"
+    assert repr(replace(layer, cached_keys=5)) == f"{text}documents=None, cached_keys=5)"
+    assert replace(layer, cached_keys=5) != layer
+    assert {"cached_keys"} == set(plain(replace(layer, cached_keys=5))) - set(plain(layer))  # type: ignore[call-overload]
+
+
+def test_cached_keys_and_documents_exclude_each_other() -> None:
+    assert refused(documents=(60, 4), cached_keys=9) == "cached keys: 9 in packed documents, expected one document"
 
 
 packings = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(sum)

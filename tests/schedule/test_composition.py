@@ -23,7 +23,6 @@ from tasp_lab.collectives.ring_reductions import (
 )
 from tasp_lab.collectives.tree_all_gather import tree_all_gather
 from tasp_lab.errors import ScheduleError
-from tasp_lab.linear_attention.lasp2 import lasp2
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
@@ -37,7 +36,7 @@ from tasp_lab.workload.layer import Workload
 from tests.support.linear_worlds import lasp2 as lasp2_world
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
-from tests.support.systems import token_ring, token_ring_passes, ulysses, ulysses_passes
+from tests.support.systems import lasp2, token_ring, token_ring_passes, ulysses, ulysses_passes
 from tests.support.world import World
 
 Builder = Callable[[Topology, int], Schedule]
@@ -229,7 +228,7 @@ def test_heads_of_different_chunks_are_not_mixed() -> None:
     keys, queries = ([first, first + len(schedule.blocks) // 2] for first in (0, 2))
     for mixed, own in ((keys[0], keys[1]), (keys[1], keys[0])):
         call = Calls.of("attend", [(0, [[queries[keys.index(own)]], [mixed]], [0])])
-        with pytest.raises(ScheduleError, match=r"attend of blocks .* with blocks of different heads"):
+        with pytest.raises(ScheduleError, match=r"attend of blocks .* where .* are expected"):
             schedule.task.effects(call)
 
 
@@ -514,7 +513,7 @@ def test_too_much_overlap_of_backward_passes_is_refused(name: str) -> None:
 
 
 def test_equal_kinds_and_pools_of_layers_are_one() -> None:
-    layer = lasp2(full_mesh(4), layer_of(16))
+    layer = attention("zigzag-ring-attention", full_mesh(4), layer_of(16))
     stack = stacked([layer] * 3)
     assert stack.blocks.kinds == layer.blocks.kinds
     assert list(stack.blocks.pools) == list(layer.blocks.pools) != []
@@ -578,7 +577,12 @@ def test_a_stacked_task_refuses_what_its_layers_refuse() -> None:
     for kernel, operands, params, message in (
         ("attend", [[queries], [count + keys]], [0], "rank 0: attend across layers"),
         ("attend", [[], []], [0], "rank 0: attend of nothing"),
-        ("attend", [[count + queries], [count + keys + 1]], [0], "layer 1: rank 0: attend .* to keys behind"),
+        (
+            "attend",
+            [[count + queries], [count + keys + 1]],
+            [0],
+            "layer 1: rank 0: attend .* of keys that it does not attend to",
+        ),
         (DENSE, [[5]], [0], r"rank 0: dense 0 of blocks \[5\], expected \[4\]"),
         (DENSE, [[4, 5]], [0], r"rank 0: dense 0 of blocks \[4, 5\], expected \[4\]"),
         (DENSE, [[4]], [2], "rank 0: dense 2, expected 0 to 1"),

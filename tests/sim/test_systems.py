@@ -20,7 +20,6 @@ from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import CIRCULATIONS, attention_names_on
 from tasp_lab.collectives.all_gather import ring_all_gather
 from tasp_lab.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
-from tasp_lab.linear_attention.lasp2 import lasp2
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, ComputeRates, Machine
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.schedule import Schedule
@@ -31,7 +30,7 @@ from tasp_lab.workload.layer import Mask, Workload
 from tests.sim.test_array_engine import assert_agree, libraries
 from tests.sim.test_engine_against_reference import computes, launches, uneven_topologies
 from tests.support.reference import reference_times
-from tests.support.systems import passes_of, token_ring, token_ring_passes, ulysses, ulysses_passes, usp
+from tests.support.systems import lasp2, passes_of, token_ring, token_ring_passes, ulysses, ulysses_passes, usp
 
 few = settings(max_examples=30)
 meshes = uneven_topologies(("full-mesh", "switch", "two switches"), max_ranks=4)
@@ -52,8 +51,10 @@ def system_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
         over = draw(st.sampled_from([in_pieces, *over_rings]))
         return topology, draw(st.sampled_from(over(topology, layer, buffers=draw(st.integers(2, 4)))))
     if draw(st.booleans()):
-        names = [name for name in attention_names_on(topology.world_size) if name not in CIRCULATIONS]
-        return topology, draw(st.sampled_from(passes_of(draw(st.sampled_from(names)), topology, layer)))
+        names = set(attention_names_on(topology.world_size, variants=True)) - set(CIRCULATIONS)
+        name = draw(st.sampled_from(sorted(names)))
+        built_on = full_mesh(topology.world_size) if name.count(":") == 2 else topology  # variants need equal groups
+        return topology, draw(st.sampled_from(passes_of(name, built_on, layer)))
     if heads % 2 == 0 and draw(st.booleans()):
         layer = replace(layer, kv_heads=heads)
         passes = *token_ring_passes(topology, layer), attention("tasp", topology, layer)

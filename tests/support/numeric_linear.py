@@ -1,6 +1,13 @@
-"""Contents of blocks and kernels of `tasp_lab.linear_attention.task` in float64, from the recurrence."""
+"""Contents of blocks and kernels of `tasp_lab.linear_attention.task` in float64, position by position.
+
+Everything follows from the recurrence ``S_i = diag(a_i) S_(i-1) + k_i v_i^T, o_i = q_i^T S_i`` (`run`) and its
+vector-Jacobian product (`differentiate`); with a full mask every S_i is the last one. Arrays are (positions, heads,
+elements), states (KV heads, elements, elements); the total decay of a chunk is a further column of its state.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,116 +17,412 @@ from tests.support.numeric_executor import CannotExecuteError, Kernel, part_of
 from tests.support.numeric_softmax import Inputs
 from tests.support.world import KernelCall
 
+Column = tuple[int, int, int]
+"""Tensor, chunk and piece of a block."""
+
+
+class Gradients(NamedTuple):
+    """Of queries, keys, values, decays, and the state before the first position."""
+
+    q: FloatArray
+    k: FloatArray
+    v: FloatArray
+    a: FloatArray
+    state: FloatArray
+
+
+def run(a: FloatArray, k: FloatArray, v: FloatArray, state: FloatArray) -> FloatArray:
+    """The states at all positions, (positions, KV heads, elements, elements), from that before them."""
+    states = []
+    for i in range(len(a)):
+        state = a[i][:, :, None] * state + np.einsum("hd,he->hde", k[i], v[i])
+        states.append(state)
+    return np.array(states)
+
+
+def outputs(q: FloatArray, states: FloatArray) -> FloatArray:
+    """The output of each query from the state at its position."""
+    users = q.shape[1] // states.shape[1]
+    return np.einsum("ihd,ihde->ihe", q, np.repeat(states, users, axis=1))
+
+
+def outer(q: FloatArray, dout: FloatArray, kv_heads: int) -> FloatArray:
+    """What each position adds to the gradient of its state: a sum over the query heads of a KV head."""
+    grouped = (x.reshape(len(x), kv_heads, -1, x.shape[2]) for x in (q, dout))
+    return np.einsum("ihud,ihue->ihde", *grouped)
+
+
+def differentiate(
+    a: FloatArray, q: FloatArray, k: FloatArray, v: FloatArray, state: FloatArray, dout: FloatArray, behind: FloatArray
+) -> Gradients:
+    """The vector-Jacobian product of `run` and `outputs`; `behind` is the gradient of the last state from elsewhere."""
+    states, added = run(a, k, v, state), outer(q, dout, a.shape[1])
+    users = q.shape[1] // a.shape[1]
+    dq = np.einsum("ihde,ihe->ihd", np.repeat(states, users, axis=1), dout)
+    dk, dv, da = np.zeros_like(k), np.zeros_like(v), np.zeros_like(a)
+    for i in reversed(range(len(a))):
+        gradient = behind + added[i]
+        dk[i], dv[i] = np.einsum("hde,he->hd", gradient, v[i]), np.einsum("hde,hd->he", gradient, k[i])
+        da[i] = (gradient * (states[i - 1] if i else state)).sum(axis=2)
+        behind = a[i][:, :, None] * gradient
+    return Gradients(dq, dk, dv, da, behind)
+
+
+def differentiate_full(
+    q: FloatArray, k: FloatArray, v: FloatArray, state: FloatArray, dout: FloatArray, gradient: FloatArray
+) -> Gradients:
+    """The same with a full mask, where all positions have one state: these, and those of `state` and `gradient`."""
+    users = q.shape[1] // k.shape[1]
+    whole, own = state + np.einsum("ihd,ihe->hde", k, v), outer(q, dout, k.shape[1]).sum(axis=0)
+    dq = np.einsum("hde,ihe->ihd", np.repeat(whole, users, axis=0), dout)
+    total = gradient + own
+    dk, dv = np.einsum("hde,ihe->ihd", total, v), np.einsum("hde,ihd->ihe", total, k)
+    return Gradients(dq, dk, dv, np.zeros_like(k), own)
+
 
 class LinearNumbers:
-    """Arrays (positions, heads, elements), and states (KV heads, elements x elements), of chunks with their decay."""
+    """The numbers of a layer with random inputs, or with these queries, keys and values."""
 
     def __init__(self, task: linear.LinearTask, seed: int = 0, inputs: Inputs | None = None) -> None:
         layer, self.task = task.workload, task
-        random, size, kv_heads = np.random.default_rng(seed), layer.head_dim, layer.kv_head_count
-        shapes = [(layer.sequence, heads, size) for heads in (layer.heads, kv_heads, kv_heads)]
-        q, self.k, self.v = inputs or (random.normal(size=shape) for shape in shapes)
-        self.decay, self.users = np.array(task.decay), layer.heads // kv_heads
-        self.out, state = np.zeros_like(q), np.zeros((kv_heads, size, size))
-        for i in range(layer.sequence):
-            state = self.decay[:, None, None] * state + np.einsum("hd,he->hde", self.k[i], self.v[i])
-            self.out[i] = np.einsum("hd,hde->he", q[i], np.repeat(state, self.users, axis=0))
+        random, self.size, self.kv_heads = np.random.default_rng(seed), layer.head_dim, layer.kv_head_count
+        shapes = [(layer.sequence, heads, self.size) for heads in (layer.heads, self.kv_heads, self.kv_heads)]
+        self.q, self.k, self.v = inputs or (random.normal(size=shape) for shape in shapes)
+        self.dout = random.normal(size=shapes[0])
+        width = self.size if layer.decay == "channel" else 1
+        self.gates = np.log(random.uniform(0.3, 1.0, size=(layer.sequence, self.kv_heads, width)))
+        self.a = self._decays(0, layer.sequence, self.gates if task.has_gates else None, slice(None))
+        nothing = np.zeros((self.kv_heads, self.size, self.size))
+        if task.is_full:
+            state = np.einsum("ihd,ihe->hde", self.k, self.v)
+            self.out = outputs(self.q, np.repeat(state[None], layer.sequence, axis=0))
+            found = differentiate_full(self.q, self.k, self.v, nothing, self.dout, nothing)
+        else:
+            self.out = outputs(self.q, run(self.a, self.k, self.v, nothing))
+            found = differentiate(self.a, self.q, self.k, self.v, nothing, self.dout, nothing)
+        backward = task.is_backward
         self.contents = {
-            linear.QUERIES: q,
+            linear.QUERIES: np.concatenate([self.q, self.dout], axis=2) if backward else self.q,
             linear.KEYS: np.concatenate([self.k, self.v], axis=2),
+            linear.GATES: self.gates,
             linear.RESULTS: self.out,
+            linear.QUERY_GRADIENTS: found.q,
+            linear.KEY_GRADIENTS: np.concatenate([found.k, found.v], axis=2),
+            linear.GATE_GRADIENTS: self._of_gates(self.a * found.a),
         }
-        self.columns = list(zip(task.tensor.tolist(), task.chunk.tolist(), task.group.tolist(), strict=True))
-        self.block = {column: block for block, column in enumerate(self.columns)}
+        self.columns: list[Column] = list(
+            zip(task.tensor.tolist(), task.chunk.tolist(), task.piece.tolist(), strict=True)
+        )
+        self.group = task.group.tolist()
+        columns = zip(self.columns, self.group, strict=True)
+        self.block = {(*column, group): block for block, (column, group) in enumerate(columns)}
 
+    def _decays(self, start: int, end: int, gates: FloatArray | None, heads: slice) -> FloatArray:
+        """Of positions from start to end, (positions, KV heads, elements): 0 where a document starts."""
+        given = np.array(self.task.decays)[heads][:, None] if gates is None else np.exp(gates)
+        found = np.broadcast_to(given, (end - start, np.shape(given)[-2], self.size)).copy()
+        starts = self.task.workload.document_starts
+        found[starts[(starts >= start) & (starts < end)] - start] = 0.0
+        return found
+
+    def _of_gates(self, gradient: FloatArray) -> FloatArray:
+        return gradient if self.task.workload.decay == "channel" else gradient.sum(axis=2, keepdims=True)
+
+    def _positions(self, chunk: int) -> tuple[int, int]:
+        start = int(self.task.start[chunk])
+        return start, start + int(self.task.count[chunk])
+
+    # -- contents -----------------------------------------------------------------------------------------------------
     def where(self, block: int) -> tuple[int, tuple[slice, slice]]:
-        tensor, chunk, group = self.columns[block]
+        tensor, chunk, _ = self.columns[block]
         if tensor not in self.contents:
             raise CannotExecuteError(f"block {block} has no positions")
-        start = int(self.task.start[chunk])
         width = self.contents[tensor].shape[1] // self.task.head_groups
-        return tensor, (slice(start, start + int(self.task.count[chunk])), self._heads(group, width))
+        return tensor, (slice(*self._positions(chunk)), self._slice(self.group[block], width))
 
     @staticmethod
-    def _heads(group: int, width: int) -> slice:
+    def _slice(group: int, width: int) -> slice:
         return slice(group * width, (group + 1) * width)
 
-    def _kv_heads(self, group: int) -> slice:
-        return self._heads(group, len(self.decay) // self.task.head_groups)
+    def _kv_heads(self, group: int, piece: int | None = None) -> slice:
+        """The KV heads of a group, or of a piece of all heads."""
+        if piece is None:
+            return self._slice(group, self.kv_heads // self.task.head_groups)
+        return self._slice(group + piece, self.kv_heads // self.task.head_groups // self.task.pieces)
 
     def outputs(self, result: FloatArray) -> FloatArray:
         return result
 
     def content(self, block: int, part: int = -1) -> FloatArray:
-        tensor, chunk, group = self.columns[block]
-        own = self._kv_heads(group)
-        if tensor == linear.CHUNK_STATES:
-            total = self.decay[:, None] ** self.task.count[chunk]
-            whole = np.concatenate(
-                [self._state(chunk, int(self.task.start[chunk] + self.task.count[chunk])), total], axis=1
-            )[own]
-        elif tensor == linear.PREFIX_STATES:
-            return part_of(np.array([self._state(j, int(self.task.start[chunk]))[own] for j in range(chunk)]), part)
-        else:
+        tensor, chunk, piece = self.columns[block]
+        if tensor in self.contents:
             whole = self.contents[tensor][self.where(block)[1]]
-        return whole if part < 0 else part_of(whole[None], part)
+            return whole if part < 0 else part_of(whole[None], part)
+        heads = self._kv_heads(self.group[block], piece)
+        if tensor in (linear.CHUNK_STATES, linear.CHUNK_GRADIENTS):
+            start, end = self._positions(chunk)
+            back = tensor == linear.CHUNK_GRADIENTS
+            state = self._state(chunk, start if back else end, back=back)
+            whole = self._with_total(state, self.a[start:end].prod(axis=0))[heads]
+            return whole if part < 0 else part_of(whole[None], part)
+        parts = np.array([each[heads] for each in self._parts(tensor, chunk)])
+        if tensor == linear.PREFIX_STATES and self.task.is_backward:
+            parts = parts.sum(axis=0)[None]
+        return part_of(parts, part)
 
-    def _state(self, chunk: int, end: int) -> FloatArray:
-        """What a chunk adds to the state at position `end`."""
-        own = self.task.start[chunk] + np.arange(self.task.count[chunk])
-        decays = self.decay ** (end - 1 - own)[:, None]
-        return np.einsum("ih,ihd,ihe->hde", decays, self.k[own], self.v[own]).reshape(len(self.decay), -1)
+    def _parts(self, tensor: int, chunk: int) -> list[FloatArray]:
+        """What each chunk adds to a state of other chunks."""
+        back, chunks = tensor == linear.SUFFIX_GRADIENTS, range(len(self.task.owner))
+        at = self._positions(chunk)[back]
+        if self.task.is_full:
+            return [self._state(each, at, back=back) * (each != chunk) for each in chunks]
+        starts, start = self.task.workload.document_starts, self.task.start
+        document = np.searchsorted(starts, at, side="right")  # of the first position that the state is for, or comes to
+        same = [np.searchsorted(starts, start[each], side="right") == document for each in chunks]
+        ends = [np.searchsorted(starts, start[each] + self.task.count[each] - 1, side="right") == document
+                for each in chunks]  # fmt: skip
+        which = [each for each in chunks if (each > chunk and same[each] if back else each < chunk and ends[each])]
+        return [self._state(each, at, back=back) for each in which]
 
+    def _state(self, chunk: int, at: int, *, back: bool) -> FloatArray:
+        """What a chunk adds to the state before position `at`, or to the gradient of that state."""
+        start, end = self._positions(chunk)
+        added = outer(self.q, self.dout, self.kv_heads) if back else np.einsum("ihd,ihe->ihde", self.k, self.v)
+        if self.task.is_full:
+            return added[start:end].sum(axis=0)
+        found = np.zeros_like(added[0])
+        for i in reversed(range(at, end)) if back else range(start, at):
+            own = added[i] * (start <= i < end)
+            found = self.a[i][:, :, None] * (found + own) if back else self.a[i][:, :, None] * found + own
+        return found
+
+    def _with_total(self, state: FloatArray, total: FloatArray) -> FloatArray:
+        if self.task.workload.decay == "none":
+            return state
+        return np.concatenate([state, total[:, :, None]], axis=2)
+
+    # -- kernels ------------------------------------------------------------------------------------------------------
     def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
         operands = [[self.columns[block] for block in each] for each in call.operands]
-        groups = {group for each in operands for *_, group in each}
+        groups = {self.group[block] for each in call.operands for block in each}
         if len(groups) != 1:
             raise CannotExecuteError(f"{call.kernel} of heads of groups {groups}")
         (group,) = groups
-        (tensor, chunk), kernel = self._kernel(call, [[each[:2] for each in operand] for operand in operands],
-                                               self.decay[self._kv_heads(group)])  # fmt: skip
-        if (tensor, chunk, group) not in self.block:
-            raise CannotExecuteError(f"{call.kernel} adds to chunk {chunk}")
-        return [self.block[tensor, chunk, group]], kernel
+        found = _Kernels(self, group, call).find(operands)
+        if found is None or any((*target, group) not in self.block for target in found[0]):
+            raise CannotExecuteError(f"no kernel {call.kernel} of {operands} with {call.params}")
+        return [self.block[(*target, group)] for target in found[0]], found[1]
 
-    def _kernel(
-        self, call: KernelCall, operands: list[list[tuple[int, int]]], decay: FloatArray
-    ) -> tuple[tuple[int, int], Kernel]:
-        size = self.task.workload.head_dim
-        match call.kernel, operands, call.params:
-            case "make_state", [[(linear.KEYS, chunk)]], ():
 
-                def make_state(x: list[list[FloatArray]]) -> list[FloatArray]:
-                    (k, v), count = np.split(x[0][0], 2, axis=2), len(x[0][0])
-                    decays = decay ** np.arange(count - 1, -1, -1)[:, None]
-                    state = np.einsum("ih,ihd,ihe->hde", decays, k, v).reshape(len(decay), -1)
-                    return [np.concatenate([state, decay[:, None] ** count], axis=1)]
+Found = tuple[list[Column], Kernel] | None
+"""What a kernel adds to, and what it computes; None if there is no such kernel."""
 
-                return (linear.CHUNK_STATES, chunk), make_state
-            case "attend", [[(linear.QUERIES, chunk)], [(linear.KEYS, _)]], (distance,):
 
-                def attend(x: list[list[FloatArray]]) -> list[FloatArray]:
-                    q, (k, v) = x[0][0], np.split(np.repeat(x[1][0], self.users, axis=1), 2, axis=2)
-                    gap = distance + np.arange(len(q))[:, None] - np.arange(len(k))
-                    decays = np.repeat(decay, self.users)[:, None, None] ** np.maximum(gap, 0) * (gap >= 0)
-                    return [np.einsum("ihd,jhd,hij,jhe->ihe", q, k, decays, v)]
+class _Kernels:
+    """The kernels of one call, of one group of heads."""
 
-                return (linear.RESULTS, chunk), attend
-            case "fold", [[_, *_] as states], (chunk,) if all(tensor == linear.CHUNK_STATES for tensor, _ in states):
+    def __init__(self, numbers: LinearNumbers, group: int, call: KernelCall) -> None:
+        self._numbers, self._task, self._call = numbers, numbers.task, call
+        self._heads, self._group = numbers._kv_heads(group), group
+        self._pieces = range(numbers.task.pieces)
+        self._width = numbers.kv_heads // numbers.task.head_groups
 
-                def fold(x: list[list[FloatArray]]) -> list[FloatArray]:
-                    found, behind = np.zeros((len(decay), size * size)), np.ones((len(decay), 1))
-                    for each in reversed(x[0]):
-                        found, behind = found + behind * each[:, :-1], behind * each[:, -1:]
-                    return [found]
+    def find(self, operands: list[list[Column]]) -> Found:
+        """The kernel of operands of these columns, whatever else a call of this name says."""
+        name = self._call.kernel
+        if name in ("fold", "fold_back", "advance", "retreat"):
+            return self._of_states(name, operands)
+        expected = {
+            "make_state": ["k", "g"], "attend": ["q", "k", "g"], "attend_by_state": ["q", "k"],
+            "apply_state": ["q", "S", "g"], "make_gradient_state": ["q", "g"], "differentiate": ["q", "k", "S", "g"],
+            "differentiate_tile": ["q", "k"], "differentiate_by_state": ["q", "k"],
+            "apply_gradient_state": ["k", "T", "S", "g"] if self._task.has_gates else ["k", "T"],
+        }.get(name)  # fmt: skip
+        backward = name.startswith("diff") or "gradient" in name
+        if expected is None or backward != self._task.is_backward:
+            return None
+        expected = [each for each in expected if each != "g" or self._task.has_gates]
+        if [self._letter(each) for each in operands] != expected and not self._fits(operands, expected):
+            return None
+        chunk = operands[0][0][1]
+        if name in ("attend", "attend_by_state", "differentiate_tile", "differentiate_by_state"):
+            return self._of_tile(name, chunk, operands[1][0][1])
+        if self._call.params or any(at != chunk for each in operands for _, at, _ in each):
+            return None
+        return self._of_chunk(name, chunk)
 
-                return (linear.PREFIX_STATES, chunk), fold
-            case "apply_state", [[(linear.QUERIES, chunk)], [(linear.PREFIX_STATES, _)]], ():
+    def _letter(self, columns: list[Column]) -> str:
+        """The tensor of an operand that is one block, or all pieces of a state; empty for anything else."""
+        letters = {linear.KEYS: "k", linear.QUERIES: "q", linear.GATES: "g", linear.PREFIX_STATES: "S",
+                   linear.SUFFIX_GRADIENTS: "T"}  # fmt: skip
+        if not columns or columns[0][0] not in letters:
+            return ""
+        tensor, chunk, _ = columns[0]
+        pieces = self._pieces if letters[tensor] in "ST" else range(1)
+        return letters[tensor] if columns == [(tensor, chunk, piece) for piece in pieces] else ""
 
-                def apply_state(x: list[list[FloatArray]]) -> list[FloatArray]:
-                    states = np.repeat(x[1][0].reshape(-1, size, size), self.users, axis=0)
-                    decays = np.repeat(decay, self.users) ** (np.arange(len(x[0][0]))[:, None] + 1)
-                    return [np.einsum("ihd,ih,hde->ihe", x[0][0], decays, states)]
+    def _fits(self, operands: list[list[Column]], expected: list[str]) -> bool:
+        """Whether operands are as expected, but for prefix states that are not there."""
+        if len(operands) != len(expected):
+            return False
+        return all(
+            self._letter(each) == letter or (letter == "S" and not each)
+            for each, letter in zip(operands, expected, strict=True)
+        )
 
-                return (linear.RESULTS, chunk), apply_state
-        raise CannotExecuteError(f"no kernel {call.kernel} of {operands} with {call.params}")
+    def _all_pieces(self, tensor: int, chunk: int) -> list[Column]:
+        return [(tensor, chunk, piece) for piece in self._pieces]
+
+    def _cut(self, state: FloatArray) -> list[FloatArray]:
+        return np.split(state, len(self._pieces), axis=0)
+
+    def _whole(self, pieces: list[FloatArray]) -> FloatArray:
+        """A state from its pieces, zeros if there are none."""
+        size = self._task.workload.head_dim
+        return np.concatenate(pieces) if pieces else np.zeros((self._width, size, size))
+
+    def _a(self, chunk: int, x: list[list[FloatArray]]) -> FloatArray:
+        """The decays of a chunk, from its gates, the last operand, if it has any."""
+        start, end = self._numbers._positions(chunk)
+        return self._numbers._decays(start, end, x[-1][0] if self._task.has_gates else None, self._heads)
+
+    # -- of one chunk -------------------------------------------------------------------------------------------------
+    def _of_chunk(self, name: str, chunk: int) -> Found:
+        task, full, numbers = self._task, self._task.is_full, self._numbers
+
+        def make_state(x: list[list[FloatArray]]) -> list[FloatArray]:
+            (k, v), a = np.split(x[0][0], 2, axis=2), self._a(chunk, x)
+            state = np.einsum("ihd,ihe->hde", k, v) if full else run(a, k, v, self._whole([]))[-1]
+            return self._cut(numbers._with_total(state, a.prod(axis=0)))
+
+        def apply_state(x: list[list[FloatArray]]) -> list[FloatArray]:
+            a, state = self._a(chunk, x), self._whole(x[1])
+            zeros = np.zeros_like(a)
+            states = np.repeat(state[None], len(a), axis=0) if full else run(a, zeros, zeros, state)
+            return [outputs(x[0][0], states)]
+
+        def make_gradient_state(x: list[list[FloatArray]]) -> list[FloatArray]:
+            (q, dout), a = np.split(x[0][0], 2, axis=2), self._a(chunk, x)
+            zeros, none = np.zeros_like(a), self._whole([])
+            found = differentiate(a, q, zeros, zeros, none, dout, none).state
+            if full:
+                found = outer(q, dout, self._width).sum(axis=0)
+            return self._cut(numbers._with_total(found, a.prod(axis=0)))
+
+        def both(x: list[list[FloatArray]]) -> list[FloatArray]:
+            (q, dout), (k, v) = (np.split(x[at][0], 2, axis=2) for at in (0, 1))
+            state, none, a = self._whole(x[2]), self._whole([]), self._a(chunk, x)
+            if full:
+                found = differentiate_full(q, k, v, state, dout, none)
+            else:
+                found = differentiate(a, q, k, v, state, dout, none)
+            gates = [numbers._of_gates(a * found.a)] if task.has_gates else []
+            return [found.q, np.concatenate([found.k, found.v], axis=2), *gates]
+
+        def apply_gradient_state(x: list[list[FloatArray]]) -> list[FloatArray]:
+            (k, v), gradient, a = np.split(x[0][0], 2, axis=2), self._whole(x[1]), self._a(chunk, x)
+            state = self._whole(x[2] if task.has_gates else [])
+            no_queries = np.zeros((len(k), self._width, k.shape[2]))
+            if full:
+                found = differentiate_full(no_queries, k, v, state, no_queries, gradient)
+            else:
+                found = differentiate(a, no_queries, k, v, state, no_queries, gradient)
+            gates = [numbers._of_gates(a * found.a)] if task.has_gates else []
+            return [np.concatenate([found.k, found.v], axis=2), *gates]
+
+        gates = [(linear.GATE_GRADIENTS, chunk, 0)] if task.has_gates else []
+        dq, dk = (linear.QUERY_GRADIENTS, chunk, 0), (linear.KEY_GRADIENTS, chunk, 0)
+        kernels: dict[str, tuple[list[Column], Kernel]] = {
+            "make_state": (self._all_pieces(linear.CHUNK_STATES, chunk), make_state),
+            "apply_state": ([(linear.RESULTS, chunk, 0)], apply_state),
+            "make_gradient_state": (self._all_pieces(linear.CHUNK_GRADIENTS, chunk), make_gradient_state),
+            "differentiate": ([dq, dk, *gates], both),
+            "apply_gradient_state": ([dk, *gates], apply_gradient_state),
+        }
+        return kernels[name]
+
+    # -- of the queries of one chunk and the keys of one --------------------------------------------------------------
+    def _of_tile(self, name: str, query: int, key: int) -> Found:
+        if len(self._call.params) != 1 or (name.endswith("by_state") and query == key and not self._task.is_full):
+            return None
+        distance, full = self._call.params[0], self._task.is_full
+        count = int(self._task.count[key])
+        if self._task.has_gates and self._call.operands[2] != (
+            self._numbers.block[linear.GATES, query, 0, self._group],
+        ):
+            return None
+        if query != key and (self._task.has_gates or (not full and distance < count)):
+            return None
+        gap = np.array(self._task.decays)[self._heads][:, None] ** max(distance - count, 0)
+
+        def tile(x: list[list[FloatArray]]) -> list[FloatArray]:
+            q, (k, v) = x[0][0], np.split(x[1][0], 2, axis=2)
+            q, dout = np.split(q, 2, axis=2) if self._task.is_backward else (q, np.zeros_like(q))
+            none = self._whole([])
+            if full:
+                found = differentiate_full(q, k, v, none, dout, none)
+                out = outputs(q, np.repeat(np.einsum("ihd,ihe->hde", k, v)[None], len(q), axis=0))
+            elif query == key:
+                a = self._a(query, x)
+                found, out = differentiate(a, q, k, v, none, dout, none), outputs(q, run(a, k, v, none))
+            else:
+                a, zeros = self._a(query, x), np.zeros((len(q), *k.shape[1:]))
+                state = gap[:, :, None] * run(self._a(key, x), k, v, none)[-1]
+                out = outputs(q, run(a, zeros, zeros, state))
+                found = differentiate(a, q, zeros, zeros, state, dout, none)
+                no_queries = np.zeros_like(k)
+                behind = gap[:, :, None] * found.state
+                keys = differentiate(self._a(key, x), no_queries, k, v, none, no_queries, behind)
+                found = found._replace(k=keys.k, v=keys.v)
+            if not self._task.is_backward:
+                return [out]
+            return [found.q, np.concatenate([found.k, found.v], axis=2)]
+
+        if not self._task.is_backward:
+            return [(linear.RESULTS, query, 0)], tile
+        return [(linear.QUERY_GRADIENTS, query, 0), (linear.KEY_GRADIENTS, key, 0)], tile
+
+    # -- of states ----------------------------------------------------------------------------------------------------
+    def _of_states(self, name: str, operands: list[list[Column]]) -> Found:
+        back = name in ("fold_back", "retreat")
+        own, summed = (
+            (linear.CHUNK_GRADIENTS, linear.SUFFIX_GRADIENTS) if back else (linear.CHUNK_STATES, linear.PREFIX_STATES)
+        )
+        if back != self._task.is_backward:
+            return None
+        if name in ("fold", "fold_back"):
+            return self._fold(operands, own, summed, back)
+        if len(operands) != 2 or self._call.params or len(operands[1]) != 1 or operands[1][0][0] != own:
+            return None
+        _, chunk, piece = operands[1][0]
+        if operands[0] not in ([], [(summed, chunk, piece)]):
+            return None
+
+        def chain(x: list[list[FloatArray]]) -> list[FloatArray]:
+            state, total = self._parted(x[1][0])
+            return [total * x[0][0] + state if x[0] else state]
+
+        return [(summed, chunk + (-1 if back else 1), piece)], chain
+
+    def _fold(self, operands: list[list[Column]], own: int, summed: int, back: bool) -> Found:
+        count, pieces = len(self._call.params), len(self._pieces)
+        if count != 1 or len(operands) != 1 or not operands[0] or len(operands[0]) % pieces:
+            return None
+        chunks = [chunk for _, chunk, _ in operands[0][::pieces]]
+        if operands[0] != [each for chunk in chunks for each in self._all_pieces(own, chunk)]:
+            return None
+
+        def fold(x: list[list[FloatArray]]) -> list[FloatArray]:
+            found, weight = np.zeros(1), np.ones(1)
+            rows = [self._parted(np.concatenate(x[0][at : at + pieces])) for at in range(0, len(x[0]), pieces)]
+            for state, total in rows if back else reversed(rows):
+                found, weight = found + weight * state, weight * total
+            return self._cut(found)
+
+        return self._all_pieces(summed, self._call.params[0]), fold
+
+    def _parted(self, record: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The state of a chunk and its total decay."""
+        if self._task.workload.decay == "none":
+            return record, np.ones(1)
+        return record[:, :, :-1], record[:, :, -1:]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from sim.event.engine import simulate
+from tasp_lab.arrays import IntArray
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.schedule.rank_part import RankPart, rank_part
@@ -14,6 +17,14 @@ from tasp_lab.units import Number
 def task_of(schedule: Schedule) -> AttentionTask:
     assert isinstance(schedule.task, AttentionTask)
     return schedule.task
+
+
+def bytes_between(schedule: Schedule) -> IntArray:
+    """The bytes from rank to rank, an int array (world_size, world_size)."""
+    found = np.zeros((schedule.world_size, schedule.world_size), dtype=np.int64)
+    for step in schedule.steps:
+        np.add.at(found, (step.source, step.destination), schedule.block_bytes[step.block])
+    return found
 
 
 def parts(schedule: Schedule) -> list[RankPart]:

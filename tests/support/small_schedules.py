@@ -10,14 +10,13 @@ from tasp_lab.attention.backward import attention_passes
 from tasp_lab.attention.forward import attention
 from tasp_lab.choices import Dataflow
 from tasp_lab.collectives.registry import collective
-from tasp_lab.linear_attention.lasp2 import lasp2
 from tasp_lab.schedule.composition.chunks import in_chunks
 from tasp_lab.schedule.composition.groups import over_groups, replicated
 from tasp_lab.schedule.composition.layers import stacked
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tests.support.attention_worlds import small
-from tests.support.systems import token_ring, token_ring_passes, ulysses_passes, usp
+from tests.support.systems import lasp2, token_ring, token_ring_passes, ulysses_passes, usp
 
 GROUPED = small(4, "causal", heads=4, kv_heads=2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -67,3 +68,10 @@ def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = Tr
         window=draw(st.none() | st.integers(1, max_positions)) if mask == "causal" else None,
         documents=documents,
     )
+
+
+@st.composite
+def cached_layers(draw: st.DrawFn, max_positions: int = 40) -> Workload:
+    """Small layers of which some positions are cached, from one to all but one."""
+    layer = draw(attention_layers(max_positions, packed=False).filter(lambda layer: layer.sequence > 1))
+    return replace(layer, cached_keys=draw(st.integers(1, layer.sequence - 1)))

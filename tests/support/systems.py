@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tasp_lab.attention.backward import Passes
@@ -10,6 +11,7 @@ from tasp_lab.attention.registry import attention_names_on, attention_schedules
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.attention.usp import in_groups
 from tasp_lab.errors import ScheduleError
+from tasp_lab.linear_attention.registry import linear_schedules
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
@@ -41,9 +43,10 @@ def usp(topology: Topology, outer: Schedule, members: int) -> Schedule:
     return in_groups(f"usp-{members} {outer.name}", topology, outer, members, dtype)
 
 
-def schedules_for(layer: Workload, world_size: int) -> list[str]:
-    """The names of all schedules that apply to a layer on a full mesh."""
-    return [name for name in attention_names_on(world_size) if _applies(name, layer, world_size)]
+def schedules_for(layer: Workload, world_size: int, *, variants: bool = False) -> list[str]:
+    """The names of all schedules that apply to a layer on a full mesh, with or without variants of families."""
+    names = attention_names_on(world_size, variants=variants)
+    return [name for name in names if _applies(name, layer, world_size)]
 
 
 def _applies(name: str, layer: Workload, world_size: int) -> bool:
@@ -54,3 +57,13 @@ def _applies(name: str, layer: Workload, world_size: int) -> bool:
             return False
         raise
     return True
+
+
+def lasp2(
+    topology: Topology, layer: Workload, decay: float | tuple[float, ...] = 1.0, *, trim: bool = True
+) -> Schedule:
+    """The forward pass of LASP-2 of a layer of any kind, with a constant decay, one number or one per KV head."""
+    decays = decay if isinstance(decay, tuple) else (decay,) * layer.kv_head_count
+    linear = replace(layer, kind="linear", mask="causal", decay="head")
+    (schedule,) = linear_schedules("lasp-2", topology, linear, None, AttentionOptions(trim=trim), decays)
+    return schedule

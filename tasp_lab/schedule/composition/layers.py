@@ -103,6 +103,11 @@ def _task_of(schedule: Schedule, first: Schedule) -> LayerTask:
     task = schedule.task
     if not isinstance(task, LayerTask) or schedule.initial_part is not None:
         raise ScheduleError(f"schedule {schedule.name!r} is no pass of a layer")
+    if task.workload.cached_keys:
+        raise ScheduleError(
+            f"schedule {schedule.name!r} starts with {task.workload.cached_keys} cached keys, which no layer of a "
+            "stack computes, expected none"
+        )
     assert isinstance(first.task, LayerTask), "the first layer is checked first"
     for rank in range(schedule.world_size):
         own, expected = (each.layout.positions(rank) for each in (task, first.task))
