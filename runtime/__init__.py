@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runtime.sequence_parallel.api import attention, attention_with_lse
+    from runtime.sequence_parallel.linear_attention import linear_attention
     from runtime.sequence_parallel.module import SequenceParallelAttention
     from runtime.sequence_parallel.sharding import positions, shard, unshard
 
-__all__ = ["attention", "attention_with_lse", "SequenceParallelAttention", "positions", "shard", "unshard"]
+__all__ = [
+    "attention",
+    "attention_with_lse",
+    "linear_attention",
+    "SequenceParallelAttention",
+    "positions",
+    "shard",
+    "unshard",
+]
 
 _MODULES = {
     "attention": "runtime.sequence_parallel.api",
     "attention_with_lse": "runtime.sequence_parallel.api",
+    "linear_attention": "runtime.sequence_parallel.linear_attention",
     "SequenceParallelAttention": "runtime.sequence_parallel.module",
     "positions": "runtime.sequence_parallel.sharding",
     "shard": "runtime.sequence_parallel.sharding",

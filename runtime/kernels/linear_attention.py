@@ -1,49 +1,182 @@
-"""Kernels of causal linear attention with one decay per KV head, in chunks (`tasp_lab.linear_attention.task`).
+"""Kernels of linear attention, a chunk of consecutive positions at a time (`tasp_lab.linear_attention.task`).
 
-Tensors are [positions, batch, heads, head_dim], states [batch, KV heads, head_dim, head_dim]. All is computed in
-float32. Query head h uses KV head h // (heads / KV heads).
+The state of a KV head is ``S_i = a_i S_(i-1) + k_i v_i`` and the output ``o_i = q_i S_i``. The decay a_i of a position
+is at most 1: one number, or one per channel of the keys. Query head h uses KV head h // (heads / KV heads).
+
+Tensors are [positions, batch, heads, channels], states [batch, KV heads, channels of keys, channels of values].
+*Gates* are the logarithms of decays, [positions, batch, KV heads, channels of keys]; the first two dimensions and the
+last are 1 where they are the same for all. They are None if nothing decays. All is computed in float32, or in float64
+for inputs of that dtype.
+
+A document that starts in a chunk resets the state; `starts` are the positions within the chunk at which one does,
+ascending. What comes from before the chunk ends at the first of them; what leaves the chunk begins at the last.
+
+A chunk is computed in tiles of `TILE` positions: all pairs within a tile, and a state from tile to tile. Decays are
+only taken from an earlier to a later position, so they neither overflow nor divide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
 import torch
+from torch.nn.functional import pad
 
 Tensor = torch.Tensor
 
+TILE = 64
+"""Positions per tile: scores of 64 x 64 pairs per head."""
 
-def make_state(k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
-    """The state of a chunk as its last position sees it, and the chunk's total decay [KV heads]."""
-    behind = torch.arange(len(k) - 1, -1, -1, device=k.device)
-    weights = decay[None] ** behind[:, None]
-    return torch.einsum("ibhd,ibhe,ih->bhde", k.float(), v.float(), weights), decay ** len(k)
+CHANNEL_TILE = 16
+"""The same with a decay per channel, where each pair has as many weights as keys have channels."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, ahead: int) -> Tensor:
-    """What keys contribute to the outputs of queries whose first position is `ahead` of the first key.
+def attend(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None, starts: Sequence[int] = ()) -> Tensor:
+    """What the positions of a chunk contribute to its outputs, causally: [positions, batch, heads, channels of v].
 
-    >>> one = torch.ones(2, 1, 1, 1)
-    >>> attend(one, one, one, torch.tensor([0.5]), ahead=0).flatten().tolist()
-    [1.0, 1.5]
+    >>> one = torch.ones(3, 1, 1, 1)
+    >>> attend(one, one, one, torch.tensor([[[[0.5]]]]).log()).flatten().tolist()
+    [1.0, 1.5, 1.75]
+    >>> attend(one, one, one, starts=[2]).flatten().tolist()
+    [1.0, 2.0, 1.0]
     """
-    distance = torch.arange(len(q), device=q.device)[:, None] - torch.arange(len(k), device=q.device)[None] + ahead
-    weights = torch.where(distance >= 0, decay[:, None, None] ** distance.clamp(min=0), 0.0)
-    scores = torch.einsum("ibhgd,jbhd->bhgij", _grouped(q, len(decay)), k.float())
-    found = torch.einsum("bhgij,hij,jbhd->ibhgd", scores, weights, v.float())
-    return found.flatten(2, 3)
+    q, k, v = _wide(q), _wide(k), _wide(v)
+    segments = [slice(*each) for each in _segments(len(q), starts)]
+    found = [_attend_causally(q[each], k[each], v[each], _rows(gates, each)) for each in segments]
+    return torch.cat([v.new_empty(0, *q.shape[1:3], v.shape[3]), *found])
 
 
-def fold(states: Tensor, decays: Tensor) -> Tensor:
-    """The state before the next chunk from those of consecutive chunks, [chunks, ...], with their decays."""
-    behind = torch.cat([decays[1:], torch.ones_like(decays[:1])]).flip(0).cumprod(0).flip(0)
-    return torch.einsum("cbhde,ch->bhde", states, behind)
+def attend_at_distance(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, ahead: int) -> Tensor:
+    """What keys contribute to queries, pair by pair; the first query is `ahead` positions behind the first key.
+
+    Gates are the same at all positions, since those between the chunks count, too. A query sees keys up to its own
+    position.
+    """
+    q, k, v = _wide(q), _wide(k), _wide(v)
+    distance = torch.arange(len(q), device=q.device)[:, None] - torch.arange(len(k), device=q.device) + ahead
+    weights = (distance >= 0).to(q.dtype).expand(k.shape[2], -1, -1)
+    if gates is not None:
+        weights = weights * torch.exp(gates[0, 0, :, :, None] * distance.clamp(min=0))
+    scores = torch.einsum("ibhgd,jbhd->bhgij", _grouped(q, k.shape[2]), k)
+    return torch.einsum("bhgij,hij,jbhe->ibhge", scores, weights, v).flatten(2, 3)
 
 
-def apply_state(q: Tensor, state: Tensor, decay: Tensor) -> Tensor:
-    """What all chunks before that of the queries contribute to their outputs, from their state."""
-    weights = decay[None] ** torch.arange(1, len(q) + 1, device=q.device)[:, None]
-    return torch.einsum("ibhgd,bhde,ih->ibhge", _grouped(q, len(decay)), state, weights).flatten(2, 3)
+def make_state(k: Tensor, v: Tensor, gates: Tensor | None = None, starts: Sequence[int] = ()) -> Tensor:
+    """The state that the positions of a chunk leave, as its last position sees it."""
+    last = slice(max(starts, default=0), len(k))
+    k, v, gates = _wide(k[last]), _wide(v[last]), _rows(gates, last)
+    if gates is not None:
+        k = k * torch.exp(_behind(gates, len(k)))
+    return torch.einsum("ibhd,ibhe->bhde", k, v)
+
+
+def total_decay(gates: Tensor, positions: int, starts: Sequence[int] = ()) -> Tensor:
+    """The decay of a state over a chunk, [batch, KV heads, channels]: 0 if a document starts in it."""
+    total = torch.exp(gates.sum(0) if len(gates) == positions else gates[0] * positions)
+    return total * 0 if len(starts) else total
+
+
+def apply_state(q: Tensor, state: Tensor, gates: Tensor | None = None, starts: Sequence[int] = ()) -> Tensor:
+    """What the state before a chunk contributes to its outputs."""
+    queries = _decayed_queries(q, state.shape[1], gates, starts)
+    found = torch.einsum("ibhgd,bhde->ibhge", queries, state.to(queries.dtype)).flatten(2, 3)
+    return pad(found, (0, 0) * 3 + (0, len(q) - len(found)))
+
+
+def make_gradient_state(
+    q: Tensor, dout: Tensor, kv_heads: int, gates: Tensor | None = None, starts: Sequence[int] = ()
+) -> Tensor:
+    """The gradient of the state before a chunk, from those of its outputs."""
+    queries = _decayed_queries(q, kv_heads, gates, starts)
+    return torch.einsum("ibhgd,ibhge->bhde", queries, _grouped(_wide(dout[: len(queries)]), kv_heads))
+
+
+def fold(states: Tensor, totals: Tensor | None) -> Tensor:
+    """The state behind consecutive chunks from theirs, [chunks, ...], with their total decays, in their order."""
+    found = states[0]
+    for index in range(1, len(states)):
+        found = advance(found, states[index], None if totals is None else totals[index])
+    return found
+
+
+def advance(state: Tensor, own: Tensor, total: Tensor | None) -> Tensor:
+    """The state behind a chunk from that before it, the state that the chunk makes and its total decay."""
+    return own + (state if total is None else state * total[..., None])
+
+
+def _decayed_queries(q: Tensor, kv_heads: int, gates: Tensor | None, starts: Sequence[int]) -> Tensor:
+    """The queries that see the state before a chunk, decayed as the state is for them, by KV head."""
+    first = slice(0, min(starts, default=len(q)))
+    queries, gates = _grouped(_wide(q[first]), kv_heads), _rows(gates, first)
+    return queries if gates is None else queries * torch.exp(_from_start(gates, len(queries)))[:, :, :, None]
+
+
+def _attend_causally(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> Tensor:
+    """A chunk without a start of a document."""
+    tile = CHANNEL_TILE if gates is not None and gates.shape[3] > 1 else TILE
+    count, kv_heads = len(q), k.shape[2]
+    q, k, v = (_tiles(each, tile) for each in (_grouped(q, kv_heads), k, v))
+    causal = torch.ones(tile, tile, dtype=torch.bool, device=q.device).tril()
+    if gates is None:
+        scores = torch.einsum("nibhgd,njbhd->nbhgij", q, k) * causal
+    else:
+        gates = _tiles(gates.expand(count, *gates.shape[1:]), tile)
+        sums = gates.double().cumsum(
+            1
+        )  # [tiles, positions, batch, KV heads, channels or 1]; differences are in float32
+        seen, behind = sums.to(q.dtype), (sums[:, -1:] - sums).to(q.dtype)
+        between = (sums[:, :, None] - sums[:, None]).to(q.dtype).masked_fill(~causal[..., None, None, None], -torch.inf)
+        if gates.shape[-1] == 1:
+            weights = torch.exp(between)[..., 0].permute(0, 3, 4, 1, 2)[:, :, :, None]
+            scores = torch.einsum("nibhgd,njbhd->nbhgij", q, k) * weights
+        else:
+            scores = torch.einsum("nibhgd,njbhd,nijbhd->nbhgij", q, k, torch.exp(between))
+        k = k * torch.exp(behind)
+        q = q * torch.exp(seen)[:, :, :, :, None]
+    found = torch.einsum("nbhgij,njbhe->nibhge", scores, v)
+    made = torch.einsum("njbhd,njbhe->nbhde", k, v)
+    state, before = torch.zeros_like(made[:1]), []
+    for index in range(len(made)):
+        before.append(state)
+        total = None if gates is None else torch.exp(seen[index : index + 1, -1])
+        state = advance(state, made[index : index + 1], total)
+    if before:
+        found = found + torch.einsum("nibhgd,nbhde->nibhge", q, torch.cat(before))
+    return found.flatten(0, 1)[:count].flatten(2, 3)
+
+
+def _tiles(x: Tensor, tile: int) -> Tensor:
+    """Positions in tiles, the last one filled with zeros: [tiles, positions of a tile, ...]."""
+    full = pad(x, (0, 0) * (x.dim() - 1) + (0, -len(x) % tile))
+    return full.reshape(len(full) // tile, tile, *x.shape[1:])
+
+
+def _from_start(gates: Tensor, positions: int) -> Tensor:
+    """The gates summed up to each position, its own included."""
+    return gates.double().expand(positions, *gates.shape[1:]).cumsum(0).to(gates.dtype)
+
+
+def _behind(gates: Tensor, positions: int) -> Tensor:
+    """The gates summed over all positions behind each one."""
+    rows = gates.double().expand(positions, *gates.shape[1:])
+    return torch.cat([rows[1:], torch.zeros_like(rows[:1])]).flip(0).cumsum(0).flip(0).to(gates.dtype)
+
+
+def _rows(gates: Tensor | None, rows: slice) -> Tensor | None:
+    """The gates of some positions; all of them where positions are alike."""
+    return gates if gates is None or len(gates) == 1 else gates[rows]
+
+
+def _segments(positions: int, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first position and the end of what lies between starts of documents; empty ones left out."""
+    return (each for each in pairwise([0, *starts, positions]) if each[0] < each[1])
 
 
 def _grouped(q: Tensor, kv_heads: int) -> Tensor:
-    """Queries by KV head: [positions, batch, KV heads, heads of each, head_dim], float32."""
-    return q.float().view(*q.shape[:2], kv_heads, -1, q.shape[3])
+    """Queries by KV head: [positions, batch, KV heads, heads of each, channels]."""
+    return q.reshape(*q.shape[:2], kv_heads, q.shape[2] // kv_heads, q.shape[3])
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

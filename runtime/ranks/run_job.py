@@ -16,8 +16,7 @@ from runtime.executor.transports import default_device, make_transport
 from runtime.protocol.heartbeat import AT_BARRIER, WORKING
 from runtime.protocol.jobs import Job, MeasureCompute, MeasurePair, PairTimes, Result, RunSchedule
 from runtime.protocol.records import RankRecord
-from runtime.trials.attention import AttentionTrial
-from runtime.trials.workloads import make_trial
+from runtime.trials.workloads import compute_alone, make_trial
 from tasp_lab.errors import RunError, first_line
 
 
@@ -53,13 +52,14 @@ def _gather_shards(own: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _measure_compute(job: MeasureCompute, timeout_s: float, progress: Progress) -> float:
-    trial = AttentionTrial(job.schedule, dist.get_rank(), make_transport("auto", timeout_s), default_device(), progress)
+    transport = make_transport("auto", timeout_s)
+    trial = make_trial(job.schedule, dist.get_rank(), transport, None, default_device(), progress)
     trial.executor.memory.zero_()
     seconds = []
     for _ in range(job.repeats + 1):
         trial.set_up(checked=False)
         barrier(progress)
-        seconds.append(trial.compute_alone())
+        seconds.append(compute_alone(trial.executor))
     return statistics.median(seconds[1:])
 
 

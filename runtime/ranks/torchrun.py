@@ -54,14 +54,20 @@ class TorchrunRanks:
         return shared[0]
 
 
-@contextlib.contextmanager
-def join() -> Iterator[TorchrunRanks]:
-    """Join the process group described by torchrun's environment variables. Raises `RunError`."""
+def started_ranks() -> int:
+    """How many ranks torchrun has started, known before they join. Raises `RunError` if this process is none."""
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise RunError(
             f"not started by torchrun ({missing[0]} is not set): torchrun --nproc-per-node N -m tasp_lab.cli ..."
         )
+    return int(os.environ["WORLD_SIZE"])
+
+
+@contextlib.contextmanager
+def join() -> Iterator[TorchrunRanks]:
+    """Join the process group described by torchrun's environment variables. Raises `RunError`."""
+    started_ranks()
     on_gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) <= torch.cuda.device_count()
     if on_gpus:
         os.environ.setdefault(LAUNCH_ORDER, "1")

@@ -18,45 +18,41 @@ torch.Size([2, 16, 8, 64])
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
-from typing import ParamSpec, TypedDict, TypeVar, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
 
 from runtime.executor.transports import Group, make_transport
-from runtime.executor.views import DTYPES
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
 from runtime.sequence_parallel.autograd import Plan, attend
+from runtime.sequence_parallel.call_inputs import (
+    BOTH_PASSES,
+    built_together,
+    check_lengths,
+    check_member,
+    described_documents,
+    known_to_all,
+    mesh,
+    passes_to_run,
+    uncompiled,
+    whole_numbers,
+    workload_of_shard,
+)
 from tasp_lab.attention.backward import Passes, check_fit
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_schedules
-from tasp_lab.attention.task import AttentionTask
-from tasp_lab.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.attention.registry import attention_layout, attention_schedules, groups_on
+from tasp_lab.attention.task import KEYS, QUERIES, TENSORS, AttentionTask
+from tasp_lab.errors import ScheduleError, TaspLabError, WorkloadError
+from tasp_lab.linear_attention.registry import LINEAR
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Mask, Workload, documents_of
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-def _uncompiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """torch.compile calls the function as it is: what ranks tell each other cannot be traced."""
-    found: Callable[_Arguments, _Result] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return found
-
-
-BOTH_PASSES = AttentionOptions("both")
-"""Forward, and backward where gradients are wanted."""
+from tasp_lab.workload.layer import Workload, documents_of
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -67,6 +63,7 @@ class AttentionKeywords(TypedDict, total=False):
     causal: bool
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
+    cached_keys: int
     scale: float | None
     topology: Topology | None
     kernel: str
@@ -75,7 +72,7 @@ class AttentionKeywords(TypedDict, total=False):
     timeout_s: float
 
 
-@_uncompiled
+@uncompiled
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[AttentionKeywords]) -> torch.Tensor:
     """The result of `attention_with_lse` alone: attention of this rank's queries to the keys of all ranks.
 
@@ -84,7 +81,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unp
     return attention_with_lse(q, k, v, **keywords)[0]
 
 
-@_uncompiled
+@uncompiled
 def attention_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -95,6 +92,7 @@ def attention_with_lse(
     causal: bool = False,
     window: int | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
+    cached_keys: int = 0,
     scale: float | None = None,
     topology: Topology | None = None,
     kernel: str = "auto",
@@ -112,7 +110,8 @@ def attention_with_lse(
     q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's layout assigns
         (`tasp_lab.attention.registry.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32, bfloat16
         or float16, any strides.
-    k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`.
+    k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`. With `cached_keys` they are of
+        the cached positions of the rank, too, which come first.
     schedule : a name in `tasp_lab.attention.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or schedules for
         this workload and world size, as `tasp_lab.attention.registry.attention_schedules` builds them: a forward pass,
         or both as `tasp_lab.attention.backward.Passes` where gradients are wanted.
@@ -121,11 +120,16 @@ def attention_with_lse(
     window : with `causal`, how many keys a query sees at most, its own included.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         queries see keys of their own document only, and every document is placed by itself.
+    cached_keys : how many positions of the sequence of all ranks, from its first, have keys and values only. The others
+        lie as the layout assigns them after these (`tasp_lab.workload.sequence_layout.SequenceLayout.after`). No
+        gradients.
     scale : of the scores; 1 / sqrt(head_dim) if None.
     topology : whose rings ``tasp`` uses, and whose routes messages take; a full mesh if None.
     kernel : ``flash-attn``, ``sdpa``, ``reference``, or ``auto``, the fastest that can do it.
     transport : ``auto``, ``p2p``, ``batched`` or ``all-to-all`` (see `runtime.executor.transports`).
-    options : how schedules are built by name, such as trimming, buffers and dtypes on the wire.
+    options : how schedules are built by name, such as trimming, buffers and dtypes on the wire. `groups` decides which
+        rank has which shard, so `attention_layout` takes it, too; ``auto`` is refused if it is not ``consecutive`` on
+        the topology.
         A `schedule` given as an object has been built with its own. `passes` is ``both``, where no gradients are wanted
         also ``forward``.
     timeout_s : how long to wait for another rank; on GPUs, once data moves, the group's own timeout applies.
@@ -141,21 +145,22 @@ def attention_with_lse(
     alone; `ScheduleError` for unknown names; `RunError` when the ranks don't agree, no
     kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
     """
-    if not dist.is_initialized():
-        raise RunError("no process group: call torch.distributed.init_process_group first, or start with torchrun")
-    if dist.get_rank(group) < 0:
-        raise RunError("this process is not part of the group")
+    check_member(group)
     own: Proposal | TaspLabError
     gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
     try:
-        workload = _workload_of_shard(q, k, v, "causal" if causal else "full", window)
-        documents = None if cu_seqlens is None else documents_of(_integers(cu_seqlens))
+        workload = workload_of_shard(q, k, v, "causal" if causal else "full", window, bool(cached_keys))
+        _check_cached(cached_keys, gradients)
+        documents = None if cu_seqlens is None else documents_of(whole_numbers(cu_seqlens))
         chosen = choose_kernel(kernel, q.dtype, q.device, q.shape[3])
         sender = make_transport(transport, timeout_s, group, q.device)
-        passes = _passes_to_run(options, gradients)
+        passes = passes_to_run(options, gradients)
         own = {
-            "positions": q.shape[1],
-            "documents": None if documents is None else _described(documents),
+            "kind": "softmax",  # first: ranks that call the other function have other parameters
+            "positions": k.shape[1],
+            "queries": q.shape[1],
+            "cached_keys": int(cached_keys),
+            "documents": None if documents is None else described_documents(documents),
             "schedule": _schedule_name(schedule),
             "topology": None if topology is None else topology.name,
             "gradients": gradients,
@@ -163,36 +168,28 @@ def attention_with_lse(
             "channels": sender.channels,
             "scale": _finite(workload.head_dim**-0.5 if scale is None else scale),
             **asdict(options),
-            **_known_to_all(workload),
+            **known_to_all(workload),
         }
     except TaspLabError as error:
         own = error
     everyone = exchange(own, q.device, group, timeout_s)
-    require_equal(everyone, [name for name in everyone[0] if name != "positions"])
-    lengths = [int(str(each["positions"])) for each in everyone]
-    try:
-        whole = replace(workload, sequence=max(1, sum(lengths)), documents=documents)
-        built = _schedules(schedule, topology or _mesh(len(lengths)), whole, passes)
-        _demand_lengths(built[0], lengths)
-        own = {"rings": "".join(each.digest for each in built)}
-    except TaspLabError as error:
-        if topology is None:
-            raise
-        own = error
-    if topology is not None:  # a search for its rings may have ended differently on every rank
-        require_equal(exchange(own, q.device, group, timeout_s), ["rings"])
+    require_equal(everyone, [name for name in everyone[0] if name not in ("positions", "queries")])
+    lengths, queries = ([int(str(each[name])) for each in everyone] for name in ("positions", "queries"))
+
+    def build() -> tuple[Schedule, ...]:
+        whole = replace(workload, sequence=max(1, sum(lengths)), documents=documents, cached_keys=int(cached_keys))
+        if sum(lengths) != sum(queries) + whole.cached_keys:
+            raise WorkloadError(f"{sum(queries)} queries and {sum(lengths)} keys on all ranks, expected "
+                                f"{whole.cached_keys} keys more than queries, the cached ones")  # fmt: skip
+        built = _schedules(schedule, topology or mesh(len(lengths)), whole, passes)
+        _check_lengths(built[0], lengths, KEYS)
+        _check_lengths(built[0], queries, QUERIES)
+        return built
+
+    built = built_together(build, topology, q.device, group, timeout_s)
     backward = built[1] if len(built) > 1 else None
     agreed_scale = float(str(everyone[0]["scale"]))
     return attend(Plan(built[0], backward, dist.get_rank(group), chosen, agreed_scale, sender), q, k, v)
-
-
-def _passes_to_run(options: AttentionOptions, gradients: bool) -> AttentionOptions:
-    """The options, for a forward pass alone where no gradients are wanted. Raises `WorkloadError`."""
-    if gradients and options.passes != "both":
-        raise WorkloadError(f"options: passes is {options.passes}, expected both, for gradients are wanted")
-    if options.passes == "backward":
-        raise WorkloadError("options: passes is backward, expected both, or forward where no gradients are wanted")
-    return options if gradients else options.forward_only
 
 
 def _schedule_name(schedule: str | Schedule | Passes) -> str:
@@ -207,26 +204,11 @@ def _given(schedule: Schedule | Passes) -> tuple[Schedule, ...]:
     return schedule if isinstance(schedule, Passes) else (schedule,)
 
 
-def _integers(cu_seqlens: Sequence[int] | torch.Tensor) -> list[int]:
-    if isinstance(cu_seqlens, torch.Tensor):
-        cu_seqlens = cu_seqlens.tolist()
-    return list(cu_seqlens)
-
-
-def _workload_of_shard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, window: int | None) -> Workload:
-    """The layer as far as one rank knows it: its sequence is a placeholder."""
-    for name, each in (("q", q), ("k", k), ("v", v)):
-        if each.dim() != 4:
-            raise WorkloadError(f"{name} is {_shape(each)}, expected [batch, positions, heads, head_dim]")
-        if each.dtype not in _NAMES or each.dtype != q.dtype or each.device != q.device:
-            raise WorkloadError(f"{name} is {each.dtype} on {each.device}, q is {q.dtype} on {q.device}, expected one "
-                                f"device and one dtype of {', '.join(str(dtype) for dtype in _NAMES)}")  # fmt: skip
-    batch, positions, heads, head_dim = q.shape
-    if k.shape != v.shape or (k.shape[0], k.shape[1], k.shape[3]) != (batch, positions, head_dim):
-        raise WorkloadError(f"q is {_shape(q)}, k is {_shape(k)}, v is {_shape(v)}, expected equal batch, positions "
-                            "and head_dim, and equal shapes of k and v")  # fmt: skip
-    seen = None if window is None else int(window)
-    return Workload(1, batch, heads, k.shape[2], head_dim, _NAMES[q.dtype], mask, seen)
+def _check_cached(cached_keys: int, gradients: bool) -> None:
+    if gradients and cached_keys:
+        raise WorkloadError(
+            f"cached_keys: {cached_keys}, expected 0 where gradients are wanted, or call under torch.no_grad()"
+        )
 
 
 def _finite(scale: float) -> float:
@@ -235,28 +217,12 @@ def _finite(scale: float) -> float:
     return float(scale)
 
 
-def _known_to_all(workload: Workload) -> dict[str, object]:
-    """What every rank knows of the layer before the ranks have talked: all but how long it is."""
-    return {name: value for name, value in asdict(workload).items() if name not in ("sequence", "documents")}
-
-
-def _described(documents: tuple[int, ...]) -> str:
-    """In few letters that two lists of documents share only if they are the same."""
-    digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
-    return f"{len(documents)} documents of {sum(documents)} positions ({digest})"
-
-
-@lru_cache(maxsize=8)
-def _mesh(world_size: int) -> Topology:
-    return full_mesh(world_size)
-
-
 def _schedules(
     schedule: str | Schedule | Passes, topology: Topology, workload: Workload, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
     """One for each pass: of that name, or the given ones if they fit. Raises `WorkloadError` and `ScheduleError`."""
     if isinstance(schedule, str):
-        return _built_by_name(schedule, topology, workload, options=options)
+        return _built_by_name(schedule, topology, workload, options)
     given = _given(schedule)
     for each in given:
         made_for = each.task.workload if isinstance(each.task, AttentionTask) else None
@@ -275,27 +241,37 @@ def _schedules(
 
 
 _check_fit = lru_cache(maxsize=32)(check_fit)
-_built_by_name = lru_cache(maxsize=32)(attention_schedules)
-"""Layers are called with the same schedules again and again."""
 
 
-def _demand_lengths(schedule: Schedule, lengths: Sequence[int]) -> None:
-    """Raise `WorkloadError` unless every rank has as many positions as the layout gives it."""
-    layout = _task_of(schedule).layout
-    if len(lengths) != schedule.world_size:
-        raise WorkloadError(f"the topology has {schedule.world_size} ranks, the group {len(lengths)}")
-    for rank, length in enumerate(lengths):
-        if length != layout.length(rank):
-            raise WorkloadError(
-                f"rank {rank} has {length} of {sum(lengths)} positions, the {layout.name} layout of "
-                f"{schedule.name} assigns {layout.length(rank)} to it"
-            )
+@lru_cache(maxsize=32)
+def _built_by_name(
+    schedule: str, topology: Topology, workload: Workload, options: AttentionOptions
+) -> tuple[Schedule, ...]:
+    """The schedules of a name. Layers are called with the same ones again and again.
+
+    Raises `WorkloadError` for groups that the layout of the shards does not follow unless it knew the topology.
+    """
+    if schedule in LINEAR:
+        raise ScheduleError(f"schedule {schedule!r} is for linear attention, expected one for softmax attention, "
+                            "or call runtime.linear_attention")  # fmt: skip
+    built = attention_schedules(schedule, topology, workload, options=options)
+    expected = attention_layout(schedule, workload, topology.world_size, options)
+    if _task_of(built[0]).layout != expected:
+        raise WorkloadError(
+            f"groups of schedule {schedule!r} on {topology.name} are {groups_on(schedule, topology, options)}, but "
+            "auto gave ranks their shards as of consecutive groups, expected options with groups, here and in "
+            "attention_layout"
+        )
+    return built
+
+
+def _check_lengths(schedule: Schedule, lengths: Sequence[int], tensor: int) -> None:
+    """Raise `WorkloadError` unless every rank has as many positions of a tensor as the layout gives it."""
+    task = _task_of(schedule)
+    what = TENSORS[tensor] if task.workload.cached_keys else "positions"
+    check_lengths(schedule.name, task.layout, lengths, task.lengths_of(tensor), what)
 
 
 def _task_of(schedule: Schedule) -> AttentionTask:
     assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
     return schedule.task
-
-
-def _shape(x: torch.Tensor) -> str:
-    return str(list(x.shape))

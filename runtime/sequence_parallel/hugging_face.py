@@ -30,9 +30,11 @@ import torch.distributed as dist
 from runtime.executor.transports import Group
 from runtime.sequence_parallel.agreement import Proposal, exchange
 from runtime.sequence_parallel.api import AttentionKeywords, attention
+from runtime.sequence_parallel.call_inputs import BOTH_PASSES
 from runtime.sequence_parallel.sharding import positions, shard
 from tasp_lab.arrays import IntArray
 from tasp_lab.attention.backward import Passes
+from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import attention_layout
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.errors import RunError, WorkloadError
@@ -48,6 +50,7 @@ _NO_KEYWORDS = {
     "window": "the model says it",
     "scale": "the model says it",
     "cu_seqlens": "every batch would need its own",
+    "cached_keys": "a model passes as many keys as queries",
 }
 
 _TAKEN = ("eager", "sdpa", "flash", "flex", "paged", "/", "|")
@@ -69,7 +72,7 @@ def register(name: str = "tasp", **keywords: Unpack[AttentionKeywords]) -> None:
     ----------
     name : what ``attn_implementation`` and ``model.set_attn_implementation`` then take.
     keywords : as `runtime.attention` takes them (`options` is one of them), but for ``causal``, ``window`` and
-        ``scale``, which the model says, and ``cu_seqlens``: no packed batches.
+        ``scale``, which the model says, ``cu_seqlens``: no packed batches, and ``cached_keys``: no cache.
 
     Raises `RunError` without transformers, and `WorkloadError` for a name or a keyword that cannot be.
     """
@@ -92,6 +95,7 @@ def shard_batch(
     schedule: str | Schedule | Passes = "tasp",
     group: Group = None,
     causal: bool = True,
+    options: AttentionOptions = BOTH_PASSES,
 ) -> dict[str, torch.Tensor]:
     """What this rank passes to its model, from a batch that is the same on all ranks of the group.
 
@@ -100,7 +104,7 @@ def shard_batch(
     input_ids : [batch, sequence]. No padding; under a causal mask padding behind the text does no harm, since no
         text sees it, if its labels are -100.
     labels : [batch, sequence], of a causal model, as transformers takes them: those that are -100 don't count.
-    schedule, group : as given to `register`.
+    schedule, group, options : as given to `register`.
     causal : whether the model is causal.
 
     Returns
@@ -126,7 +130,7 @@ def shard_batch(
     if labels is not None and not causal:
         raise WorkloadError("labels of a model that is not causal, expected none: its loss is a mean over one shard")
     rank, world_size = _place(group)
-    layout = _layout(schedule, input_ids.shape[1], world_size, causal)
+    layout = _layout(schedule, input_ids.shape[1], world_size, causal, options)
     here = positions(layout, rank, input_ids.device).expand(len(input_ids), -1)
     batch = {"input_ids": shard(input_ids, layout, rank), "position_ids": here}
     if labels is not None:
@@ -180,7 +184,8 @@ class _ModelAttention:
         _, world_size = _place(group)
         everyone = exchange(_said(position_ids), position_ids.device, group, self.keywords.get("timeout_s", 300.0))
         sequence = sum(int(str(each["length"])) for each in everyone)
-        layout = _layout(self.keywords.get("schedule", "tasp"), sequence, world_size, causal)
+        schedule, options = self.keywords.get("schedule", "tasp"), self.keywords.get("options", BOTH_PASSES)
+        layout = _layout(schedule, sequence, world_size, causal, options)
         for rank, each in enumerate(everyone):
             if each["digest"] != _digest(layout.positions(rank)):
                 raise WorkloadError(
@@ -251,9 +256,12 @@ def _demand_local_rotation(module: torch.nn.Module) -> None:
             raise WorkloadError(f"rope_type: {kind!r} depends on the length of a shard, expected one that does not")
 
 
-def _layout(schedule: str | Schedule | Passes, sequence: int, world_size: int, causal: bool) -> SequenceLayout:
+def _layout(
+    schedule: str | Schedule | Passes, sequence: int, world_size: int, causal: bool, options: AttentionOptions
+) -> SequenceLayout:
     if isinstance(schedule, str):
-        return attention_layout(schedule, Workload(sequence, mask="causal" if causal else "full"), world_size)
+        workload = Workload(sequence, mask="causal" if causal else "full")
+        return attention_layout(schedule, workload, world_size, options)
     task = (schedule.forward if isinstance(schedule, Passes) else schedule).task
     if not isinstance(task, AttentionTask):
         raise WorkloadError("the schedule computes no attention, expected one that does")

@@ -38,7 +38,7 @@ from tasp_lab.schedule.schedule import Schedule
 Tensor = torch.Tensor
 
 Inputs = Mapping[int, Sequence[Tensor]]
-"""Tensors of a shard, [batch, positions of the shard, heads, ...], of any strides; they are not copied.
+"""Tensors of a shard, [batch, its positions of that tensor, heads, ...], of any strides; they are not copied.
 
 `KEYS`: k and v. `QUERIES`: q; backward also the gradient of the result, its log-sum-exp and the result.
 """
@@ -129,7 +129,7 @@ class AttentionLayer:
 
     def _empty(self, tensor: int, dtype: torch.dtype) -> Sequence[Tensor]:
         """Tensors of the shard for an output; log-sum-exps are float32."""
-        layer, positions = self._task.workload, self._task.layout.length(self._rank)
+        layer, positions = self._task.workload, self._task.lengths_of(tensor)[self._rank]
         heads = layer.kv_head_count if tensor == KEY_GRADIENTS else layer.heads
         device = self._inputs[QUERIES][0].device
         return [
@@ -165,7 +165,10 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
     task = schedule.task
     assert isinstance(task, AttentionTask), "a schedule of attention has a task"
     own = np.flatnonzero(task.owner == rank)
-    first = np.searchsorted(task.layout.positions(rank), task.start[own])
+    first = np.zeros(len(own), dtype=np.int64)
+    for tensor in np.unique(task.tensor[own]).tolist():
+        of_tensor = task.tensor[own] == tensor
+        first[of_tensor] = np.searchsorted(task.positions_of(tensor, rank), task.start[own[of_tensor]])
     return _Shard(
         task.tensor.tolist(),
         task.count.tolist(),

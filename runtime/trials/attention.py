@@ -7,7 +7,6 @@ if the shards of all ranks are available, of the gradients of keys and values.
 from __future__ import annotations
 
 import bisect
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -69,8 +68,10 @@ class AttentionTrial:
         self._scale, dtype = self._workload.head_dim**-0.5, DTYPES[self._workload.dtype]
         kernel = choose_kernel("auto", dtype, torch.device(device), self._workload.head_dim)
         self._gather_shards = gather_shards
+        self._positions = self._task.positions_of(QUERIES, rank)
         self._whole = random_layer(self._workload, dtype, device)
-        q, k, v, dout = (shard(x, self._layout, rank) for x in self._whole)
+        q, dout = (x[:, torch.from_numpy(self._positions)] for x in (self._whole[0], self._whole[3]))
+        k, v = (shard(x, self._layout, rank) for x in self._whole[1:3])
         queries: tuple[Tensor, ...] = (q,)
         if self._task.is_backward:
             out, self._lse = _forward_alone(self._task, rank, kernel, self._scale, q, *self._whole[1:3])
@@ -95,14 +96,6 @@ class AttentionTrial:
             store(data, kind(block).fields, [x[:, at, heads].transpose(0, 1) for x in self._whole[1:3]])
             found.append(data)
         return torch.cat(found)
-
-    def compute_alone(self) -> float:
-        """Make all kernel calls of the rank on the current content of its memory; returns the time in seconds."""
-        device = self.executor.memory.device
-        began_s = _now(device)
-        for row in self.executor.part.calls:
-            self.executor.copies.compute(row)
-        return _now(device) - began_s
 
     def check(self) -> None:
         """Compare some rows with a single process."""
@@ -131,13 +124,13 @@ class AttentionTrial:
         return self._layer.output(self.executor.copies, tensor, DTYPES[self._workload.dtype])
 
     def _rows(self) -> list[int]:
-        """Some rows of the rank's shard."""
-        count = self._layout.length(self._rank)
+        """Some rows of the rank's queries."""
+        count = len(self._positions)
         return torch.linspace(0, count - 1, min(_CHECKED_ROWS, count)).long().tolist()
 
     def _at(self, rows: list[int]) -> list[int]:
-        """The positions of rows of the shard."""
-        found: list[int] = self._layout.positions(self._rank)[rows].tolist()
+        """The positions of rows of queries."""
+        found: list[int] = self._positions[rows].tolist()
         return found
 
     def _document(self, position: int) -> tuple[int, int]:
@@ -245,9 +238,3 @@ def _forward_alone(
 
 def _document(task: AttentionTask, position: int) -> int:
     return int(np.searchsorted(task.workload.document_starts, position, side="right"))
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
+
+import torch
 
 from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
@@ -51,3 +54,18 @@ def make_trial(
     if isinstance(schedule.task, LinearTask) and flops_per_s is None:
         return LinearTrial(schedule, rank, transport, device, progress)
     return PatternTrial(schedule, rank, transport, flops_per_s, device, progress)
+
+
+def compute_alone(executor: Executor) -> float:
+    """Make all kernel calls of the rank on the current content of its memory; returns the time in seconds."""
+    device = executor.memory.device
+    began_s = _now(device)
+    for row in executor.part.calls:
+        executor.copies.compute(row)
+    return _now(device) - began_s
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

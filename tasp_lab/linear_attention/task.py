@@ -1,291 +1,343 @@
-"""Causal linear attention with one decay per head as a task, in chunks of consecutive positions.
+"""Linear attention as a task: what kernel calls read and yield.
 
-The output of position i is the sum over positions j <= i of ``decay ** (i - j) * (q_i . k_j) * v_j``. Each span of the
-layout is a **chunk**; chunks are numbered by position. What chunk j contributes to the output of chunk r is part j of
-these results. There are two ways to compute it:
+Per KV head, position i has the state ``S_i = diag(a_i) S_(i-1) + k_i v_i^T`` and the output ``o_i = q_i^T S_i``. The
+decays a_i are 1, constant, or depend on the data: ``exp`` of *gates*. At the start of a document a_i is 0. With a full
+mask, without decay, S_i is the sum over all positions. Chunks, parts and pieces: `tasp_lab.linear_attention.chunks`.
 
-- ``attend``: from the queries of chunk r and the keys and values of chunk j, parameter: the number of positions from
-  the first key to the first query.
-- From states. ``make_state`` makes the state of chunk j, the sum of ``decay ** (last - i) * k_i v_i``, and the chunk's
-  total decay. ``fold`` reads the states of chunks j to r - 1, parameter r, and adds parts j to r - 1 to the prefix
-  state of chunk r, each decayed by the chunks behind it. ``apply_state`` reads the queries and the prefix state of
-  chunk r and adds parts 0 to r - 1.
+Results of chunk r are computed within the chunk (``attend``), and from the prefix state (``apply_state``), which is
+made of the states of other chunks (``make_state``): all at once (``fold``), or from chunk to chunk (``advance``).
+Backward, ``differentiate`` is the vector-Jacobian product of both; the gradients of states take the same ways in
+reverse (``make_gradient_state``, ``fold_back``, ``retreat``) up to the keys (``apply_gradient_state``). This is local:
+with weights ``exp(G_i - G_j)`` of the cumulated gates G, even the gradient of a gate needs, besides its chunk, only
+the prefix state and the suffix gradient.
 
-States are in float32, ``head_dim x head_dim`` elements per KV head: their size does not depend on the sequence.
+Without gates the parts of results may also be computed from the keys of other chunks, by two products of positions
+(``attend``, ``differentiate_tile``) or through their state (``attend_by_state``, ``differentiate_by_state``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.blocks import Blocks, Field, Join, Kind, Pool
+from tasp_lab.linear_attention.chunks import CHUNK_GRADIENTS as CHUNK_GRADIENTS
+from tasp_lab.linear_attention.chunks import CHUNK_STATES as CHUNK_STATES
+from tasp_lab.linear_attention.chunks import GATE_GRADIENTS as GATE_GRADIENTS
+from tasp_lab.linear_attention.chunks import GATES as GATES
+from tasp_lab.linear_attention.chunks import KEY_GRADIENTS as KEY_GRADIENTS
+from tasp_lab.linear_attention.chunks import KEYS as KEYS
+from tasp_lab.linear_attention.chunks import PREFIX_STATES as PREFIX_STATES
+from tasp_lab.linear_attention.chunks import QUERIES as QUERIES
+from tasp_lab.linear_attention.chunks import QUERY_GRADIENTS as QUERY_GRADIENTS
+from tasp_lab.linear_attention.chunks import RESULTS as RESULTS
+from tasp_lab.linear_attention.chunks import SUFFIX_GRADIENTS as SUFFIX_GRADIENTS
+from tasp_lab.linear_attention.chunks import TENSORS as TENSORS
+from tasp_lab.linear_attention.chunks import LinearBlocks
+from tasp_lab.linear_attention.flops import FlopCounts
 from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, check_blocks, ranges
-from tasp_lab.workload.kernel_calls import pairs_in_band
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
-KEYS, QUERIES, RESULTS, CHUNK_STATES, PREFIX_STATES = range(5)
-"""Tensors of blocks: keys with values, queries, results, states of single chunks, and of all chunks before one."""
-
-TENSORS = ("keys", "queries", "results", "chunk states", "prefix states")
-"""Names of kinds."""
-
-MAKE_STATE, ATTEND, FOLD, APPLY_STATE = "make_state", "attend", "fold", "apply_state"
+MAKE_STATE, ATTEND, ATTEND_BY_STATE = "make_state", "attend", "attend_by_state"
+FOLD, ADVANCE, APPLY_STATE = "fold", "advance", "apply_state"
+MAKE_GRADIENT_STATE, DIFFERENTIATE = "make_gradient_state", "differentiate"
+DIFFERENTIATE_TILE, DIFFERENTIATE_BY_STATE = "differentiate_tile", "differentiate_by_state"
+FOLD_BACK, RETREAT, APPLY_GRADIENT_STATE = "fold_back", "retreat", "apply_gradient_state"
 """Names of kernels."""
 
-_OPERANDS = {
-    MAKE_STATE: (KEYS,),
-    ATTEND: (QUERIES, KEYS),
+CHAIN_LANE = 1
+"""The compute lane of ``advance`` and ``retreat``, small calls that do not wait for the attention within chunks."""
+
+_OPERANDS: Mapping[str, tuple[int, ...]] = {
+    MAKE_STATE: (KEYS, GATES),
+    ATTEND: (QUERIES, KEYS, GATES),
+    ATTEND_BY_STATE: (QUERIES, KEYS),
     FOLD: (CHUNK_STATES,),
-    APPLY_STATE: (QUERIES, PREFIX_STATES),
+    ADVANCE: (PREFIX_STATES, CHUNK_STATES),
+    APPLY_STATE: (QUERIES, PREFIX_STATES, GATES),
+    MAKE_GRADIENT_STATE: (QUERIES, GATES),
+    DIFFERENTIATE: (QUERIES, KEYS, PREFIX_STATES, GATES),
+    DIFFERENTIATE_TILE: (QUERIES, KEYS),
+    DIFFERENTIATE_BY_STATE: (QUERIES, KEYS),
+    FOLD_BACK: (CHUNK_GRADIENTS,),
+    RETREAT: (SUFFIX_GRADIENTS, CHUNK_GRADIENTS),
+    APPLY_GRADIENT_STATE: (KEYS, SUFFIX_GRADIENTS, PREFIX_STATES, GATES),
 }
-_PARAMS = {MAKE_STATE: 0, ATTEND: 1, FOLD: 1, APPLY_STATE: 0}
+"""The tensors that kernels read; gates only if there are any, and for them ``apply_gradient_state`` prefix states."""
+
+_FORWARD = (MAKE_STATE, ATTEND, ATTEND_BY_STATE, FOLD, ADVANCE, APPLY_STATE)
+_TILES = (ATTEND, ATTEND_BY_STATE, DIFFERENTIATE_TILE, DIFFERENTIATE_BY_STATE)
+_BY_STATE = (ATTEND_BY_STATE, DIFFERENTIATE_BY_STATE)
+_FOLDS = {FOLD: (CHUNK_STATES, PREFIX_STATES), FOLD_BACK: (CHUNK_GRADIENTS, SUFFIX_GRADIENTS)}
+_CHAINS = {ADVANCE: (PREFIX_STATES, 1), RETREAT: (SUFFIX_GRADIENTS, -1)}
+"""What a chain yields, and of which chunk: the next one or the one before."""
 
 
 @dataclass(frozen=True)
-class LinearTask:
-    """The blocks of a layer of linear attention.
+class LinearTask(LinearBlocks):
+    """What the calls of a layer compute; parameters are those of `LinearBlocks`."""
 
-    Parameters
-    ----------
-    workload, layout : the layer, and the distribution of its positions over ranks.
-    decay : the decay per position of each KV head, more than 0 and at most 1.
-    head_groups : every block is of one of so many equal groups of heads.
-
-    Raises `ScheduleError` unless the layer is causal, without window and documents, and the spans are consecutive
-    positions.
-    """
-
-    workload: Workload
-    layout: SequenceLayout
-    decay: tuple[float, ...]
-    head_groups: int = 1
-
-    def __post_init__(self) -> None:
-        layer, heads = self.workload, self.workload.kv_head_count
-        if layer.mask != "causal" or layer.keys_seen is not None or len(layer.document_starts) > 1:
-            raise ScheduleError("linear attention has a causal mask, without a window and without packed documents")
-        if len(self.decay) != heads or not all(0 < each <= 1 for each in self.decay):
-            raise ScheduleError(f"decay {self.decay}, expected {heads} numbers above 0 and up to 1, one per KV head")
-        if self.head_groups < 1 or heads % self.head_groups:
-            raise ScheduleError(f"{heads} KV heads in {self.head_groups} groups, expected groups of equal size")
-        if self.layout.sequence != layer.sequence or self.layout.stride != 1:
-            raise ScheduleError(
-                f"layout {self.layout.name!r} of {self.layout.sequence} positions, expected spans of consecutive "
-                f"positions, {layer.sequence} in all"
-            )
-
-    @cached_property
-    def _chunks(self) -> tuple[IntArray, IntArray, IntArray]:
-        spans: list[tuple[Span, int]] = [(span, rank) for rank, each in enumerate(self.layout.spans) for span in each]
-        rows = np.array([(rank, span.start, span.count) for span, rank in sorted(spans)], dtype=np.int64)
-        return rows[:, 0], rows[:, 1], rows[:, 2]
-
-    @property
-    def owner(self) -> IntArray:
-        """The rank of each chunk, int array (chunks,)."""
-        return self._chunks[0]
-
-    @property
-    def start(self) -> IntArray:
-        """The first position of each chunk."""
-        return self._chunks[1]
-
-    @property
-    def count(self) -> IntArray:
-        """The number of positions of each chunk."""
-        return self._chunks[2]
-
-    def block(self, tensor: int, chunk: IntArray, group: IntArray | int = 0) -> IntArray:
-        """The block of a tensor of each of these chunks and groups of heads. Chunk 0 has no prefix state."""
-        return group * self._group_blocks + tensor * len(self.owner) + chunk - (tensor == PREFIX_STATES)
-
-    @property
-    def _group_blocks(self) -> int:
-        """The number of blocks of each group of heads."""
-        return len(TENSORS) * len(self.owner) - 1
-
-    @cached_property
-    def tensor(self) -> IntArray:
-        """The tensor of each block."""
-        chunks = len(self.owner)
-        tensors = np.repeat(np.arange(len(TENSORS)), [chunks] * PREFIX_STATES + [chunks - 1])
-        return np.tile(tensors, self.head_groups)
-
-    @cached_property
-    def chunk(self) -> IntArray:
-        """The chunk of each block."""
-        chunks = np.arange(len(self.owner))
-        return np.tile(np.concatenate([*[chunks] * PREFIX_STATES, chunks[1:]]), self.head_groups)
-
-    @cached_property
-    def group(self) -> IntArray:
-        """The group of heads of each block."""
-        return np.arange(self.head_groups).repeat(self._group_blocks)
-
-    def in_head_groups(self, groups: int) -> tuple[LinearTask, IntArray]:
-        """The task with the heads of each block cut into equal groups; also their blocks, an array (blocks, groups).
-
-        Raises `ScheduleError` unless the groups have equally many KV heads.
-        """
-        group = self.group[:, None] * groups + np.arange(groups)
-        number = group * self._group_blocks + (np.arange(len(self.group)) % self._group_blocks)[:, None]
-        return replace(self, head_groups=self.head_groups * groups), number
-
-    def heads_of(self, block: int, tensor: int) -> tuple[int, int]:
-        """The first of the heads that a tensor has in the group of a block, and their end: KV heads but of queries."""
-        heads = self.workload.heads if tensor in (QUERIES, RESULTS) else self.workload.kv_head_count
-        width = heads // self.head_groups
-        return int(self.group[block]) * width, int(self.group[block] + 1) * width
-
-    @property
-    def parts(self) -> IntArray:
-        """The number of parts of each block: r + 1 of the results of chunk r, r of its prefix state, else 1."""
-        return np.select([self.tensor == RESULTS, self.tensor == PREFIX_STATES], [self.chunk + 1, self.chunk], 1)
-
-    def existing_parts(self, blocks: IntArray) -> BoolArray:
-        """Which parts of these blocks exist: all that are counted."""
-        parts = self.parts[blocks]
-        found: BoolArray = np.arange(parts.max(initial=1)) < parts[:, None]
-        return found
-
-    def blocks(self, pools: Mapping[int, Pool]) -> Blocks:
-        """The blocks of a schedule of this task; `pools` by tensor."""
-        joins: Mapping[int, Join] = {RESULTS: "add", PREFIX_STATES: "add"}
-        kinds = [
-            Kind(name, joins.get(each, ""), pools.get(each), self.fields_of(each), each in (KEYS, QUERIES, RESULTS))
-            for each, name in enumerate(TENSORS)
-        ]
-        return Blocks(kinds, self.tensor.copy(), self.block_bytes, self.parts)
-
-    @cached_property
-    def block_bytes(self) -> IntArray:
-        """The size of each block, int array (blocks,)."""
-        sizes = np.zeros(len(self.tensor), dtype=np.int64)
-        for tensor in range(len(TENSORS)):
-            own = self.tensor == tensor
-            for each in self.fields_of(tensor):
-                positions = self.count[self.chunk[own]] if each.per_position else 1
-                sizes[own] += each.size_bytes * positions
-        return sizes
-
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Raise `ScheduleError` unless blocks have these sizes and numbers of parts."""
-        check_blocks(sizes_bytes, parts, self.block_bytes, self.parts)
-
-    def fields_of(self, tensor: int) -> tuple[Field, ...]:
-        """The tensors of a block."""
-        layer, kv_heads = self.workload, self.workload.kv_head_count // self.head_groups
-        heads = layer.heads // self.head_groups
-        keys, queries = ((layer.batch, each, layer.head_dim) for each in (kv_heads, heads))
-        state = Field("state", "fp32", (layer.batch, kv_heads, layer.head_dim, layer.head_dim), per_position=False)
-        return {
-            KEYS: (Field("k", layer.dtype, keys), Field("v", layer.dtype, keys)),
-            QUERIES: (Field("q", layer.dtype, queries),),
-            RESULTS: (Field("out", "fp32", queries),),
-            CHUNK_STATES: (state, Field("decay", "fp32", (kv_heads,), per_position=False)),
-            PREFIX_STATES: (state,),
-        }[tensor]
-
-    def owned(self, *tensors: int) -> BoolArray:
-        """Bool array (world_size, blocks): the owner of each block of these tensors."""
-        held = np.zeros((self.layout.world_size, len(self.tensor)), dtype=np.bool_)
-        blocks = np.flatnonzero(np.isin(self.tensor, tensors))
-        held[self.owner[self.chunk[blocks]], blocks] = True
-        return held
+    # -- calls --------------------------------------------------------------------------------------------------------
+    def operands(self, kernel: str) -> tuple[int, ...]:
+        """The tensors of the operands of a kernel. Raises `ScheduleError` for an unknown one."""
+        if kernel not in self.kernels:
+            raise ScheduleError(f"unknown kernel {kernel!r}, expected one of {', '.join(self.kernels)}")
+        unread = () if self.has_gates else (GATES, *([PREFIX_STATES] if kernel == APPLY_GRADIENT_STATE else []))
+        return tuple(each for each in _OPERANDS[kernel] if each not in unread)
 
     def calls(self, kernel: str, chunks: IntArray) -> Calls:
-        """A call for each of these chunks at its owner: ``attend`` within it, ``fold`` of all chunks before it.
+        """A call for each of these chunks, at its owner: ``attend`` within it, folds of all others.
 
-        Blocks must have all heads.
+        For those of chains see `chain`. Blocks must have all heads.
         """
         assert self.head_groups == 1, "calls of groups of heads are made from those of all heads"
-        if kernel == FOLD:
-            call, before = ranges(np.zeros_like(chunks), chunks)
-            operands = [BlockLists.of_sizes(np.bincount(call, minlength=len(chunks)), self.block(CHUNK_STATES, before))]
-        else:
-            ones = np.ones_like(chunks)
-            operands = [BlockLists.of_sizes(ones, self.block(tensor, chunks)) for tensor in _OPERANDS[kernel]]
-        params = chunks[:, None] if kernel == FOLD else np.zeros((len(chunks), _PARAMS[kernel]), dtype=np.int64)
-        return Calls(kernel, self.owner[chunks], tuple(operands), params)
+        if kernel in _FOLDS:
+            call, other = self.others(chunks, back=kernel == FOLD_BACK)
+            lists = self._pieces(_FOLDS[kernel][0], call, other, np.zeros_like(call), len(chunks))
+            return Calls(kernel, self.owner[chunks], (lists,), chunks[:, None])
+        if kernel in _TILES:
+            return self.tiles(kernel, chunks, chunks, self.owner[chunks])
+        operands = self._of_chunk(kernel, chunks, np.zeros_like(chunks))
+        return Calls(kernel, self.owner[chunks], operands, np.zeros((len(chunks), 0), dtype=np.int64))
 
+    def tiles(self, kernel: str, query: IntArray, key: IntArray, rank: IntArray) -> Calls:
+        """A call for the queries and keys of each pair of chunks, at a rank."""
+        operands = self._of_tile(kernel, query, key, np.zeros_like(query))
+        return Calls(kernel, rank, operands, (self.start[query] - self.start[key])[:, None])
+
+    def chain(self, kernel: str, chunk: IntArray, piece: IntArray) -> Calls:
+        """``advance`` or ``retreat`` of a piece of each of these chunks, at its owner."""
+        operands = self._of_chain(kernel, chunk, piece, np.zeros_like(chunk))
+        return Calls(kernel, self.owner[chunk], operands, np.zeros((len(chunk), 0), dtype=np.int64), CHAIN_LANE)
+
+    def others(self, chunks: IntArray, *, back: bool) -> tuple[IntArray, IntArray]:
+        """The chunks that each chunk follows, or `back` those that follow it: their place in `chunks`, and each."""
+        if self.is_full:
+            call, other = ranges(self.first[chunks], self.last[chunks] + 1)
+            return call[other != chunks[call]], other[other != chunks[call]]
+        return ranges(chunks + 1, self.last[chunks] + 1) if back else ranges(self.first[chunks], chunks)
+
+    def _one(self, tensor: int, chunk: IntArray, group: IntArray) -> BlockLists:
+        return BlockLists.of_sizes(np.ones_like(chunk), self.block(tensor, chunk, 0, group))
+
+    def _pieces(self, tensor: int, call: IntArray, chunk: IntArray, group: IntArray, count: int) -> BlockLists:
+        """All pieces of chunks, for each of `count` calls the chunks that belong to it; `call` is ascending."""
+        sizes = np.bincount(call, minlength=count) * self.pieces
+        blocks = self.block(tensor, chunk[:, None], np.arange(self.pieces), group[:, None])
+        return BlockLists.of_sizes(sizes, blocks.ravel())
+
+    def _of_chunk(self, kernel: str, chunk: IntArray, group: IntArray) -> tuple[BlockLists, ...]:
+        """The operands of calls of one chunk each: states in all pieces, none that the chunk does not have."""
+        found = []
+        for tensor in self.operands(kernel):
+            if tensor in (PREFIX_STATES, SUFFIX_GRADIENTS):
+                has = (self.has_prefix if tensor == PREFIX_STATES else self.has_suffix)[chunk]
+                call = np.flatnonzero(has)
+                found.append(self._pieces(tensor, call, chunk[call], group[call], len(chunk)))
+            else:
+                found.append(self._one(tensor, chunk, group))
+        return tuple(found)
+
+    def _of_tile(self, kernel: str, query: IntArray, key: IntArray, group: IntArray) -> tuple[BlockLists, ...]:
+        return tuple(self._one(tensor, key if tensor == KEYS else query, group) for tensor in self.operands(kernel))
+
+    def _of_chain(self, kernel: str, chunk: IntArray, piece: IntArray, group: IntArray) -> tuple[BlockLists, ...]:
+        """The piece of the sum that the chunk has, if it goes on through the chunk, and that of the chunk itself."""
+        summed, own = self.operands(kernel)
+        goes_on = self._goes_through[chunk]
+        call = np.flatnonzero(goes_on)
+        return (
+            BlockLists.of_sizes(goes_on.astype(np.int64), self.block(summed, chunk[call], piece[call], group[call])),
+            BlockLists.of_sizes(np.ones_like(chunk), self.block(own, chunk, piece, group)),
+        )
+
+    @property
+    def _goes_through(self) -> BoolArray:
+        """Whether the document before each chunk goes on behind it."""
+        beyond: IntArray = np.minimum(np.arange(len(self.owner)) + 1, len(self.owner) - 1)
+        found: BoolArray = self.has_suffix & (self.first[beyond] < np.arange(len(self.owner)))
+        return found
+
+    # -- the task -----------------------------------------------------------------------------------------------------
     @property
     def dtype(self) -> str:
         return self.workload.dtype
 
     @property
     def passing(self) -> Passing:
-        return "forward"
+        return "backward" if self.is_backward else "forward"
 
     @property
     def kernels(self) -> Mapping[str, Passing]:
-        """All kernels."""
-        return dict.fromkeys(_OPERANDS, self.passing)
-
-    def inputs(self) -> BoolArray:
-        """What each rank makes of the layer before, its keys and queries: bool array (world_size, blocks)."""
-        return self.owned(KEYS, QUERIES)
-
-    def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
-        """The blocks that a pass has from its forward pass, and these blocks there: none, as it is forward."""
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        """The kernels of the pass."""
+        own = [each for each in _OPERANDS if (each in _FORWARD) != self.is_backward]
+        return dict.fromkeys(own, self.passing)
 
     @property
     def content(self) -> tuple[object, ...]:
-        return "linear", self.workload, self.layout, self.decay, self.head_groups
+        return "linear", self.workload, self.layout, self.decays, self.gradient_dtype, self.pieces, self.head_groups
 
+    def inputs(self) -> BoolArray:
+        """What each rank makes of the layer before, queries, keys and gates; backward the inputs of the gradients."""
+        return self.owned(QUERIES) if self.is_backward else self.owned(KEYS, QUERIES, GATES)
+
+    def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
+        """The blocks that a backward pass has from its forward pass, keys, gates and states; and these blocks there."""
+        none = np.zeros(0, dtype=np.int64)
+        if not self.is_backward or not isinstance(forward, LinearTask):
+            return none, none
+        same = (self.workload, self.layout, self.decays, self.head_groups)
+        if same != (forward.workload, forward.layout, forward.decays, forward.head_groups):
+            return none, none
+        alike = (KEYS, GATES, PREFIX_STATES) if self.pieces == forward.pieces else (KEYS, GATES)
+        own = np.flatnonzero(np.isin(self.tensor, alike))
+        return own, forward.block(self.tensor[own], self.chunk[own], self.piece[own], self.group[own])
+
+    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
+        """Raise `ScheduleError` unless blocks have these sizes and numbers of parts."""
+        check_blocks(sizes_bytes, parts, self.block_bytes, self.parts)
+
+    def flops(self, calls: Calls) -> IntArray:
+        """The FLOPs of each call, see `tasp_lab.linear_attention.flops`."""
+        counts = FlopCounts(self)
+        if calls.kernel in _FOLDS or calls.kernel in _CHAINS:
+            states = np.sum([each.sizes for each in calls.operands], axis=0)
+            return counts.of_states(states)
+        chunks = [self.chunk[each.first] for each in calls.operands[:2]]
+        if calls.kernel in _TILES:
+            return counts.of_tiles(calls.kernel, chunks[0], chunks[1])
+        return counts.of_chunks(calls.kernel, chunks[0])
+
+    # -- effects ------------------------------------------------------------------------------------------------------
     def effects(self, calls: Calls) -> Effects:
-        """The parts that calls yield, see the module. Raises `ScheduleError` for what the layer does not require."""
-        operands = self._operands(calls)
-        chunks, group = [self.chunk[each.first] for each in operands], self.group[operands[0].first]
-        call = np.arange(len(calls))
-        if calls.kernel == MAKE_STATE:
-            return Effects(call, self.block(CHUNK_STATES, chunks[0], group), np.zeros_like(call))
-        if calls.kernel == ATTEND:
-            query, key = chunks
-            self._refuse(calls, query < key, "to keys behind the queries")
-            ahead = self.start[query] - self.start[key]
-            self._refuse(calls, calls.params[:, 0] != ahead, "over a distance that is not that of the blocks")
-            return Effects(call, self.block(RESULTS, query, group), key)
-        if calls.kernel == FOLD:
-            return self._folded(calls, group)
-        query, state = chunks
-        self._refuse(calls, query != state, "of another chunk")
-        call, part = ranges(np.zeros_like(query), query)
-        return Effects(call, self.block(RESULTS, query, group)[call], part)
-
-    def _folded(self, calls: Calls, group: IntArray) -> Effects:
-        """The effects of ``fold``: its states are those of consecutive chunks, the last one just before the target."""
-        (states,), target = calls.operands, calls.params[:, 0]
-        call, chunk = states.owner, self.chunk[states.block]
-        self._refuse(calls, (target < 1) | (target >= len(self.owner)), "to a chunk that has no prefix state")
-        expected = target[call] - (states.offset[1:][call] - np.arange(len(call)))
-        self._refuse(calls, np.bincount(call, chunk != expected, len(calls)) > 0, "of chunks with others in between")
-        return Effects(call, self.block(PREFIX_STATES, target[call], group[call]), chunk)
-
-    def _operands(self, calls: Calls) -> tuple[BlockLists, ...]:
-        """The operands of calls, of the right tensors and, except for ``fold``, of one block each."""
-        if calls.kernel not in _OPERANDS:
-            raise ScheduleError(f"unknown kernel {calls.kernel!r}, expected one of {', '.join(_OPERANDS)}")
-        tensors, params = _OPERANDS[calls.kernel], _PARAMS[calls.kernel]
+        """The parts that calls yield. Raises `ScheduleError` for what the layer does not require."""
+        kernel = calls.kernel
+        tensors, params = self.operands(kernel), int(kernel in _TILES or kernel in _FOLDS)
         if len(calls.operands) != len(tensors) or calls.params.shape[1] != params:
             names = " and ".join(TENSORS[each] for each in tensors)
-            raise ScheduleError(f"{calls.kernel} takes {names}, and {params} parameters")
-        for operand, tensor in zip(calls.operands, tensors, strict=True):
-            count = operand.sizes < 1 if calls.kernel == FOLD else operand.sizes != 1
-            self._refuse(calls, count, f"with {'no' if calls.kernel == FOLD else 'not one'} block of {TENSORS[tensor]}")
-            wrong = np.bincount(operand.owner, self.tensor[operand.block] != tensor, len(calls)) > 0
-            self._refuse(calls, wrong, f"with other blocks than {TENSORS[tensor]}")
-            group = self.group[calls.operands[0].first]
-            wrong = np.bincount(operand.owner, self.group[operand.block] != group[operand.owner], len(calls)) > 0
-            self._refuse(calls, wrong, "with blocks of different heads")
-        return calls.operands
+            raise ScheduleError(f"{kernel} takes {names}, and {params} parameters")
+        main = len(tensors) - 1 if kernel in _CHAINS else 0
+        first = calls.operands[main].first
+        self._refuse(calls, (first < 0) | (self.tensor[first] != tensors[main]), f"without {TENSORS[tensors[main]]}")
+        chunk, group = self.chunk[first], self.group[first]
+        if kernel in _FOLDS:
+            return self._folded(calls, group)
+        if kernel in _CHAINS:
+            return self._chained(calls, chunk, self.piece[first], group)
+        if kernel in _TILES:
+            return self._tiled(calls, chunk, group)
+        return self._of_one_chunk(calls, chunk, group)
+
+    def _of_one_chunk(self, calls: Calls, chunk: IntArray, group: IntArray) -> Effects:
+        kernel = calls.kernel
+        if kernel in (APPLY_STATE, APPLY_GRADIENT_STATE):
+            has = self.has_prefix if kernel == APPLY_STATE else self.has_suffix
+            self._refuse(calls, ~has[chunk], "of a chunk that has no such state")
+        self._check_operands(calls, self._of_chunk(kernel, chunk, group))
+        if kernel in (MAKE_STATE, MAKE_GRADIENT_STATE):
+            return self._made(CHUNK_STATES if kernel == MAKE_STATE else CHUNK_GRADIENTS, chunk, group)
+        other = self.others(chunk, back=kernel == APPLY_GRADIENT_STATE)
+        if kernel == APPLY_STATE:
+            return self._parts(RESULTS, chunk, group, *other)
+        if kernel == APPLY_GRADIENT_STATE:
+            return _all([self._parts(KEY_GRADIENTS, chunk, group, *other), *self._of_gates(chunk, group, 1)])
+        own = np.arange(len(chunk)), chunk
+        queries = (self._parts(QUERY_GRADIENTS, chunk, group, *each) for each in (other, own))
+        return _all([*queries, self._parts(KEY_GRADIENTS, chunk, group, *own), *self._of_gates(chunk, group, 0)])
+
+    def _tiled(self, calls: Calls, query: IntArray, group: IntArray) -> Effects:
+        keys = calls.operands[1].first
+        self._refuse(calls, (keys < 0) | (self.tensor[keys] != KEYS), f"without {TENSORS[KEYS]}")
+        key = self.chunk[keys]
+        self._check_operands(calls, self._of_tile(calls.kernel, query, key, group))
+        unseen = (key < self.first[query]) | ((key > query) & (not self.is_full))
+        self._refuse(calls, unseen, "of keys that it does not attend to")
+        inside = query == key
+        if self.has_gates:
+            self._refuse(calls, ~inside, "over gates of other chunks")
+        if calls.kernel in _BY_STATE and not self.is_full:
+            self._refuse(calls, inside, "within a chunk, under a causal mask")
+        distance = self.start[query] - self.start[key]
+        self._refuse(calls, calls.params[:, 0] != distance, "over a distance that is not that of the blocks")
+        call = np.arange(len(calls))
+        if not self.is_backward:
+            return self._parts(RESULTS, query, group, call, key)
+        keys_of = self._parts(KEY_GRADIENTS, key, group, call, query)
+        return _all([self._parts(QUERY_GRADIENTS, query, group, call, key), keys_of])
+
+    def _folded(self, calls: Calls, group: IntArray) -> Effects:
+        """The effects of a fold of all pieces of chunks next to its target; with a full mask of any other chunks."""
+        (states,), target, back = calls.operands, calls.params[:, 0], calls.kernel == FOLD_BACK
+        tensor, summed = _FOLDS[calls.kernel]
+        unknown = (target < 0) | (target >= len(self.owner))
+        unknown[~unknown] = ~(self.has_suffix if back else self.has_prefix)[target[~unknown]]
+        self._refuse(calls, unknown, "to a chunk that has no such state")
+        listed = states.block[:: self.pieces] if not (states.sizes % self.pieces).any() else states.block[:0]
+        call = states.owner[:: self.pieces][: len(listed)]
+        chunk = self.chunk[listed]
+        self._check_operands(calls, (self._pieces(tensor, call, chunk, group[call], len(calls)),))
+        known, other = self.others(target, back=back)
+        pairs = call * len(self.owner) + chunk
+        wrong = ~np.isin(pairs, known * len(self.owner) + other)
+        again = (call[1:] == call[:-1]) & (chunk[1:] <= chunk[:-1])
+        wrong[1:] |= again
+        if not self.is_full:
+            wrong[1:] |= (call[1:] == call[:-1]) & (chunk[1:] != chunk[:-1] + 1)
+            at = (states.offset[:-1] if back else states.offset[1:] - 1) // self.pieces
+            wrong[at] |= chunk[at] != target + (1 if back else -1)
+        self._refuse(calls, np.bincount(call, wrong, len(calls)) > 0, "of chunks with others in between")
+        return self._parts(summed, target, group, call, chunk)
+
+    def _chained(self, calls: Calls, chunk: IntArray, piece: IntArray, group: IntArray) -> Effects:
+        kernel, (summed, ahead) = calls.kernel, _CHAINS[calls.kernel]
+        if self.is_full:
+            raise ScheduleError(f"{kernel} with a full mask, expected a causal mask")
+        has = self.has_suffix if kernel == ADVANCE else self.has_prefix
+        self._refuse(calls, ~has[chunk], "to a chunk that has no such state")
+        self._check_operands(calls, self._of_chain(kernel, chunk, piece, group))
+        target = chunk + ahead
+        call, other = self.others(target, back=kernel == RETREAT)
+        return self._parts(summed, target, group, call, other, piece)
+
+    def _check_operands(self, calls: Calls, expected: tuple[BlockLists, ...]) -> None:
+        for operand, wanted in zip(calls.operands, expected, strict=True):
+            wrong = operand.sizes != wanted.sizes
+            if not wrong.any():
+                wrong = np.bincount(operand.owner, operand.block != wanted.block, len(calls)) > 0
+            self._refuse(
+                calls, wrong, f"where {[each[int(wrong.argmax())].tolist() for each in expected]} are expected"
+            )
+
+    def _made(self, tensor: int, chunk: IntArray, group: IntArray) -> Effects:
+        """All pieces of a state of each chunk, which have one part."""
+        call = np.arange(len(chunk)).repeat(self.pieces)
+        pieces = np.tile(np.arange(self.pieces), len(chunk))
+        return Effects(call, self.block(tensor, chunk[call], pieces, group[call]), np.zeros_like(call))
+
+    def _of_gates(self, chunk: IntArray, group: IntArray, part: int) -> list[Effects]:
+        if not self.has_gates:
+            return []
+        return [Effects(np.arange(len(chunk)), self.block(GATE_GRADIENTS, chunk, 0, group), np.full_like(chunk, part))]
+
+    def _parts(
+        self,
+        tensor: int,
+        chunk: IntArray,
+        group: IntArray,
+        call: IntArray,
+        other: IntArray,
+        piece: IntArray | None = None,
+    ) -> Effects:
+        """Parts of other chunks of the sum of each call's chunk: of a state in its piece, or in all pieces."""
+        part = other - self.first_part[tensor, chunk[call]]
+        if tensor not in (PREFIX_STATES, SUFFIX_GRADIENTS):
+            return Effects(call, self.block(tensor, chunk[call], 0, group[call]), part)
+        if piece is not None:
+            return Effects(call, self.block(tensor, chunk[call], piece[call], group[call]), part)
+        blocks = self.block(tensor, chunk[call][:, None], np.arange(self.pieces), group[call][:, None])
+        return Effects(call.repeat(self.pieces), blocks.ravel(), part.repeat(self.pieces))
 
     def _refuse(self, calls: Calls, wrong: BoolArray, what: str) -> None:
         if wrong.any():
@@ -293,15 +345,6 @@ class LinearTask:
             blocks = [each[at].tolist() for each in calls.operands]
             raise ScheduleError(f"rank {calls.rank[at]}: {calls.kernel} of blocks {blocks} {what}")
 
-    def flops(self, calls: Calls) -> IntArray:
-        """The FLOPs of each call, two per multiplication and addition."""
-        layer, chunks = self.workload, [self.chunk[each.first] for each in calls.operands]
-        per_state = 2 * layer.batch * layer.head_dim**2
-        heads, kv_heads = layer.heads // self.head_groups, layer.kv_head_count // self.head_groups
-        if calls.kernel == ATTEND:
-            rows, columns = (self.count[each] for each in chunks)
-            low = np.where(calls.params[:, 0] == 0, 0, 1 - columns)
-            return pairs_in_band(low, rows - 1, rows, columns) * (layer.flops_per_pair // self.head_groups)
-        if calls.kernel == FOLD:
-            return calls.operands[0].sizes * per_state * kv_heads
-        return self.count[chunks[0]] * per_state * (kv_heads if calls.kernel == MAKE_STATE else heads)
+
+def _all(effects: list[Effects]) -> Effects:
+    return Effects(*(np.concatenate(column) for column in zip(*effects, strict=True)))

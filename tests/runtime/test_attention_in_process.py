@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,12 +11,14 @@ from hypothesis import strategies as st
 from runtime.trials.in_process import run_in_process
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import CIRCULATIONS
+from tasp_lab.choices import Dtype
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
 from tests.support.schedules import task_of
-from tests.support.systems import token_ring_passes
+from tests.support.strategies import attention_layers
+from tests.support.systems import passes_of, token_ring_passes
 
 TOPOLOGIES = [*(full_mesh(n) for n in range(1, 9)), switch(4), nodes(2, 3), torus((3, 3))]
 
@@ -84,5 +88,16 @@ def test_results_that_travel_are_merged_where_they_arrive(
         12 * world_size + more, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, mask="causal" if causal else "full"
     )
     for schedule in token_ring_passes(full_mesh(world_size), layer, tail_chunks=tail_chunks):
+        for whole_steps in (False, True):
+            run_in_process(schedule, 4, whole_steps)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 5), attention_layers(), st.integers(1, 5), st.integers(2, 4), st.sampled_from(["fp32", "bf16"]))
+def test_keys_that_come_in_stages_are_those_of_the_layer(
+    world_size: int, layer: Workload, stages: int, buffers: int, dtype: Dtype
+) -> None:
+    layer = replace(layer, dtype=dtype)
+    for schedule in passes_of("direct-attention", full_mesh(world_size), layer, stages=stages, buffers=buffers):
         for whole_steps in (False, True):
             run_in_process(schedule, 4, whole_steps)

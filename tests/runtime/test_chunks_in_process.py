@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from runtime.trials.in_process import run_in_process
 from tasp_lab.attention.backward import DATAFLOWS, attention_passes
-from tasp_lab.linear_attention.lasp2 import lasp2
 from tasp_lab.schedule.composition import in_chunks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.support.systems import token_ring_passes, ulysses_passes
+from tests.support.systems import lasp2, token_ring_passes, ulysses_passes
 
 SYSTEMS: dict[str, Callable[[Topology, Workload], Sequence[Schedule]]] = {
     "token-ring": token_ring_passes,

@@ -24,7 +24,7 @@ from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
-from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.dependencies import RESIDENT
@@ -136,9 +136,11 @@ def along(dataflow: Dataflow) -> AttentionOptions:
 class Shard:
     """A rank's part of a layer that wants gradients."""
 
-    def __init__(self, workload: Workload, schedule: str, group: Any = None) -> None:
+    def __init__(
+        self, workload: Workload, schedule: str, group: Any = None, options: AttentionOptions = DEFAULT_OPTIONS
+    ) -> None:
         self.workload, self.schedule, self.group = workload, schedule, group
-        self.layout = attention_layout(schedule, workload, dist.get_world_size(group))
+        self.layout = attention_layout(schedule, workload, dist.get_world_size(group), options)
         self.rank = dist.get_rank(group)
         self.q, self.k, self.v, self.dout = map(self.of, (*layer_of(workload), dout_of(workload)))
         for x in self.inputs:

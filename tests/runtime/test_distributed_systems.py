@@ -13,7 +13,6 @@ from runtime.protocol.rank_setup import RankLocation
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
 from tasp_lab.collectives.registry import collective
-from tasp_lab.linear_attention.lasp2 import lasp2
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition import in_chunks, over_groups
 from tasp_lab.schedule.schedule import Schedule
@@ -22,7 +21,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Mask, Workload
 from tests.support.home_dtype import with_home_dtype
-from tests.support.systems import token_ring_passes, ulysses_passes
+from tests.support.systems import lasp2, token_ring_passes, ulysses_passes
 
 pytestmark = pytest.mark.distributed
 

@@ -19,6 +19,7 @@ from runtime.sequence_parallel.hugging_face import register, shard_batch
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.attention.backward import attention_passes
 from tasp_lab.attention.forward import attention
+from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import attention_layout
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.topology.builders import full_mesh
@@ -80,13 +81,17 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def errors_of_rank(name: str, schedule: str, group: Any) -> dict[str, float]:
     """On a rank: the errors of its logits, of the loss and of the gradient of each parameter, over all ranks."""
-    register(schedule=schedule, group=group)
+    schedule, _, groups = schedule.partition(" in ")
+    options = AttentionOptions("both", groups=groups or "auto")
+    register(schedule=schedule, group=group, options=options)
     text, labels = text_and_labels()
     causal = name not in ("bert", "llama, full")
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    layout = attention_layout(schedule, Workload(SEQUENCE, mask="causal" if causal else "full", heads=1), world_size)
+    workload = Workload(SEQUENCE, mask="causal" if causal else "full", heads=1)
+    layout = attention_layout(schedule, workload, world_size, options)
     model, alone = model_of(name, "tasp"), model_of(name, "eager")
-    batch = shard_batch(text, labels if causal else None, schedule=schedule, group=group, causal=causal)
+    given = labels if causal else None
+    batch = shard_batch(text, given, schedule=schedule, group=group, causal=causal, options=options)
     found, expected = model(**batch), alone(input_ids=text, labels=labels)
     if not causal:
         expected.loss, found.loss = expected.logits.square().sum(), found.logits.square().sum()
@@ -123,6 +128,7 @@ MORE_CASES = [
     ("llama, full", "tasp"),
     ("qwen2_moe", "zigzag-ring-attention"),
     ("mistral", "zigzag-ring-attention"),
+    ("llama", "usp:1x2 in 1|0"),
 ]
 
 
@@ -286,7 +292,9 @@ def test_dropout_is_refused_in_training_only() -> None:
         model.train()(text)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"window": 3}, {"scale": 1.0}, {"cu_seqlens": [0, 9]}])
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"window": 3}, {"scale": 1.0}, {"cu_seqlens": [0, 9]}, {"cached_keys": 4}]
+)
 def test_what_the_model_says_is_no_option(options: Any) -> None:
     with pytest.raises(WorkloadError, match="expected none, since"):
         register(**options)

@@ -14,11 +14,13 @@ from runtime.sequence_parallel.linear_layer import LinearLayer
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.task import KEYS, QUERIES
 from tasp_lab.errors import RunError
-from tasp_lab.linear_attention.lasp2 import lasp2
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.systems import lasp2
+
+LINEAR_KERNELS = "make_state, attend, attend_by_state, fold, advance, apply_state"
 
 LAYER = Workload(8, heads=1, head_dim=4, mask="causal", dtype="fp32")
 
@@ -30,11 +32,12 @@ def softmax() -> tuple[Schedule, Work]:
 
 def linear() -> tuple[Schedule, Work]:
     schedule, x = lasp2(full_mesh(2), LAYER), torch.zeros(1, 4, 1, 4)
-    return schedule, LinearLayer(schedule, 0, x, x, x)
+    return schedule, LinearLayer(schedule, 0, {QUERIES: (x,), KEYS: (x, x)})
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"), [(softmax, "'attend'"), (linear, "one of make_state, attend, fold, apply_state")]
+    ("make", "expected"),
+    [(softmax, "'attend'"), (linear, f"one of {LINEAR_KERNELS}")],
 )
 def test_a_kernel_that_is_not_there_is_named_with_the_device_and_those_that_are(
     make: Callable[[], tuple[Schedule, Work]], expected: str

@@ -1,0 +1,88 @@
+"""The schedules of linear attention, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.attention.registry import AttentionSpec, is_attention
+from tasp_lab.errors import ScheduleError, unknown
+from tasp_lab.lazily import lazily
+
+if TYPE_CHECKING:
+    from tasp_lab.decomposition.decompose import Decomposition
+    from tasp_lab.schedule.schedule import Schedule
+    from tasp_lab.topology.graph import Topology
+    from tasp_lab.workload.layer import Workload
+
+
+def _spec(module: str, builder: str, *options: str, uses_rings: bool = False) -> AttentionSpec:
+    layout = lazily("tasp_lab.linear_attention.passes", "chunk_layout")
+    return AttentionSpec(lazily(f"tasp_lab.linear_attention.{module}", builder), layout, options, uses_rings)
+
+
+def _ring() -> AttentionSpec:
+    return _spec("ring", "ring_linear_attention", "trim", "buffers", "gradient_dtype")
+
+
+LINEAR: Mapping[str, AttentionSpec] = {
+    "lasp": _spec("lasp", "lasp"),
+    "lasp-2": _spec("lasp2", "lasp2", "trim"),
+    "multi-ring-lasp-2": _spec("lasp2", "lasp2", "trim", uses_rings=True),
+    "direct-lasp-2": _spec("lasp2", "lasp2", "trim"),
+    "trees-lasp-2": _spec("lasp2", "lasp2", "trim"),
+    "all-scan": _spec("lasp", "lasp", "pieces"),
+    "ring-linear-attention": _ring(),
+    "ring-linear-attention-right": _ring(),
+}
+"""Schedules of linear attention by name, as on the command line; new schedules are registered here only."""
+
+USES_RINGS = tuple(name for name, spec in LINEAR.items() if spec.uses_rings)
+"""The schedules of linear attention that accept a decomposition."""
+
+
+def linear_schedules(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    decays: tuple[float, ...] = (),
+) -> tuple[Schedule, ...]:
+    """The schedules of linear attention of a name, one per pass, in execution order.
+
+    Parameters
+    ----------
+    name : a name in `LINEAR`.
+    topology : the ranks and links; transfers use its routes.
+    workload : the layer, whose kind is ``linear``.
+    decomposition : the rings of the schedules in `USES_RINGS`; by default those of `decompose(topology)`. Others ignore
+        it.
+    options : which passes, and how.
+    decays : with decay ``head`` the decay per position of each KV head, see `tasp_lab.linear_attention.chunks`.
+
+    Raises `ScheduleError` for an unknown name, options that do not apply, and what the schedule cannot do.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> from tasp_lab.workload.layer import Workload
+    >>> layer = Workload(sequence=64, mask="causal", kind="linear", decay="scalar")
+    >>> found = linear_schedules("lasp", full_mesh(4), layer, None, AttentionOptions("both"))
+    >>> [schedule.transfers for schedule in found]
+    [3, 3]
+    """
+    spec = linear_spec(name)
+    options.check_known(name, spec.options)
+    rings = {"decomposition": decomposition} if spec.uses_rings else {}
+    return spec.builder(name, topology, workload, options, decays, **rings)
+
+
+def linear_spec(name: str) -> AttentionSpec:
+    """The spec of a name. Raises `ScheduleError` for an unknown one."""
+    if is_attention(name):
+        raise ScheduleError(
+            f"schedule {name!r} is for softmax attention, expected one for linear attention: {', '.join(LINEAR)}"
+        )
+    if name not in LINEAR:
+        raise ScheduleError(unknown("schedule", name, LINEAR))
+    return LINEAR[name]
