@@ -12,6 +12,10 @@ ShareCallback = Callable[[float], None]
 """Called now and then with the share of a computation that is done."""
 
 
+CountCallback = Callable[[int, int, str], None]
+"""Called with how many of how many stages have ended, and what runs now; at the end without the latter."""
+
+
 def no_share(_: float) -> None:
     """No-op callback."""
 
@@ -23,6 +27,20 @@ def no_progress(_: str) -> None:
 def print_progress(line: str) -> None:
     """Print a line of progress on standard error."""
     print(on_one_line(line), file=sys.stderr, flush=True)
+
+
+def count_lines(progress: ProgressCallback) -> CountCallback:
+    """A callback that reports a line at the start of each stage.
+
+    >>> count_lines(print)(2, 5, "tasp")
+    3 of 5: tasp
+    """
+
+    def count(done: int, total: int, what: str) -> None:
+        if done < total:
+            progress(f"{done + 1} of {total}: {what}")
+
+    return count
 
 
 def on_one_line(text: str) -> str:

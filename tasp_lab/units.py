@@ -82,8 +82,8 @@ def _parse_rate(text: str, units: dict[str, Fraction], what: str, example: str, 
     return float(value)
 
 
-def parse_count(text: str, what: str = "count") -> int:
-    """Read a positive whole number, with or without a binary prefix; errors name it `what`.
+def parse_count(text: str, what: str = "count", least: int = 1) -> int:
+    """Read a whole number, `least` or more, with or without a binary prefix; errors name it `what`.
 
     >>> parse_count("128Ki"), parse_count("1Mi"), parse_count("1000")
     (131072, 1048576, 1000)
@@ -94,8 +94,8 @@ def parse_count(text: str, what: str = "count") -> int:
     """
     _check_prefix(text, what)
     value = _parse(text, _COUNT_UNITS, what, "8192 or 128Ki", "a number")
-    if value.denominator != 1 or value <= 0:
-        raise QuantityError(f"{what} {text!r}: expected a whole number, 1 or more")
+    if value.denominator != 1 or value < least:
+        raise QuantityError(f"{what} {text!r}: expected a whole number, {least} or more")
     return int(value)
 
 

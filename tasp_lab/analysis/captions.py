@@ -32,13 +32,18 @@ def describe_layer(layer: Workload) -> str:
 
     >>> describe_layer(Workload(8, batch=2, documents=(3, 5), dtype="fp32", heads=1))
     'Attention over 8 positions in 2 documents, batch 2, 1 head (1 KV head) of 128, full mask, fp32'
+    >>> describe_layer(Workload(8192, cached_keys=6144, mask="causal"))
+    'Attention over 8,192 positions, 6,144 of them cached, 32 heads (32 KV heads) of 128, causal, bf16'
     """
     parts = [
-        f"Attention over {layer.sequence:,} positions"
+        f"{'Attention' if layer.kind == 'softmax' else 'Linear attention'} over {layer.sequence:,} positions"
         + (f" in {len(layer.documents)} documents" if layer.documents else ""),
+        f"{layer.cached_keys:,} of them cached" if layer.cached_keys else "",
         f"batch {layer.batch}" if layer.batch > 1 else "",
         f"{_count(layer.heads, 'head')} ({_count(layer.kv_head_count, 'KV head')}) of {layer.head_dim}",
         layer.mask if layer.mask == "causal" else "full mask",
+        f"decay per {layer.decay}" if layer.decay in ("head", "channel") else "",
+        "decay per position" if layer.decay == "scalar" else "",
         f"window {layer.window}" if layer.window else "",
         layer.dtype,
     ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -20,151 +20,25 @@ from tasp_lab.analysis.inputs import (
     as_options,
     with_rate,
 )
-from tasp_lab.analysis.predict import MANY_EVENTS, predict_schedule, with_compute
+from tasp_lab.analysis.predict import MANY_EVENTS, at_softmax_rates, predict_schedule, with_compute
 from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, plain, rings_inputs
-from tasp_lab.analysis.registry import USES_RINGS, build_schedules, check_names
-from tasp_lab.analysis.report import Report, flat
-from tasp_lab.analysis.results import LayerPrediction, layer_constants, ratio, rows_table, together
+from tasp_lab.analysis.ranking import SINGLE_RINGS, Candidate, Ranking
+from tasp_lab.analysis.registry import USES_RINGS, build_schedules, check_names, layer_names_on, options_for
+from tasp_lab.analysis.results import LayerPrediction, layer_constants, together
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
-from tasp_lab.analysis.validate import Comparison, validate
+from tasp_lab.analysis.tune import NOT_APPLICABLE, SEARCHED, axes_of, most_trials, search
+from tasp_lab.analysis.validate import Comparison, check_runs, default_scale, expected_fabric_s, validate
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.attention.registry import CIRCULATIONS, attention_names_on, options_for
 from tasp_lab.choices import FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.errors import NoDecompositionError, NoRouteError, QuantityError, ScheduleError, first_line
-from tasp_lab.machines.machine import Machine
-from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.errors import NoDecompositionError, QuantityError, ScheduleError, first_line
+from tasp_lab.machines.machine import IDEAL, Machine
+from tasp_lab.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.tables import Part, Table
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import format_size_about, format_time
 from tasp_lab.workload.layer import Workload
-
-SINGLE_RINGS = tuple(name for name in CIRCULATIONS if name not in USES_RINGS)
-"""The schedules over one ring; speed-ups are over the fastest of them."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A schedule that was compared: its prediction, over all requested passes, or why there is none.
-
-    `sent_bytes` is the largest number of bytes that a rank sends, `link_bytes` those on the link that they occupy
-    longest. `bound_by` is what most of the time of the critical path was spent on. `measured_s` is the median time on
-    the fabric, and `measured_prediction_s` what was predicted for it there; None unless it was run.
-    """
-
-    schedule: str
-    prediction: LayerPrediction | None = None
-    reason: str = ""
-    sent_bytes: int = 0
-    link_bytes: int = 0
-    bound_by: str = ""
-    measured_s: float | None = None
-    measured_prediction_s: float | None = None
-
-    @property
-    def time_s(self) -> float:
-        """The predicted time in seconds; infinite for a schedule that does not apply."""
-        return float("inf") if self.prediction is None else float(self.prediction.time_s)
-
-    def to_dict(self) -> dict[str, object]:
-        p = self.prediction
-        return {
-            "schedule": self.schedule,
-            "computes": "softmax",
-            "applies": p is not None,
-            "reason": self.reason or None,
-            "time_s": None if p is None else float(p.time_s),
-            "bound_s": None if p is None else float(p.bound_s),
-            "sent_bytes": None if p is None else self.sent_bytes,
-            "link_bytes": None if p is None else self.link_bytes,
-            "peak_bytes": None if p is None else p.memory_bytes,
-            "ccr": None if p is None else p.ccr,
-            "bound_by": self.bound_by or None,
-            "measured_s": self.measured_s,
-            "measured_prediction_s": self.measured_prediction_s,
-        }
-
-
-@dataclass(frozen=True, repr=False)
-class Ranking(Report):
-    """All candidates, the fastest first; those that do not apply last.
-
-    `fabric` are the comparisons of the schedules that were run, one for each set of options.
-    """
-
-    candidates: tuple[Candidate, ...]
-    machine: Machine
-    provenance: Provenance
-    fabric: tuple[Comparison, ...] = ()
-
-    @property
-    def is_reporter(self) -> bool:
-        """False on the ranks of a torchrun group that leave the output to rank 0."""
-        return all(each.is_reporter for each in self.fabric)
-
-    @property
-    def best(self) -> Candidate:
-        """The fastest schedule."""
-        return self.candidates[0]
-
-    @property
-    def single_ring_s(self) -> float | None:
-        """The time of the fastest schedule over one ring; None if none applies."""
-        return next((each.time_s for each in self._applying if each.schedule in SINGLE_RINGS), None)
-
-    @property
-    def _applying(self) -> list[Candidate]:
-        return [each for each in self.candidates if each.prediction is not None]
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "library": self.machine.comm_library.name,
-            "results": [each.to_dict() for each in self.candidates],
-            "fabric": [each.to_dict() for each in self.fabric],
-            "provenance": self.provenance.to_dict(),
-        }
-
-    def records(self) -> list[dict[str, object]]:
-        return [flat(each.to_dict()) for each in self.candidates]
-
-    def parts(self) -> list[Part]:
-        found: list[Part] = []
-        first = self.best.prediction
-        if first is not None:
-            library = self.machine.comm_library.name
-            where = f"{first.topology}, {first.ranks}" + ("" if library == "ideal" else f", {library}")
-            found += [rows_table(first.title(where), [self._row(each) for each in self._applying])]
-            found += first.assumptions()
-        refused = [each for each in self.candidates if each.prediction is None]
-        if refused:
-            rows = [(each.schedule, each.reason) for each in refused]
-            found.append(Table("do not apply", ("schedule", "reason"), rows, (0, 1)))
-        return found
-
-    def _row(self, each: Candidate) -> dict[str, str]:
-        p = each.prediction
-        assert p is not None, "the schedule applies"
-        ring_s = self.single_ring_s
-        row = {
-            "schedule": each.schedule,
-            "time": format_time(p.time_s),
-            "speed-up": "-" if ring_s is None else f"{ratio(ring_s, p.time_s):.2f}x",
-            "sent by a rank": format_size_about(each.sent_bytes),
-            "busiest link": format_size_about(each.link_bytes),
-            "memory": format_size_about(p.memory_bytes),
-            "CCR": "-" if p.ccr is None else f"{p.ccr:.3g}",
-            "share of bound": f"{ratio(p.bound_s, p.time_s):.1%}",
-            "bound by": each.bound_by,
-        }
-        if self.fabric:
-            row |= {"on the fabric": "", "error": ""}
-            if each.measured_s is not None and each.measured_prediction_s is not None:
-                row["on the fabric"] = format_time(each.measured_s)
-                row["error"] = f"{ratio(each.measured_prediction_s, each.measured_s) - 1:+.1%}"
-        return row
 
 
 def compare(
@@ -182,11 +56,13 @@ def compare(
     search_budget: int = DEFAULT_SEARCH_BUDGET,
     compute: ComputeLike | None = None,
     engine: Engine = "auto",
+    tune: bool = False,
     measure: int = 0,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
     repeats: int = 5,
     progress: ProgressCallback = no_progress,
+    count: CountCallback | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
     **attention: Unpack[AttentionKeywords],
 ) -> Ranking:
@@ -197,14 +73,18 @@ def compare(
     machine, library, without_links, links, compute, engine, options, attention : see
         `tasp_lab.analysis.predict.predict`.
     work : the layer.
-    schedules : names to compare; by default all, families at every split of the ranks into two factors.
+    schedules : names to compare; by default all, families at every split of the ranks into two factors, and tuned also
+        in all their variants.
     decomposition, fold, lanes, rail_aligned, search_budget : the rings of schedules over rings, see `predict`.
+    tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.analysis.tune`.
     measure : how many of the best schedules to run on a fabric, beside the fastest single ring; 0 for none.
-    fabric, scale, repeats : of that run, see `tasp_lab.analysis.validate.validate`.
-    progress : called with each schedule before it is predicted.
+    fabric, scale, repeats : of that run, see `tasp_lab.analysis.validate.validate`. An emulated fabric scales the
+        compute rate like the links, so the ratio of both is that of the prediction.
+    progress : called with lines of progress.
+    count : called with each schedule before it is predicted; by default a line of progress.
 
     A schedule does not apply if the layer or the topology contradicts it; `Candidate.reason` says why. Options apply to
-    the schedules that have them, see `tasp_lab.attention.registry.options_for`.
+    the schedules that have them, see `tasp_lab.analysis.registry.options_for`.
 
     Raises `TaspLabError` for invalid inputs, see `predict` and `validate`.
 
@@ -213,11 +93,20 @@ def compare(
     'ulysses'
     """
     options = as_options(options, **attention)
+    options.check_layer(work)
     if measure < 0:
         raise QuantityError(f"measure: {measure}, expected 0 or more")
+    if measure:
+        check_runs(scale, fabric, repeats)
     machine = with_compute(with_rate(as_machine(machine, library, without_links, links), compute))
-    names = attention_names_on(machine.topology.world_size) if schedules is None else as_names(schedules)
+    if work.kind == "linear" and compute is None:
+        machine = at_softmax_rates(machine)
+    world_size = machine.topology.world_size
+    names = layer_names_on(world_size, work, variants=tune) if schedules is None else as_names(schedules)
     check_names(names, work)
+    if decomposition is not None and decomposition.world_size != world_size:
+        where = f"{machine.topology.name} has {world_size}"
+        raise ScheduleError(f"decomposition: rings of {decomposition.world_size} ranks, {where}")
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
     found: Sequence[Decomposition] = () if decomposition is None else (decomposition,)
     no_rings = ""
@@ -226,24 +115,40 @@ def compare(
             found = ring_candidates(machine, partial(rings.find, progress=progress), with_known=rings.is_free)
         except NoDecompositionError as error:
             no_rings = first_line(error)
+    count = count or count_lines(progress)
+    if tune:
+        trials = sum(most_trials(axes_of(name, options)) for name in names)
+        plural = "" if len(names) == 1 else "s"
+        progress(f"tuning {len(names)} schedule{plural}: combinations of options to simulate: at most {trials}")
     candidates = []
-    for number, name in enumerate(names, start=1):
-        progress(f"{number} of {len(names)}: {name}")
-        if name in USES_RINGS and no_rings:
-            candidates.append(Candidate(name, reason=no_rings))
+    for number, name in enumerate(names):
+        count(number, len(names), name)
+        tried = found if name in USES_RINGS else (None,)
+        if tried:
+            candidates.append(_OneCandidate(machine, work, tried, engine).candidate(name, options, tune))
         else:
-            candidates.append(
-                _candidate(name, machine, work, found if name in USES_RINGS else (None,), options, engine)
-            )
+            candidates.append(Candidate(name, work.kind, options_for(name, options), reason=no_rings))
+    count(len(names), len(names), "")
     candidates.sort(key=lambda each: each.time_s)
-    best = [each.schedule for each in candidates if each.prediction is not None]
-    ring = [name for name in best if name in SINGLE_RINGS][:1]
-    run = partial(
-        validate, machine.topology, compute=compute, fabric=fabric, scale=scale, repeats=repeats, progress=progress
-    )
-    to_run = list(dict.fromkeys(best[:measure] + ring)) if measure else []
-    measured = tuple(run([*names], work, options=each) for each, names in _by_options(to_run, options))
-    candidates = [_measured(each, measured) for each in candidates]
+    measured: tuple[Comparison, ...] = ()
+    if measure:
+        run = partial(
+            validate,
+            replace(machine, comm_library=IDEAL),
+            work=work,
+            decomposition=decomposition,
+            compute=None if fabric == "emulated" else compute,
+            fabric=fabric,
+            scale=scale,
+            repeats=repeats,
+            progress=progress,
+        )
+        groups = _by_options(_to_run(candidates, measure))
+        _announce(groups, machine.topology, fabric, scale, repeats, progress)
+        measured = tuple(
+            run(schedules=list(times_s), options=used, **_for_rings(rings, times_s)) for used, times_s in groups.items()
+        )
+        candidates = [_measured(each, measured) for each in candidates]
     predictions = [each.prediction for each in candidates if each.prediction is not None]
     provenance = Provenance(
         {
@@ -253,6 +158,7 @@ def compare(
             "options": plain(options),
             "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
             "engine": engine,
+            **({"searched": plain(SEARCHED)} if tune else {}),
         },
         machine_constants(machine.constants) + layer_constants(predictions),
         (),
@@ -261,34 +167,59 @@ def compare(
     return Ranking(tuple(candidates), machine, provenance, measured)
 
 
-def _candidate(
-    name: str,
-    machine: Machine,
-    work: Workload,
-    rings: Sequence[Decomposition | None],
-    options: AttentionOptions,
-    engine: Engine,
-) -> Candidate:
-    """A schedule by name with the fastest rings, or the reason why it does not apply."""
-    tried = []
-    try:
-        options = options_for(name, options)
-        for found in rings:
-            schedules = build_schedules(name, machine.topology, work, found, options)
-            predictions = [predict_schedule(machine, each, work, options, engine, events=False) for each in schedules]
+@dataclass(frozen=True)
+class _OneCandidate:
+    """Predicts one schedule, with the fastest of these rings; `times_s` are those of schedules by digest."""
+
+    machine: Machine
+    work: Workload
+    rings: Sequence[Decomposition | None]
+    engine: Engine
+    times_s: dict[str, float] = field(default_factory=dict)
+
+    def candidate(self, name: str, options: AttentionOptions, tune: bool) -> Candidate:
+        """A schedule by name, or the reason why it does not apply."""
+        start = options_for(name, options)
+        try:
+            if not tune:
+                return self._predicted(name, start)
+            tuned = search(partial(self._time_s, name), start, axes_of(name, options))
+            return replace(self._predicted(name, tuned.options), untuned_s=tuned.untuned_s)
+        except NOT_APPLICABLE as error:
+            return Candidate(name, self.work.kind, start, reason=_without_name(first_line(error), name))
+
+    def _time_s(self, name: str, options: AttentionOptions) -> float:
+        """The time of all passes; a pass that several options have in common is simulated once."""
+        return min(sum(map(self._pass_s, self._schedules(name, options, found))) for found in self.rings)
+
+    def _pass_s(self, schedule: Schedule) -> float:
+        if schedule.digest not in self.times_s:
+            timeline = simulate(schedule, self.machine, self.engine, events=False)
+            self.times_s[schedule.digest] = float(timeline.time_s)
+        return self.times_s[schedule.digest]
+
+    def _schedules(self, name: str, options: AttentionOptions, found: Decomposition | None) -> tuple[Schedule, ...]:
+        return build_schedules(name, self.machine.topology, self.work, found, options)
+
+    def _predicted(self, name: str, options: AttentionOptions) -> Candidate:
+        machine, tried = self.machine, []
+        for found in self.rings:
+            schedules = self._schedules(name, options, found)
+            predictions = [
+                predict_schedule(machine, each, self.work, options, self.engine, events=False) for each in schedules
+            ]
             tried.append((sum(float(each.time_s) for each in predictions), schedules, predictions))
-    except (ScheduleError, NoRouteError, NoDecompositionError) as error:
-        return Candidate(name, reason=_without_name(first_line(error), name))
-    _, schedules, predictions = min(tried, key=lambda each: each[0])
-    layers = [each for each in predictions if isinstance(each, LayerPrediction)]
-    topology = machine.topology
-    return Candidate(
-        name,
-        replace(together(*layers) if len(layers) > 1 else layers[0], schedule=name),
-        sent_bytes=int(sum(each.bytes_sent().sum(axis=(0, 2)) for each in schedules).max()),
-        link_bytes=busiest_link_bytes(schedules, topology),
-        bound_by=_bound_by(machine, schedules, layers),
-    )
+        _, schedules, predictions = min(tried, key=lambda each: each[0])
+        layers = [each for each in predictions if isinstance(each, LayerPrediction)]
+        return Candidate(
+            name,
+            self.work.kind,
+            options,
+            replace(together(*layers) if len(layers) > 1 else layers[0], schedule=name),
+            sent_bytes=int(sum(each.bytes_sent().sum(axis=(0, 2)) for each in schedules).max()),
+            link_bytes=busiest_link_bytes(schedules, machine.topology),
+            bound_by=_bound_by(machine, schedules, layers),
+        )
 
 
 def _without_name(text: str, name: str) -> str:
@@ -325,12 +256,43 @@ def _bound_by(machine: Machine, schedules: Sequence[Schedule], layers: Sequence[
     return max(spent, key=lambda kind: spent[kind]) if spent else "nothing"
 
 
-def _by_options(names: Iterable[str], options: AttentionOptions) -> Iterator[tuple[AttentionOptions, list[str]]]:
-    """The names, grouped by the options that apply to them."""
-    groups: dict[AttentionOptions, list[str]] = {}
-    for name in names:
-        groups.setdefault(options_for(name, options), []).append(name)
-    yield from groups.items()
+def _to_run(candidates: Iterable[Candidate], count: int) -> list[Candidate]:
+    """The best candidates that apply, and the fastest single ring."""
+    applying = [each for each in candidates if each.prediction is not None]
+    rings = [each for each in applying if each.schedule in SINGLE_RINGS]
+    return list({each.schedule: each for each in applying[:count] + rings[:1]}.values())
+
+
+def _by_options(candidates: Iterable[Candidate]) -> dict[AttentionOptions, dict[str, float]]:
+    """The predicted times of the schedules, by name, grouped by their options."""
+    groups: dict[AttentionOptions, dict[str, float]] = {}
+    for each in candidates:
+        groups.setdefault(each.options, {})[each.schedule] = each.time_s
+    return groups
+
+
+def _for_rings(rings: RingOptions, names: Iterable[str]) -> dict[str, Any]:
+    """Which rings are sought, for schedules of which some use rings."""
+    return vars(rings) if any(name in USES_RINGS for name in names) else {}
+
+
+def _announce(
+    groups: Mapping[AttentionOptions, Mapping[str, float]],
+    topology: Topology,
+    fabric: FabricKind,
+    scale: float | None,
+    repeats: int,
+    progress: ProgressCallback,
+) -> None:
+    """Report how many schedules will be run, and how long that takes where it is known: each group has a fabric."""
+    seconds = 0.0
+    for times_s in groups.values():
+        full_speed_s = (repeats + 1) * sum(times_s.values())
+        used = default_scale(topology, full_speed_s) if scale is None else scale
+        seconds += expected_fabric_s(topology.scaled(used), full_speed_s / used)
+    runs = sum(map(len, groups.values()))
+    what = f"running {runs} schedule{'s' * (runs != 1)} on the {fabric} fabric, {repeats + 1} times each"
+    progress(f"{what}: about {seconds:.0f} s" if fabric == "emulated" else what)
 
 
 def _measured(each: Candidate, fabric: Iterable[Comparison]) -> Candidate:

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict, Unpack
 
 from tasp_lab.analysis.registry import Work
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.choices import Dataflow, Pass, WireDtype
+from tasp_lab.choices import Dataflow, Pass, Travelling, WireDtype
 from tasp_lab.errors import ProfileError, QuantityError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
@@ -31,7 +31,7 @@ ComputeLike = float | str
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """The fields of `tasp_lab.analysis.registry.AttentionOptions` as keywords."""
+    """The fields of `tasp_lab.attention.options.AttentionOptions` as keywords."""
 
     passes: Pass
     trim: bool
@@ -40,6 +40,10 @@ class AttentionKeywords(TypedDict, total=False):
     gradient_dtype: WireDtype
     result_dtype: WireDtype
     tail_chunks: int
+    stages: int
+    groups: str
+    travels: Travelling
+    pieces: int | None
 
 
 def as_machine(

@@ -38,8 +38,10 @@ from tasp_lab.collectives.registry import kind_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError
+from tasp_lab.linear_attention.bound import linear_bound_s
+from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
-from tasp_lab.machines.machine import INSTANT, Machine
+from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
 from tasp_lab.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
@@ -109,6 +111,8 @@ def predict(
     machine = as_machine(machine, library, without_links, links)
     check_names(names, work)
     machine = with_compute(with_rate(machine, _of_layer(compute, work)))
+    if isinstance(work, Workload) and work.kind == "linear" and compute is None:
+        machine = at_softmax_rates(machine)
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
     given = (decomposition,) if isinstance(decomposition, Decomposition) else tuple(decomposition or ())
     sought = rings.check_needed(names, given=bool(given))
@@ -191,6 +195,18 @@ def with_compute(machine: Machine) -> Machine:
     return replace(machine, compute=ASSUMED_COMPUTE) if machine.compute == INSTANT else machine
 
 
+def at_softmax_rates(machine: Machine) -> Machine:
+    """The machine with its compute rates marked as assumed: kernels of linear attention have none of their own."""
+
+    def assumed(rate: ComputeRate) -> ComputeRate:
+        return replace(rate, source=f"assumed: as softmax attention ({rate.source})", assumed=True)
+
+    known = machine.compute
+    if isinstance(known, ComputeRate):
+        return replace(machine, compute=assumed(known))
+    return replace(machine, compute=ComputeRates({kind: assumed(rate) for kind, rate in known.rates.items()}))
+
+
 def predict_schedule(
     machine: Machine,
     schedule: Schedule,
@@ -215,7 +231,8 @@ def predict_schedule(
     if not isinstance(work, Workload):
         return CollectivePrediction(*head, bound, timeline, kind_of([schedule.name]), work)
     task = schedule.task
-    assert isinstance(task, AttentionTask), "a schedule of a layer has a task"
+    assert isinstance(task, AttentionTask | LinearTask), "a schedule of a layer has a task"
+    has_dataflow = isinstance(task, AttentionTask) and task.is_backward
     flops, rate = schedule.flops().sum(axis=0).tolist(), machine.rate_of(task)
     return LayerPrediction(
         *head,
@@ -224,7 +241,7 @@ def predict_schedule(
         layer=work,
         options=options,
         passing=pass_of(schedule),
-        dataflow=dataflow_of(schedule) if task.passing == "backward" else None,
+        dataflow=dataflow_of(schedule) if has_dataflow else None,
         gradient_dtype=task.gradient_dtype,
         rates={task.passing: rate},
         compute_flops_per_s=rate.flops_per_s,
@@ -246,5 +263,7 @@ def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
     """The lower bound of the time of all schedules on a machine, in seconds; those of a layer with the same start."""
     if not isinstance(work, Workload):
         return collective_bound_s(kind_of([schedule.name]), machine.topology, work)
+    if isinstance(schedule.task, LinearTask):
+        return linear_bound_s(machine, schedule.task)
     assert isinstance(schedule.task, AttentionTask), "a schedule of a layer has a task"
     return attention_bound_s(machine, schedule.task, schedule.initial)

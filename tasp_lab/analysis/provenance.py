@@ -30,6 +30,7 @@ from tasp_lab.machines.machine import ComputeRate, ComputeRates, Constant, Machi
 from tasp_lab.measurements import MeasuredTable
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_flops
+from tasp_lab.workload.layer import is_left_out
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def sha256(document: object) -> str:
 
 
 def plain(value: object) -> object:
-    """A value as plain JSON; a dataclass becomes its type and its fields.
+    """A value as plain JSON; a dataclass becomes its type and its fields, optional ones only where they are given.
 
     >>> plain({"a": (1.0, Fraction(1, 3), math.inf)}), plain(Constant("a", "1s", "a test"))
     ({'a': [1, '1/3', 'inf']}, {'type': 'Constant', 'name': 'a', 'value': '1s', 'source': 'a test', 'at': ''})
@@ -140,7 +141,9 @@ def plain(value: object) -> object:
         return {str(key): plain(value[key]) for key in sorted(value, key=str)}
     if is_dataclass(value):
         return {"type": type(value).__name__} | {
-            each.name: plain(getattr(value, each.name)) for each in fields(value) if each.compare
+            each.name: plain(getattr(value, each.name))
+            for each in fields(value)
+            if each.compare and not is_left_out(value, each)
         }
     if isinstance(value, Sequence):
         return [plain(each) for each in value]

@@ -1,7 +1,7 @@
-"""Schedules by name: of a collective, or of the passes of an attention layer.
+"""Schedules by name: of a collective, or of the passes of a layer of softmax or linear attention.
 
 The *work* is a number of bytes per rank, or a `tasp_lab.workload.layer.Workload`. Each kind of work has schedules of
-its own, and a name of the other kind is refused. The name of a schedule determines the collective.
+its own, and a name of another kind is refused. The name of a schedule determines the collective.
 `tasp_lab.attention.options.AttentionOptions` select the passes of a layer and their dataflow.
 """
 
@@ -11,12 +11,21 @@ from collections.abc import Iterable, Sequence
 
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import USES_RINGS as ATTENTION_OVER_RINGS
-from tasp_lab.attention.registry import attention_names, attention_schedules, check_attention, is_attention
+from tasp_lab.attention.registry import (
+    attention_names,
+    attention_names_on,
+    attention_schedules,
+    check_attention,
+    is_attention,
+)
+from tasp_lab.attention.registry import options_of as attention_options_of
 from tasp_lab.choices import Pass as Pass
 from tasp_lab.collectives.kinds import with_article
 from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import ScheduleError, unknown
+from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
+from tasp_lab.linear_attention.registry import USES_RINGS as LINEAR_OVER_RINGS
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -24,8 +33,16 @@ from tasp_lab.workload.layer import Workload
 Work = int | Workload
 """The bytes that each rank owns of a collective (`tasp_lab.collectives.registry`), or an attention layer."""
 
-USES_RINGS = (*(name for name, spec in COLLECTIVES.items() if spec.uses_rings), *ATTENTION_OVER_RINGS)
+USES_RINGS = (
+    *(name for name, spec in COLLECTIVES.items() if spec.uses_rings),
+    *ATTENTION_OVER_RINGS,
+    *LINEAR_OVER_RINGS,
+)
 """The schedules that accept a decomposition."""
+
+
+COLLECTIVE, SOFTMAX, LINEAR_KIND = "a collective", "softmax attention", "linear attention"
+"""Kinds of work, in messages."""
 
 
 def build_schedules(
@@ -39,7 +56,8 @@ def build_schedules(
 
     Parameters
     ----------
-    name : a name in `COLLECTIVES` for bytes, for a layer one of `tasp_lab.attention.registry`.
+    name : a name in `COLLECTIVES` for bytes, for a layer one of `tasp_lab.attention.registry` or of
+        `tasp_lab.linear_attention.registry`.
     topology : the ranks and links.
     work : bytes per rank, or the layer.
     decomposition : the rings of the schedules in `USES_RINGS`, if not the topology's own.
@@ -61,7 +79,37 @@ def build_schedules(
             kind = with_article(COLLECTIVES[name].kind)
             raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
         return (collective(name, topology, work, decomposition),)
-    return attention_schedules(name, topology, work, decomposition, options)
+    build = linear_schedules if work.kind == "linear" else attention_schedules
+    return build(name, topology, work, decomposition, options)
+
+
+def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -> list[str]:
+    """The names of all schedules for the kind of a layer, of families each split of a number of ranks.
+
+    With `variants` also each split of a family with each of its variants.
+
+    >>> layer_names_on(8, Workload(sequence=64, kind="linear"))[:2]
+    ['lasp', 'lasp-2']
+    """
+    return list(LINEAR) if work.kind == "linear" else attention_names_on(world_size, variants=variants)
+
+
+def options_for(name: str, options: AttentionOptions) -> AttentionOptions:
+    """The options with the defaults in place of those that do not apply to a schedule of a layer.
+
+    >>> options_for("ulysses", AttentionOptions("both", buffers=4, gradient_dtype="input")).buffers
+    3
+    """
+    return options.only(options_of(name))
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The fields of `AttentionOptions`, without the passes, that apply to a schedule of a layer.
+
+    >>> options_of("all-scan")
+    ('pieces',)
+    """
+    return LINEAR[name].options if name in LINEAR else attention_options_of(name)
 
 
 def check_names(names: Iterable[str], work: Work) -> None:
@@ -71,19 +119,33 @@ def check_names(names: Iterable[str], work: Work) -> None:
 
     >>> check_names(["ring"], Workload(sequence=64, heads=1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    tasp_lab.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for attention: ring-attention, ...
+    tasp_lab.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for softmax attention: ...
     """
-    names, is_layer = list(names), isinstance(work, Workload)
-    right: Sequence[str] = attention_names() if is_layer else list(COLLECTIVES)
+    names, wanted = list(names), _kind_of_work(work)
+    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR)}
+    right: Sequence[str] = of_layers.get(wanted, list(COLLECTIVES))
     for name in names:
-        if is_layer and name in COLLECTIVES:
-            kind = with_article(COLLECTIVES[name].kind)
-            raise ScheduleError(f"schedule {name!r} is {kind}, expected one for attention: {', '.join(right)}")
-        if not is_layer and is_attention(name):
-            raise ScheduleError(f"schedule {name!r} is for attention, expected a collective: {', '.join(right)}")
-        if not is_layer and name not in right:
+        kind = _kind_of_name(name)
+        if kind and kind != wanted:
+            what = with_article(COLLECTIVES[name].kind) if kind == COLLECTIVE else f"for {kind}"
+            expected = wanted if wanted == COLLECTIVE else f"one for {wanted}"
+            raise ScheduleError(f"schedule {name!r} is {what}, expected {expected}: {', '.join(right)}")
+        if not kind:
             raise ScheduleError(unknown("schedule", name, right))
-    if is_layer:
+    if wanted == SOFTMAX:
         check_attention(names)
-    elif names:
+    elif wanted == COLLECTIVE and names:
         kind_of(names)
+
+
+def _kind_of_work(work: Work) -> str:
+    if not isinstance(work, Workload):
+        return COLLECTIVE
+    return LINEAR_KIND if work.kind == "linear" else SOFTMAX
+
+
+def _kind_of_name(name: str) -> str:
+    """What a schedule is for; empty for an unknown name."""
+    if name in COLLECTIVES or name in LINEAR:
+        return COLLECTIVE if name in COLLECTIVES else LINEAR_KIND
+    return SOFTMAX if is_attention(name) else ""

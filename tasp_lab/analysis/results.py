@@ -240,9 +240,12 @@ class LayerPrediction(Prediction):
         batch = "" if layer.batch == 1 else f"{layer.batch} x "
         window = "" if layer.window is None else f" in a window of {layer.window}"
         documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
+        cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
+        positions = f"{batch}{layer.sequence} positions{documents}{cached}"
+        attention = "attention" if layer.kind == "softmax" else f"linear attention (decay: {layer.decay})"
         return (
-            f"{layer.mask.capitalize()} attention{window}, {PASS_NAMES[self.options.passes]}, "
-            f"{batch}{layer.sequence} positions{documents}, {heads} of {layer.head_dim}, {layer.dtype}, on {where}"
+            f"{layer.mask.capitalize()} {attention}{window}, {PASS_NAMES[self.options.passes]}, "
+            f"{positions}, {heads} of {layer.head_dim}, {layer.dtype}, on {where}"
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -257,9 +260,12 @@ class LayerPrediction(Prediction):
             "kv_heads": layer.kv_head_count,
             "head_dim": layer.head_dim,
             "dtype": layer.dtype,
+            "computes": layer.kind,
+            "decay": layer.decay,
             "mask": layer.mask,
             "window": layer.window,
             "documents": None if layer.documents is None else list(layer.documents),
+            **({"cached_keys": layer.cached_keys} if layer.cached_keys else {}),
             "pass": self.passing,
             "dataflow": self.dataflow,
             "gradient_dtype": self.gradient_dtype,
@@ -483,7 +489,7 @@ class Predictions(Report, Sequence[Prediction]):
 def rows_table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     """A table of rows that all have the same columns."""
     columns = list(rows[0])
-    texts = [position for position, column in enumerate(columns) if column in ("schedule", "pass")]
+    texts = [position for position, column in enumerate(columns) if column in ("schedule", "pass", "options")]
     return Table(title, columns, [[row[column] for column in columns] for row in rows], texts)
 
 

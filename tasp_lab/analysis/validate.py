@@ -316,9 +316,7 @@ def validate(
     names, work, options = as_names(schedules), as_work(work), as_options(options, **attention)
     machine = wires(machine)
     machine = replace(machine, topology=edited(machine.topology, without_links, links))
-    if repeats < 1:
-        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
-    check_fabric(scale, fabric)
+    check_runs(scale, fabric, repeats)
     check_names(names, work)
     rate, rings, given = parse_compute(compute), RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
     if rings.check_needed(names, given=given is not None):
@@ -381,6 +379,13 @@ def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[Used
     return tuple(found)
 
 
+def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
+    """Raise `QuantityError` for an impossible scale or number of repeats, and `RunError` for a missing package."""
+    if repeats < 1:
+        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
+    check_fabric(scale, fabric)
+
+
 def check_fabric(scale: float | None, fabric: FabricKind) -> None:
     """Raise `QuantityError` for an impossible scale, and `RunError` for a missing package."""
     if scale is not None and not 0 < scale <= 1:
@@ -404,9 +409,14 @@ def _nominal_s(schedules: Sequence[Schedule], machine: Machine) -> float:
     return sum(float(simulate(schedule, machine).time_s) for schedule in schedules)
 
 
+def expected_fabric_s(topology: Topology, runs_s: float) -> float:
+    """The expected duration of runs on an emulated fabric, with its start and calibration."""
+    return _START_S + expected_duration_s(route_classes(topology)) + runs_s
+
+
 def _announce(progress: ProgressCallback, topology: Topology, scale: float, runs_s: float, real: bool) -> None:
     """Report the emulated topology and the expected duration."""
-    seconds = _START_S + expected_duration_s(route_classes(topology)) + runs_s
+    seconds = expected_fabric_s(topology, runs_s)
     slowest = min((link.bandwidth_bytes_per_s for link in topology.links), default=0.0)
     progress(
         f"emulating {topology.name} at scale {scale:.3g} (slowest link {format_bandwidth(slowest)}, "
@@ -419,11 +429,12 @@ def _announce(progress: ProgressCallback, topology: Topology, scale: float, runs
 def start_ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
     """Start the ranks of a fabric, and end them on exit. Raises `RunError` for another number than the topology's."""
     if fabric == "torchrun":
-        from runtime.ranks.torchrun import join
+        from runtime.ranks.torchrun import join, started_ranks
 
+        started = started_ranks()
+        if started != topology.world_size:  # before joining: a rank that left a group could fail others on their way in
+            raise RunError(f"{topology.name} has {topology.world_size} ranks, but {started} were started")
         with join() as ranks:
-            if ranks.world_size != topology.world_size:
-                raise RunError(f"{topology.name} has {topology.world_size} ranks, but {ranks.world_size} were started")
             yield ranks
     elif fabric == "local":
         with launch([RankLocation()] * topology.world_size) as launched:

@@ -17,6 +17,7 @@ from tasp_lab.collectives.kinds import KINDS, shard_help
 from tasp_lab.collectives.registry import COLLECTIVES
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError
+from tasp_lab.linear_attention.registry import LINEAR
 from tasp_lab.units import parse_integer
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 WORK = Group("Work", sort_key=1)
 LAYER = Group("Attention layer", help="With --seq or --documents.", sort_key=2)
-PASSES = Group("Backward pass and buffers", help="Of an attention layer.", sort_key=3)
+PASSES = Group("Schedule options", help="Of an attention layer.", sort_key=3)
 MACHINE = Group("Machine", sort_key=4)
 RINGS = Group("Rings", help="Of schedules over a decomposition, such as multi-ring and tasp.", sort_key=5)
 RUN = Group("Run", sort_key=6)
@@ -65,8 +66,10 @@ def schedules_help() -> str:
     'AllGather: ring, multi-ring, direct, trees, library-ring'
     """
     of_kind = {kind: [name for name, spec in COLLECTIVES.items() if spec.kind == kind] for kind in KINDS}
-    lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), ("Attention", attention_names()))]
-    return "".join(lines) + "Repeatable."
+    layers = ("Attention", attention_names()), ("Linear attention", list(LINEAR))
+    lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), *layers)]
+    variants = "What may follow the split, like usp:2x4:tasp: see the guide to attention. "
+    return "".join(lines) + variants + "Repeatable."
 
 
 TopologyText = Annotated[

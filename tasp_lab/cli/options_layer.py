@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.choices import DEFAULT_BUFFERS, Dataflow, Dtype, Mask, Pass, WireDtype
+from tasp_lab.choices import (
+    DEFAULT_BUFFERS,
+    DEFAULT_STAGES,
+    AttentionKind,
+    Dataflow,
+    Decay,
+    Dtype,
+    Mask,
+    Pass,
+    Travelling,
+    WireDtype,
+)
 from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
 from tasp_lab.errors import QuantityError
 from tasp_lab.units import parse_count, parse_size_bytes
@@ -49,6 +60,24 @@ class LayerChoice:
     dtype: Annotated[Dtype, _choice("Of queries, keys, values and the result.")] = "bf16"
     mask: Annotated[Mask, _choice("causal: a query attends to the keys up to its own position.")] = "full"
     window: Annotated[int | None, whole("With causal, the most keys that a query attends to.", LAYER)] = None
+    cached_keys: Annotated[
+        str,
+        quantity(
+            "How many of the --seq positions, from the first, have keys and values only, as in a KV cache; queries are "
+            "those of the others. Forward only, without --documents.",
+            LAYER,
+        ),
+    ] = "0"
+    kind: Annotated[AttentionKind, _choice("linear: a state instead of scores; it has schedules of its own.")] = (
+        "softmax"
+    )
+    decay: Annotated[
+        Decay,
+        _choice(
+            "Of linear attention under a causal mask: constant per KV head, or dependent on the data, per position and "
+            "KV head (scalar) or also per channel."
+        ),
+    ] = "none"
     passes: Annotated[Pass, _choice("both: forward, then backward.", name="--pass")] = "forward"
     compute: Annotated[
         str | None,
@@ -82,6 +111,27 @@ class LayerChoice:
     trim: Annotated[bool, Parameter(group=PASSES, help="Drop a block after the last rank whose mask needs it.")] = True
     buffers: Annotated[int, whole("Buffers of a rank: how many steps' arrivals it can hold.", PASSES)] = DEFAULT_BUFFERS
     tail_chunks: Annotated[int, whole("Pieces in which the last results of TokenRing return.", PASSES)] = 1
+    stages: Annotated[int, whole("Parts in which keys arrive, with direct-attention.", PASSES)] = DEFAULT_STAGES
+    groups: Annotated[
+        str,
+        Parameter(
+            group=PASSES,
+            help="Ranks of each group of schedules like usp:2x4: consecutive; strided, of 4 groups of 8 ranks 0 and "
+            "4, 1 and 5, ...; or lists like 0,4|1,5|2,6|3,7. auto: chosen by the topology.",
+        ),
+    ] = "auto"
+    travels: Annotated[
+        Travelling,
+        Parameter(
+            group=PASSES,
+            help="What travels around the rings of kv-and-q-rings. both: for each pair of ranks the side with fewer "
+            "bytes; auto: of the three the one whose busiest link carries least.",
+        ),
+    ] = "auto"
+    pieces: Annotated[
+        int | None,
+        whole("Pieces in which All-Scan sends states; those with the least estimated time if not given.", PASSES),
+    ] = None
 
     def work(self, shard_bytes: str | None) -> Work:
         """The work: a layer of `seq` positions, or a collective."""
@@ -116,6 +166,9 @@ class LayerChoice:
             mask=self.mask,
             window=self.window,
             documents=documents,
+            cached_keys=parse_count(self.cached_keys, "cached keys", least=0),
+            kind=self.kind,
+            decay=self.decay,
         )
 
     def options(self) -> AttentionOptions:
@@ -130,6 +183,10 @@ class LayerChoice:
             self.gradient_dtype,
             self.result_dtype,
             self.tail_chunks,
+            self.stages,
+            self.groups,
+            self.travels,
+            self.pieces,
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,13 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tasp_lab
-from tasp_lab.analysis.compare import SINGLE_RINGS, busiest_link_bytes, compare
+from runtime.calibration import expected_duration_s, route_classes
+from tasp_lab.analysis import compare as comparing
+from tasp_lab.analysis.compare import busiest_link_bytes, compare
 from tasp_lab.analysis.predict import predict
+from tasp_lab.analysis.ranking import SINGLE_RINGS
 from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.analysis.validate import Comparison, default_scale
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import attention_names_on
 from tasp_lab.choices import Pass
+from tasp_lab.decomposition.decompose import decompose
 from tasp_lab.errors import QuantityError, ScheduleError, TaspLabError
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
 from tasp_lab.topology.edits import without_links
 from tasp_lab.topology.graph import Topology
@@ -97,6 +105,78 @@ def test_the_frame_has_all_schedules() -> None:
     assert np.isfinite(frame["time_s"]).all()
 
 
+@dataclass
+class NoFabric:
+    """In place of `validate`: what it was asked for, and what had been said by then."""
+
+    said: list[str] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def __call__(self, machine: Machine, **asked: Any) -> Comparison:
+        self.asked.append({"machine": machine, "said": list(self.said), **asked})
+        return Comparison("emulated", 1.0, cast(Any, None), ())
+
+
+@pytest.fixture
+def no_fabric(monkeypatch: pytest.MonkeyPatch) -> NoFabric:
+    instead = NoFabric()
+    monkeypatch.setattr(comparing, "validate", instead)
+    return instead
+
+
+def ran(no_fabric: NoFabric) -> dict[str, AttentionOptions]:
+    """The schedules that were run, with their options."""
+    return {name: each["options"] for each in no_fabric.asked for name in each["schedules"]}
+
+
+@pytest.mark.parametrize("scale", [1e-4, None])
+def test_how_long_runs_take_is_said_before_the_first(no_fabric: NoFabric, scale: float | None) -> None:
+    """Each of two sets of options has a fabric: its start, its calibration, and its schedules six times."""
+    names = ["ring-attention", "tasp", "ulysses", "kv-all-gather"]
+    found = compare("full-mesh:4", LAYER, names, measure=20, scale=scale, progress=no_fabric.said.append, buffers=4)
+    assert set(ran(no_fabric)) == set(names)
+    times = {each.schedule: each.time_s for each in found.candidates}
+    seconds = 0.0
+    groups = [each["schedules"] for each in no_fabric.asked]
+    for group in groups:
+        full_speed_s = 6 * sum(times[name] for name in group)
+        used = default_scale(full_mesh(4), full_speed_s) if scale is None else scale
+        seconds += 5 + expected_duration_s(route_classes(full_mesh(4).scaled(used))) + full_speed_s / used
+    line = f"running 4 schedules on the emulated fabric, 6 times each: about {seconds:.0f} s"
+    assert len(groups) == 2
+    assert all(each["said"][-1] == line for each in no_fabric.asked)
+
+
+def test_the_fabric_has_the_rate_and_the_rings_of_the_prediction(no_fabric: NoFabric) -> None:
+    """Emulated: the rate of the machine, which is scaled there, and no library."""
+    found = compare("h100-8", LAYER, ["tasp", "ulysses"], measure=1, lanes=2, compute="timed:5TFLOP/s")
+    machine = no_fabric.asked[0]["machine"]
+    assert (machine.compute, machine.comm_library.name) == (found.machine.compute, "ideal")
+    assert machine.compute == ComputeRate(5e12)
+    assert all(each["compute"] is None for each in no_fabric.asked)
+    options: dict[str, Any] = {"fabric": "local", "compute": "timed:5TFLOP/s", "buffers": 4}
+    compare("full-mesh:4", LAYER, ["tasp", "ulysses"], measure=9, lanes=2, **options)
+    given = {name: each for each in no_fabric.asked[-2:] for name in each["schedules"]}
+    assert (given["tasp"]["lanes"], given["tasp"]["compute"]) == (2, "timed:5TFLOP/s")
+    assert "lanes" not in given["ulysses"]
+
+
+def test_tuned_schedules_are_run_with_their_options(no_fabric: NoFabric) -> None:
+    found = compare("full-mesh:4", LAYER, ["token-ring", "zigzag-ring-attention"], tune=True, measure=2)
+    options = {each.schedule: each.options for each in found.candidates}
+    assert ran(no_fabric) == options
+    assert options["token-ring"].tail_chunks > 1
+
+
+def test_rings_of_another_world_are_an_error_and_those_of_other_links_a_reason() -> None:
+    with pytest.raises(ScheduleError, match=r"^decomposition: rings of 5 ranks, full-mesh:4 has 4$"):
+        compare("full-mesh:4", LAYER, decomposition=decompose(full_mesh(5)))
+    found = compare("bidirectional-ring:4", LAYER, ["tasp", "ring-attention"], decomposition=decompose(full_mesh(4)))
+    reasons = {each.schedule: each.reason for each in found.candidates}
+    assert "has no such link" in reasons["tasp"]
+    assert reasons["ring-attention"] == ""
+
+
 def test_what_python_is_refused() -> None:
     with pytest.raises(QuantityError, match="measure: -2, expected 0 or more"):
         compare("full-mesh:4", LAYER, measure=-2)
@@ -118,3 +198,15 @@ def test_the_best_and_a_ring_are_run_on_a_fabric() -> None:
     assert any(name in SINGLE_RINGS for name in run)
     assert all((each.measured_s is None) == (each.measured_prediction_s is None) for each in found.candidates)
     assert "on the fabric" in str(found)
+
+
+@pytest.mark.distributed
+def test_tuned_options_are_measured() -> None:
+    layer = Workload(512, heads=4, head_dim=16)
+    found = compare(
+        "full-mesh:3", layer, ["token-ring", "ring-attention"], tune=True, measure=2, fabric="local", repeats=1,
+        compute=1e9,
+    )  # fmt: skip
+    assert all(each.measured_s for each in found.candidates)
+    run = [(run.prediction.schedule, run.prediction.options) for each in found.fabric for run in each.runs]  # type: ignore[union-attr]
+    assert sorted(run, key=str) == sorted(((each.schedule, each.options) for each in found.candidates), key=str)

@@ -31,7 +31,7 @@ ASKED = (
 )  # fmt: skip
 PREDICTED = {
     "schedule", "topology", "world_size", *ASKED, "compute_flops_per_s", "time_s", "bound_s", "compute_s",
-    "communication_s", "ccr", "bytes_sent", "memory_bytes", "flops",
+    "communication_s", "ccr", "bytes_sent", "memory_bytes", "flops", "computes", "decay",
 }  # fmt: skip
 MEASURED = {
     "compute", "predicted_s", "nominal_s", "measured_s", "measured_spread_s", "measured_repeats_s", "relative_error",
@@ -66,6 +66,19 @@ def test_a_row_says_what_was_asked_and_what_comes_of_it(tell: Tell) -> None:
     assert (row["schedule"], row["topology"], row["world_size"]) == ("tasp", "full-mesh:4", 4)
     assert row["compute_flops_per_s"] == 5e9
     assert row["ccr"] == row["compute_s"] / row["communication_s"]
+
+
+def test_cached_keys_are_told_where_there_are_some(tell: Tell) -> None:
+    """3/4 of 4096 positions: 1024 queries see 3072 keys, and those of each other up to their own."""
+    causal = ("full-mesh:4", "token-ring", *LAYER, "--mask", "causal")
+    row = one(tell, *causal, "--cached-keys", "3Ki")
+    assert set(row) == PREDICTED | {"cached_keys"}
+    assert row["cached_keys"] == 3072
+    assert row["flops"] == 4 * 8 * 64 * (1024 * 3072 + 1024 * 1025 // 2)
+    assert row["bytes_sent"] == 3 * 1024 * 8 * (2 * 64 * 2 + 4)
+    assert one(tell, *causal, "--cached-keys", "0") == one(tell, *causal)
+    shown = tell("predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--cached-keys", "3Ki")[1]
+    assert "4096 positions, 3072 of them cached, 8 heads" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("rate", ["timed:1TFLOP/s", "timed:1e18"])
@@ -228,10 +241,18 @@ TASP = ("predict", "full-mesh:4", "--schedule", "tasp")
         (TASP, "got neither"),
         ((*TASP[:3], "ring", "--shard-bytes", "1", "--mask", "causal"), "apply with --seq only"),
         ((*TASP[:3], "ring", "--shard-bytes", "1", "--compute", "timed:1"), "apply with --seq only"),
-        ((*TASP, "--shard-bytes", "1"), "schedule 'tasp' is for attention, expected a collective: ring, multi-ring"),
-        ((*TASP[:3], "ring", "--seq", "64"), "schedule 'ring' is an AllGather, expected one for attention: ring-att"),
+        ((*TASP, "--shard-bytes", "1"), "'tasp' is for softmax attention, expected a collective: ring, multi-ring"),
+        ((*TASP[:3], "ring", "--seq", "64"), "'ring' is an AllGather, expected one for softmax attention: ring-att"),
         ((*TASP[:3], "quick", "--seq", "64"), "unknown schedule 'quick', expected one of ring-attention, zigzag-ring"),
-        ((*TASP[:3], "ring-attention", "--seq", "64", "--lanes", "2"), "and multi-ring-kv-all-gather only"),
+        ((*TASP[:3], "ring-attention", "--seq", "64", "--lanes", "2"), "and multi-ring-lasp-2 only"),
+        ((*TASP, "--seq", "64", "--cached-keys", "64"), "cached keys: 64, expected 0 or more and fewer than the sequ"),
+        ((*TASP, "--seq", "64", "--cached-keys", "1Ki"), "cached keys: 1024, expected 0 or more and fewer than the"),
+        ((*TASP, "--seq", "64", "--cached-keys", "-1"), "cached keys '-1': expected a whole number, 0 or more"),
+        ((*TASP, "--seq", "64", "--cached-keys", "half"), "cached keys 'half': expected a number, like 8192 or 128Ki"),
+        ((*TASP, "--seq", "64", "--cached-keys", "9", "--pass", "both"), "pass 'both' with 9 cached keys, expected"),
+        ((*TASP, "--documents", "32,32", "--cached-keys", "9"), "cached keys: 9 in packed documents, expected one"),
+        ((*TASP[:3], "ring", "--shard-bytes", "1", "--cached-keys", "9"), "apply with --seq only"),
+        (("compare", TASP[1], "--seq", "64", "--cached-keys", "9", "--pass", "both"), "pass 'both' with 9 cached keys"),
         (("validate", *TASP[1:], "--seq", "64", "--compute", "timed:-1"), "expected more than 0 FLOP/s"),
         (("validate", *TASP[1:], "--seq", "64", "--shard-bytes", "64"), "got both"),
     ],
@@ -246,6 +267,19 @@ def test_wrong_input_is_answered_in_one_line(tell: Tell, arguments: tuple[str, .
 
 
 # On real processes
+
+
+@pytest.mark.alone
+@pytest.mark.fabric
+def test_validate_with_cached_keys(command: Command) -> None:
+    done = command(
+        "validate", "full-mesh:3", "--schedule", "ring-attention", "--schedule", "token-ring", "--seq", "512",
+        "--cached-keys", "384", "--heads", "2", "--mask", "causal", "--scale", "2e-5", "--repeat", "1", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["runs"]
+    assert [(row["schedule"], row["cached_keys"]) for row in rows] == [("ring-attention", 384), ("token-ring", 384)]
+    assert all(row["measured_s"] > 0 for row in rows)
 
 
 @pytest.mark.alone

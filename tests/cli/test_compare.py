@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from tasp_lab.analysis import compare as comparison
+from tasp_lab.analysis.tune import SEARCHED
+from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import attention_names_on
-from tests.conftest import Tell
+from tasp_lab.cli.app import app
+from tasp_lab.workload.layer import Workload
+from tests.conftest import Command, Tell
 
 LAYER = ("--seq", "4096", "--heads", "8")
 FIELDS = {
     "schedule", "computes", "applies", "reason", "time_s", "bound_s", "sent_bytes", "link_bytes", "peak_bytes", "ccr",
-    "bound_by", "measured_s", "measured_prediction_s",
+    "bound_by", "measured_s", "measured_prediction_s", "options", "untuned_time_s",
 }  # fmt: skip
 
 
@@ -35,16 +41,153 @@ def test_the_table_has_all_schedules(tell: Tell) -> None:
     assert all(f": {name}" in err for name in attention_names_on(4))
 
 
+def results(tell: Tell, topology: str, *arguments: str) -> dict[str, dict[str, Any]]:
+    """The rows of `--json` by schedule."""
+    code, out, err = tell("compare", topology, *arguments, "--json")
+    assert code == 0, err
+    return {row["schedule"]: row for row in json.loads(out)["results"]}
+
+
+# Tuned options
+
+
+@pytest.mark.parametrize("field", SEARCHED)
+def test_options_are_spelled_as_the_command_line_reads_them(field: str) -> None:
+    for value in SEARCHED[field]:
+        options = AttentionOptions("both", **{field: value})  # type: ignore[arg-type]
+        line = ["predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--pass", "both", *options.arguments.split()]
+        _, bound, _ = app.parse_args(line, exit_on_error=False, print_error=False)
+        assert bound.arguments["layer"].options() == options
+        assert (options.arguments == "") == (value == getattr(DEFAULT_OPTIONS, field))
+
+
+@pytest.mark.parametrize("passes", ["forward", "both"])
+def test_pasted_options_give_the_time_of_the_table(tell: Tell, passes: str) -> None:
+    names = ["tasp", "token-ring", "kv-and-q-rings", "ulysses", "usp:2x2"]
+    asked = ("--mask", "causal", "--kv-heads", "4", "--gradient-dtype", "input", "--pass", "both")
+    if passes == "forward":
+        asked = ("--mask", "causal", "--kv-heads", "4")
+    layer = Workload(4096, heads=8, kv_heads=4, mask="causal")
+    given = AttentionOptions("both", gradient_dtype="input") if passes == "both" else DEFAULT_OPTIONS
+    for each in comparison.compare("full-mesh:4", layer, names, tune=True, options=given).records():
+        line = ("predict", "full-mesh:4", "--schedule", str(each["schedule"]), *LAYER, *asked[:4])
+        line += ("--pass", passes, *str(each["options"]).split(), "--json")
+        code, out, err = tell(*line)
+        assert code == 0, err
+        assert json.loads(out)["predictions"][-1]["time_s"] == each["time_s"]
+
+
+def test_the_table_of_tuned_schedules_has_their_options(tell: Tell) -> None:
+    names = ("--schedule", "token-ring", "--schedule", "ulysses")
+    code, out, err = tell("compare", "full-mesh:4", *LAYER, *names, "--tune")
+    assert code == 0
+    assert err.splitlines()[0] == "tuning 2 schedules: combinations of options to simulate: at most 13"
+    (row,) = (line for line in out.splitlines() if "token-ring" in line)
+    tuned = results(tell, "full-mesh:4", *LAYER, *names, "--tune")["token-ring"]
+    assert f"--tail-chunks {tuned['options']['tail_chunks']}" in row
+    assert (
+        tuned["time_s"]
+        < tuned["untuned_time_s"]
+        == results(tell, "full-mesh:4", *LAYER, *names)["token-ring"]["time_s"]
+    )
+    assert "untuned" in out
+    assert "untuned" not in tell("compare", "full-mesh:4", *LAYER, *names)[1]
+
+
+# Layers and worlds at the edge
+
+
+@pytest.mark.parametrize("heads", [4, 12])
+def test_heads_that_do_not_fit_the_ranks_are_a_reason_here_and_an_error_of_predict(
+    command: Command, tell: Tell, heads: int
+) -> None:
+    layer = ("--seq", "4096", "--heads", str(heads))
+    reason = f"{heads} heads and {heads} KV heads on 8 ranks, expected a multiple of the ranks"
+    found = results(tell, "full-mesh:8", *layer, "--schedule", "ulysses", "--schedule", "tasp")
+    assert found["tasp"]["applies"]
+    assert found["ulysses"]["reason"].startswith(reason)
+    assert found["ulysses"]["options"] == {"gradient_dtype": "auto", "result_dtype": "auto"}
+    assert reason in command.refused("predict", "full-mesh:8", *layer, "--schedule", "ulysses")
+
+
+def test_a_split_of_another_world(command: Command, tell: Tell) -> None:
+    found = results(tell, "full-mesh:8", *LAYER, "--schedule", "usp:3x3", "--schedule", "tasp")
+    assert (found["usp:3x3"]["reason"], found["tasp"]["reason"]) == ("is for 9 ranks, expected a split of 8", None)
+    line = command.refused("predict", "full-mesh:8", *LAYER, "--schedule", "usp:3x3")
+    assert line == "tasp-lab: schedule 'usp:3x3' is for 9 ranks, expected a split of 8"
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_one_group_is_ulysses_and_groups_of_one_are_a_ring(tell: Tell, mask: str) -> None:
+    ring = {"full": "ring-attention", "causal": "zigzag-ring-attention"}[mask]
+    names = ("usp:8x1", "usp:1x8", "ulysses", ring)
+    asked = [f"--schedule={name}" for name in names]
+    found = results(tell, "full-mesh:8", *LAYER, "--mask", mask, "--pass", "both", "--dataflow", "rotate-kv", *asked)
+    for same in (("usp:8x1", "ulysses"), ("usp:1x8", ring)):
+        rows = [found[name] for name in same]
+        for field in ("time_s", "sent_bytes", "link_bytes", "ccr"):
+            assert rows[0][field] == pytest.approx(rows[1][field], rel=1e-9), (same, field)
+
+
+@pytest.mark.parametrize("more", [(), ("--mask", "causal", "--pass", "both"), ("--tune",)])
+def test_a_world_of_one_computes_and_sends_nothing(tell: Tell, more: tuple[str, ...]) -> None:
+    found = results(tell, "full-mesh:1", *LAYER, "--compute", "timed:1TFLOP/s", *more)
+    assert set(found) == set(attention_names_on(1, variants="--tune" in more))
+    flops = 4 * 8 * 128 * 4096**2
+    if "causal" in more:
+        flops = 4 * 8 * 128 * (4096 * 4097 // 2) * 7 // 2
+    for name, row in found.items():
+        assert (row["sent_bytes"], row["link_bytes"], row["ccr"], row["bound_by"]) == (0, 0, None, "compute"), name
+        assert row["time_s"] == pytest.approx(flops / 1e12), name
+
+
+def test_where_one_schedule_applies_there_is_a_table_of_one_without_a_speed_up(tell: Tell) -> None:
+    code, out, _ = tell("compare", "bidirectional-ring:4", "--without-link", "0-1", *LAYER)
+    assert code == 0
+    rows = out.split("do not apply")[0].splitlines()
+    (row,) = (line for line in rows if line.startswith("│"))
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert (cells[0], cells[2]) == ("trees-kv-all-gather", "-")
+
+
+def test_where_none_applies_there_are_reasons_alone(tell: Tell) -> None:
+    code, out, _ = tell("compare", "full-mesh:3", *LAYER, "--schedule", "ulysses", "--validate", "3")
+    assert code == 0
+    assert out.startswith("do not apply")
+
+
+def test_groups_are_options_of_schedules_with_variants_too(tell: Tell) -> None:
+    """On two nodes, groups of ranks of one node exchange heads without the network."""
+    times = {}
+    for groups in ("auto", "consecutive", "strided"):
+        code, out, _ = tell(
+            "predict", "nodes:2x4", "--seq", "4Ki", "--schedule", "usp:4x2:tasp", "--groups", groups, "--json"
+        )
+        found = json.loads(out)
+        assert code == 0
+        assert found["provenance"]["inputs"]["options"]["groups"] == groups
+        times[groups] = found["predictions"][0]["time_s"]
+    assert times["auto"] == times["consecutive"] < times["strided"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "telling"),
     [
         ((), "expected an attention layer: --seq, or --documents"),
-        (("--seq", "64", "--schedule", "multi-ring"), "'multi-ring' is an AllGather, expected one for attention"),
+        (
+            ("--seq", "64", "--schedule", "multi-ring"),
+            "'multi-ring' is an AllGather, expected one for softmax attention",
+        ),
         (("--seq", "64", "--schedule", "usp"), "schedule 'usp': expected usp:UxR with two numbers, like usp:2x4"),
-        (("--seq", "64", "--validate", "-1"), "measure: -1, expected 0 or more"),
+        (("--seq", "64", "--schedule", "usp:0x4"), "schedule 'usp:0x4': expected usp:UxR with two numbers"),
+        (("--seq", "64", "--heads", "8", "--kv-heads", "3"), "8 heads are not a multiple of 3 KV heads"),
+        (("--seq", "64", "--validate", "-1"), "validate: -1, expected 0 or more schedules to run"),
+        (("--seq", "64", "--validate", "x"), "--validate: 'x', expected a whole number"),
+        (("--seq", "64", "--validate", "1", "--repeat", "0"), "repeat: 0, expected 1 or more"),
+        (("--seq", "64", "--validate", "1", "--scale", "2"), "scale: 2.0, expected more than 0 and at most 1"),
+        (("--seq", "64", "--tune", "--buffers", "1"), "1 buffers, expected 2 or more"),
+        (("--seq", "64", "--travels", "values"), "--travels"),
     ],
 )
-def test_what_cannot_be_compared(tell: Tell, arguments: tuple[str, ...], telling: str) -> None:
-    code, out, err = tell("compare", "full-mesh:4", *arguments)
-    assert (code, out) == (2, "")
-    assert telling in err.splitlines()[-1]
+def test_what_cannot_be_compared(command: Command, arguments: tuple[str, ...], telling: str) -> None:
+    assert telling in command.refused("compare", "full-mesh:4", *arguments)

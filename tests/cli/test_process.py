@@ -198,7 +198,7 @@ def test_help_groups_options_and_shows_every_command(command: Command) -> None:
     overview = command("--help").stdout
     assert all(f"│ {name} " in overview for name in COMMANDS)
     shown = command("predict", "--help").stdout
-    groups = ("Work", "Attention layer", "Backward pass and buffers", "Machine", "Rings", "Run", "Output")
+    groups = ("Work", "Attention layer", "Schedule options", "Machine", "Rings", "Run", "Output")
     places = [shown.index(f"─ {group} ─") for group in groups]
     assert places == sorted(places)
     assert "─ Parameters ─" not in shown

@@ -7,11 +7,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tasp_lab.choices import FabricKind
-from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     DEFAULT_RINGS,
     NO_CHANGES,
+    PASSES,
     RUN,
     WORK,
     ExpressionNumbers,
@@ -24,7 +25,7 @@ from tasp_lab.cli.options import (
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
-from tasp_lab.progress import print_progress
+from tasp_lab.errors import QuantityError
 
 
 def compare(
@@ -40,6 +41,15 @@ def compare(
     changes: LinkEdits = NO_CHANGES,
     library: Library = "auto",
     rings: RingChoice = DEFAULT_RINGS,
+    tune: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            group=PASSES,
+            help="Search the options of each schedule for the shortest time; dtypes on the wire stay as they are.",
+        ),
+    ] = False,
     validate: Annotated[
         int, whole("Also run this many of the best, and the fastest single ring, on the fabric.", RUN)
     ] = 0,
@@ -53,24 +63,31 @@ def compare(
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
 
     Example: tasp-lab compare full-mesh:8 --seq 4Ki --heads 8 --compute timed:1000TFLOP/s --validate 2
+
+    Example: tasp-lab compare h100-2x4 --seq 16Ki --heads 8 --mask causal --tune
     """
     from tasp_lab.analysis import compare as comparison
 
-    found = comparison.compare(
-        numbers.load(topology, library),
-        layer.workload(),
-        schedule,
-        without_links=changes.without_link,
-        links=changes.link,
-        **vars(rings),
-        options=layer.options(),
-        compute=layer.compute,
-        measure=validate,
-        fabric=fabric,
-        scale=scale,
-        repeats=repeat,
-        progress=print_progress,
-    )
+    if validate < 0:
+        raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
+    with Progress(lines_only=json) as shown:
+        found = comparison.compare(
+            numbers.load(topology, library),
+            layer.workload(),
+            schedule,
+            without_links=changes.without_link,
+            links=changes.link,
+            **vars(rings),
+            options=layer.options(),
+            compute=layer.compute,
+            tune=tune,
+            measure=validate,
+            fabric=fabric,
+            scale=scale,
+            repeats=repeat,
+            progress=shown.line,
+            count=shown.count,
+        )
     if not found.is_reporter:
         return
     if json:

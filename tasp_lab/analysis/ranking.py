@@ -1,0 +1,151 @@
+"""The ranking of all schedules of attention for a layer on a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasp_lab.analysis.provenance import Provenance
+from tasp_lab.analysis.registry import USES_RINGS, options_of
+from tasp_lab.analysis.report import Report, flat
+from tasp_lab.analysis.results import LayerPrediction, ratio, rows_table
+from tasp_lab.analysis.validate import Comparison
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import CIRCULATIONS
+from tasp_lab.choices import AttentionKind
+from tasp_lab.machines.machine import Machine
+from tasp_lab.tables import Part, Table
+from tasp_lab.units import format_size_about, format_time
+
+SINGLE_RINGS = (
+    *(name for name in CIRCULATIONS if name not in USES_RINGS),
+    *("ring-linear-attention", "ring-linear-attention-right"),
+)
+"""The schedules over one ring; speed-ups are over the fastest of them."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule that was compared: its prediction, over all requested passes, or why there is none.
+
+    `sent_bytes` is the largest number of bytes that a rank sends, `link_bytes` those on the link that they occupy
+    longest. `bound_by` is what most of the time of the critical path was spent on. `measured_s` is the median time on
+    the fabric, and `measured_prediction_s` what was predicted for it there; None unless it was run. `untuned_s` is the
+    predicted time with the options as they were given, None unless they were tuned.
+    """
+
+    schedule: str
+    computes: AttentionKind
+    options: AttentionOptions
+    prediction: LayerPrediction | None = None
+    reason: str = ""
+    sent_bytes: int = 0
+    link_bytes: int = 0
+    bound_by: str = ""
+    untuned_s: float | None = None
+    measured_s: float | None = None
+    measured_prediction_s: float | None = None
+
+    @property
+    def time_s(self) -> float:
+        """The predicted time in seconds; infinite for a schedule that does not apply."""
+        return float("inf") if self.prediction is None else float(self.prediction.time_s)
+
+    def to_dict(self) -> dict[str, object]:
+        p = self.prediction
+        return {
+            "schedule": self.schedule,
+            "options": {name: getattr(self.options, name) for name in options_of(self.schedule)},
+            "computes": self.computes,
+            "applies": p is not None,
+            "reason": self.reason or None,
+            "time_s": None if p is None else float(p.time_s),
+            "untuned_time_s": self.untuned_s,
+            "bound_s": None if p is None else float(p.bound_s),
+            "sent_bytes": None if p is None else self.sent_bytes,
+            "link_bytes": None if p is None else self.link_bytes,
+            "peak_bytes": None if p is None else p.memory_bytes,
+            "ccr": None if p is None else p.ccr,
+            "bound_by": self.bound_by or None,
+            "measured_s": self.measured_s,
+            "measured_prediction_s": self.measured_prediction_s,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Ranking(Report):
+    """All candidates, the fastest first; those that do not apply last.
+
+    `fabric` are the comparisons of the schedules that were run, one for each set of options.
+    """
+
+    candidates: tuple[Candidate, ...]
+    machine: Machine
+    provenance: Provenance
+    fabric: tuple[Comparison, ...] = ()
+
+    @property
+    def is_reporter(self) -> bool:
+        """False on the ranks of a torchrun group that leave the output to rank 0."""
+        return all(each.is_reporter for each in self.fabric)
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest schedule."""
+        return self.candidates[0]
+
+    @property
+    def single_ring_s(self) -> float | None:
+        """The time of the fastest schedule over one ring; None if none applies."""
+        return next((each.time_s for each in self._applying if each.schedule in SINGLE_RINGS), None)
+
+    @property
+    def _applying(self) -> list[Candidate]:
+        return [each for each in self.candidates if each.prediction is not None]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "library": self.machine.comm_library.name,
+            "results": [each.to_dict() for each in self.candidates],
+            "fabric": [each.to_dict() for each in self.fabric],
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        return [flat(each.to_dict()) | {"options": each.options.arguments} for each in self.candidates]
+
+    def parts(self) -> list[Part]:
+        found: list[Part] = []
+        first = self.best.prediction
+        if first is not None:
+            library = self.machine.comm_library.name
+            where = f"{first.topology}, {first.ranks}" + ("" if library == "ideal" else f", {library}")
+            found += [rows_table(first.title(where), [self._row(each) for each in self._applying])]
+            found += first.assumptions()
+        refused = [each for each in self.candidates if each.prediction is None]
+        if refused:
+            rows = [(each.schedule, each.reason) for each in refused]
+            found.append(Table("do not apply", ("schedule", "reason"), rows, (0, 1)))
+        return found
+
+    def _row(self, each: Candidate) -> dict[str, str]:
+        p = each.prediction
+        assert p is not None, "the schedule applies"
+        ring_s = self.single_ring_s
+        row = {
+            "schedule": each.schedule,
+            "time": format_time(p.time_s),
+            **({} if each.untuned_s is None else {"untuned": format_time(each.untuned_s)}),
+            "speed-up": "-" if ring_s is None else f"{ratio(ring_s, p.time_s):.2f}x",
+            "sent by a rank": format_size_about(each.sent_bytes),
+            "busiest link": format_size_about(each.link_bytes),
+            "memory": format_size_about(p.memory_bytes),
+            "CCR": "-" if p.ccr is None else f"{p.ccr:.3g}",
+            "share of bound": f"{ratio(p.bound_s, p.time_s):.1%}",
+            "bound by": each.bound_by,
+        }
+        if self.fabric:
+            row |= {"on the fabric": "", "error": ""}
+            if each.measured_s is not None and each.measured_prediction_s is not None:
+                row["on the fabric"] = format_time(each.measured_s)
+                row["error"] = f"{ratio(each.measured_prediction_s, each.measured_s) - 1:+.1%}"
+        return row if each.untuned_s is None else row | {"options": each.options.arguments}
