@@ -38,6 +38,10 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.trimming
 	$(BIN)/python -m experiments.tables.passes
 	$(BIN)/python -m experiments.tables.training
+	$(BIN)/python -m experiments.tables.ranking
+	$(BIN)/python -m experiments.tables.schedules_on_the_fabric
+	$(BIN)/python -m experiments.tables.ranking_on_the_fabric
+	$(BIN)/python -m experiments.tables.published
 	$(BIN)/python -m experiments.accuracy.report
 	$(BIN)/python -m experiments.accuracy.step_curve
 	$(BIN)/python -m experiments.accuracy.fabric

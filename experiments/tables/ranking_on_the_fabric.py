@@ -1,0 +1,141 @@
+"""The measured ranking of all schedules of attention on the emulated fabric beside the predicted one.
+
+Eight processes run the forward pass of one causal layer by every schedule that applies, on a mesh, behind a switch and
+on two nodes of four. Kernel calls are waits; those of the zigzag ring take `CCR` of its communication. The command
+``python -m experiments.tables.ranking_on_the_fabric`` writes ``experiments/results/ranking_on_the_fabric.json`` after
+each topology, and its table ``.md``. It takes about eight minutes on two idle cores; ``--only PART``, several times,
+repeats some topologies and keeps the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+from experiments.common import Record, markdown_table, write_record
+from experiments.tables.schedules_on_the_fabric import Part, Variant, applying, layer_text, one_pass, run_on_fabric
+from sim.simulate import simulate
+from tasp_lab import Workload
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import balanced_ring
+from tasp_lab.files import write_whole
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import Machine
+
+PARTS = {
+    "mesh": Part("full-mesh:8", Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal")),
+    "switch": Part(
+        "switch:8", Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal"), slow_motion=1.5
+    ),
+    "nodes": Part("nodes:2x4", Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal")),
+}
+CCR = 0.25
+REPEATS = 3
+TIE, TARGET = 0.03, 0.10
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the chosen topologies, and write the record and the table."""
+    parser = argparse.ArgumentParser(description="Rank all schedules of attention on the emulated fabric.")
+    parser.add_argument("--only", action="append", choices=PARTS, help="measure this part only; several times")
+    for key in parser.parse_args(arguments).only or PARTS:
+        measure(key, PARTS[key])
+    publish()
+
+
+def measure(key: str, part: Part, repeats: int = REPEATS, folder: Path = RESULTS) -> None:
+    """Run all schedules on the fabric of a part and put them into the record, replacing those of an earlier one."""
+    path = folder / "ranking_on_the_fabric.json"
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    rate = rate_of(part)
+    rows = run_on_fabric(part, applying(part)[0], rate, repeats)
+    parts[key] = {
+        "topology": part.topology, "scale": part.scale, "repeats": repeats, "layer": layer_text(part.layer),
+        "flops_per_s": rate, "rows": sorted(rows, key=lambda row: float(row["predicted_s"])),
+    }  # fmt: skip
+    write_record(path, {"parts": parts})
+
+
+def rate_of(part: Part) -> float:
+    """The FLOP/s at which the calls of the balanced ring take `CCR` of its communication on the fabric."""
+    topology = load_machine(part.topology).topology.scaled(part.scale)
+    ring = one_pass(Variant(balanced_ring(part.layer), AttentionOptions()), topology, part.layer)
+    communication_s = float(simulate(ring, Machine(topology)).time_s)
+    return int(ring.flops().sum(axis=0).max()) / (CCR * communication_s)
+
+
+def out_of_order(rows: Sequence[Record]) -> list[tuple[str, str]]:
+    """The pairs of which the first is predicted to be the faster one but is measured to be the slower one, no ties.
+
+    A tie is a pair whose predicted or measured times differ by at most `TIE` of the longer one.
+
+    >>> times = (("a", 1.0, 2.0), ("b", 1.1, 1.0), ("c", 1.11, 0.9))
+    >>> out_of_order([{"schedule": name, "predicted_s": p, "measured_s": m} for name, p, m in times])
+    [('a', 'b'), ('a', 'c')]
+    """
+    found = []
+    for first, second in combinations(sorted(rows, key=lambda row: float(row["predicted_s"])), 2):
+        tie = any(abs(first[time] - second[time]) <= TIE * max(first[time], second[time]) for time in TIMES)
+        if not tie and first["measured_s"] > second["measured_s"]:
+            found.append((first["schedule"], second["schedule"]))
+    return found
+
+
+TIMES = ("predicted_s", "measured_s")
+
+
+def publish(folder: Path = RESULTS) -> None:
+    """Write the tables from the record."""
+    record = json.loads((folder / "ranking_on_the_fabric.json").read_text())
+    parts = [record["parts"][key] for key in PARTS if key in record["parts"]]
+    head = (
+        "All schedules that apply to a layer, by predicted time, forward, on eight emulated ranks; kernel calls are "
+        f"waits that take {CCR} of the communication of the zigzag ring. Made by "
+        f"`python -m experiments.tables.ranking_on_the_fabric` on {record['machine']['cores']} cores "
+        f"({record['machine']['date']})."
+    )
+    text = "\n\n".join([head, *map(_part_text, parts), verdict(parts)])
+    write_whole(folder / "ranking_on_the_fabric.md", f"{text}\n".encode())
+    print(text)
+
+
+def _part_text(part: Record) -> str:
+    by_time = sorted(part["rows"], key=lambda row: float(row["measured_s"]))
+    place = {row["schedule"]: str(number) for number, row in enumerate(by_time, start=1)}
+    cells = [
+        [
+            row["schedule"],
+            place[row["schedule"]],
+            *(f"{row[time]:.3f}" for time in (*TIMES, "measured_spread_s")),
+            f"{row['relative_error']:+.1%}",
+            f"{row['cpu_busy_share']:.0%}",
+        ]
+        for row in part["rows"]
+    ]
+    columns = ("schedule", "measured place", "predicted s", "measured s", "spread s", "error", "cores busy")
+    head = f"{part['topology']}, {part['layer']}, scale {part['scale']:.3g}, medians of {part['repeats']} repeats:"
+    pairs = "; ".join(f"{first} before {second}" for first, second in out_of_order(part["rows"])) or "none"
+    return f"{head}\n\n{markdown_table(columns, cells)}\n\nPredicted in the wrong order, ties apart: {pairs}."
+
+
+def verdict(parts: Sequence[Record]) -> str:
+    """How many pairs are in order and how many times within the target, and the worst."""
+    rows = [(abs(row["relative_error"]), row["schedule"], part["topology"]) for part in parts for row in part["rows"]]
+    pairs = sum(len(part["rows"]) * (len(part["rows"]) - 1) // 2 for part in parts)
+    wrong = sum(len(out_of_order(part["rows"])) for part in parts)
+    far = [
+        f"{name} on {topology} {error:.1%}" for error, name, topology in sorted(rows, reverse=True) if error > TARGET
+    ]
+    return (
+        f"Verdict: {wrong} of {pairs} pairs are in the wrong order by more than {TIE:.0%}; {len(rows) - len(far)} of "
+        f"{len(rows)} times are within {TARGET:.0%} of their prediction"
+        + (f", not: {', '.join(far)}." if far else f", the worst is off by {max(rows)[0]:.1%}.")
+    )
+
+
+if __name__ == "__main__":
+    main()
