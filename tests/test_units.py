@@ -83,6 +83,7 @@ def test_counts() -> None:
     assert [parse_count(text) for text in ("1", "8192", "128Ki", "1Mi", "1.5Ki", "1e3")] == [
         1, 8192, 131072, 2**20, 1536, 1000,
     ]  # fmt: skip
+    assert parse_count("0", least=0) == 0
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "abc", "128KiB", "0.1Ki", "nan", "Ki", "0k", "-1k", "1e3k"])

@@ -66,7 +66,7 @@ PRINTED = [
     (arguments, output)
     for block in blocks("console")
     for arguments, output in shown(block)
-    if arguments[0] in ("predict", "decompose") and output.strip()
+    if arguments[0] in ("predict", "decompose", "compare") and output.strip()
 ]
 
 
