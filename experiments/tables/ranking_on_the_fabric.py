@@ -9,14 +9,21 @@ repeats some topologies and keeps the others.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
 from experiments.common import Record, markdown_table, write_record
-from experiments.tables.schedules_on_the_fabric import Part, Variant, applying, layer_text, one_pass, run_on_fabric
+from experiments.tables.schedules_on_the_fabric import (
+    Part,
+    Variant,
+    applying,
+    chosen,
+    layer_text,
+    one_pass,
+    run_on_fabric,
+)
 from sim.simulate import simulate
 from tasp_lab import Workload
 from tasp_lab.attention.options import AttentionOptions
@@ -40,9 +47,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the chosen topologies, and write the record and the table."""
-    parser = argparse.ArgumentParser(description="Rank all schedules of attention on the emulated fabric.")
-    parser.add_argument("--only", action="append", choices=PARTS, help="measure this part only; several times")
-    for key in parser.parse_args(arguments).only or PARTS:
+    for key in chosen("Rank all schedules of attention on the emulated fabric.", PARTS, arguments):
         measure(key, PARTS[key])
     publish()
 

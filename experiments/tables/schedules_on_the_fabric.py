@@ -99,11 +99,16 @@ class Variant:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the chosen parts, and write the record and the table."""
-    parser = argparse.ArgumentParser(description="Schedules of attention on the emulated fabric, without compute.")
-    parser.add_argument("--only", action="append", choices=PARTS, help="measure this part only; several times")
-    for key in parser.parse_args(arguments).only or PARTS:
+    for key in chosen("Schedules of attention on the emulated fabric, without compute.", PARTS, arguments):
         measure(key, PARTS[key])
     publish()
+
+
+def chosen(description: str, parts: Iterable[str], arguments: Sequence[str] | None) -> Iterable[str]:
+    """The parts to measure, of those that a command has: those after ``--only``, else all."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--only", action="append", choices=list(parts), help="measure this part only; several times")
+    return parser.parse_args(arguments).only or parts
 
 
 def measure(key: str, part: Part, repeats: int = REPEATS, folder: Path = RESULTS) -> None:

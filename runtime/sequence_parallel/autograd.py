@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ def run_backward(plan: Plan, saved: Saved, dout: Tensor) -> tuple[Tensor, Tensor
 
 def _run(plan: Plan, schedule: Schedule, layer: AttentionLayer, left: Tensor) -> Copies:
     """Run a pass; `left` are the blocks of other ranks with which it starts, as the pass before has left them."""
-    part = _part(schedule, plan.rank)
+    part = part_of(schedule, plan.rank)
     executor = Executor(schedule, plan.rank, plan.transport, layer, left.device, part=part)
     layer.load(executor.copies)
     load_copies_of_others(executor.copies, schedule, left)
@@ -105,8 +106,13 @@ def copies_of_others(schedule: Schedule, rank: int) -> list[int]:
 
 def load_copies_of_others(copies: Copies, schedule: Schedule, left: Tensor) -> None:
     """Copy the blocks of other ranks, in the order of their numbers, into the memory."""
+    load_blocks(copies, copies_of_others(schedule, copies.part.rank), left)
+
+
+def load_blocks(copies: Copies, blocks: Sequence[int], left: Tensor) -> None:
+    """Copy the bytes of resident blocks, one after the other in `left`, into the memory."""
     start = 0
-    for block in copies_of_others(schedule, copies.part.rank):
+    for block in blocks:
         place = copies.data(block, copies.part.resident[block])
         place.copy_(left[start : start + len(place)])
         start += len(place)
@@ -134,5 +140,6 @@ class _Attention(torch.autograd.Function):
 
 
 @lru_cache(maxsize=16)
-def _part(schedule: Schedule, rank: int) -> RankPart:
+def part_of(schedule: Schedule, rank: int) -> RankPart:
+    """The part of a rank. Layers are called with the same schedules again and again."""
     return rank_part(schedule, rank)

@@ -26,6 +26,7 @@ from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Group, Transport, make_transport
 from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
+from runtime.sequence_parallel.autograd import load_blocks, part_of
 from runtime.sequence_parallel.call_inputs import (
     BOTH_PASSES,
     built_together,
@@ -54,7 +55,6 @@ from tasp_lab.linear_attention.task import (
     RESULTS,
     LinearTask,
 )
-from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Decay, Workload, documents_of
@@ -208,13 +208,9 @@ def _run_forward(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | N
 
 def _run(plan: _Plan, schedule: Schedule, layer: LinearLayer, left: Tensor, blocks: Sequence[int]) -> Copies:
     """Run a pass; `left` are the states with which it starts, of these blocks."""
-    part = _part(schedule, plan.rank)
+    part = part_of(schedule, plan.rank)
     executor = Executor(schedule, plan.rank, plan.transport, layer, left.device, part=part)
-    start = 0
-    for block in blocks:
-        place = executor.copies.data(block, part.resident[block])
-        place.copy_(left[start : start + len(place)])
-        start += len(place)
+    load_blocks(executor.copies, blocks, left)
     executor.prepare()
     executor.run()
     return executor.copies
@@ -254,11 +250,6 @@ class _LinearAttention(torch.autograd.Function):
         dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
         dgates = layer.outputs[GATE_GRADIENTS][0] if plan.backward.task.has_gates else None
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, None
-
-
-@lru_cache(maxsize=16)
-def _part(schedule: Schedule, rank: int) -> RankPart:
-    return rank_part(schedule, rank)
 
 
 def _task_of(schedule: Schedule) -> LinearTask:
