@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.attention.layer_blocks import query_spans
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.decomposition.shares import split_bytes
+from tasp_lab.decomposition.shares import split_count
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.path_proof import Paths
 from tasp_lab.workload.kernel_calls import clip_band
@@ -127,7 +127,7 @@ def _task(
 def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]:
     """The nonempty parts of a span, one per ring, each with its ring."""
     first = 0
-    for ring, count in enumerate(split_bytes(span.count, shares)):
+    for ring, count in enumerate(split_count(span.count, shares)):
         if count:
             yield span.part(first, count), ring
             first += count

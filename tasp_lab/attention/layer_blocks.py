@@ -84,6 +84,11 @@ class LayerBlocks:
             output_of[blocks] = results
         object.__setattr__(self, "output_of", output_of)
 
+    @property
+    def result_layout(self) -> SequenceLayout:
+        """Where results and gradients lie: at the owners of their positions."""
+        return self.layout
+
     output_of: IntArray = field(init=False)
     """Int array (blocks,): the block of the result or gradient of queries and of the gradient of keys; else -1."""
 

@@ -41,7 +41,7 @@ class AttentionOptions:
         chooses by the topology, see `tasp_lab.attention.rank_order`, and without one is ``consecutive``.
     travels : ``keys``, ``queries``, ``both`` or ``auto``, see `tasp_lab.attention.kv_and_q_rings`.
     pieces : in how many groups of KV heads the states of All-Scan travel, see `tasp_lab.linear_attention.lasp`; the
-        number with the least estimated time if None.
+        best number by latency and bandwidth of links if None.
 
     Raises `ScheduleError` for an unknown value, and for a dataflow or gradient dtype without a backward pass.
 

@@ -3,10 +3,12 @@
 **Compute.** All ranks together attend within all chunks, and compute what other chunks contribute to each one: by
 applying a state to its positions, or from all their pairs. So the busiest one computes at least the average.
 
-**Communication.** Take a rank whose chunk follows others. What those contribute to its results comes in its results,
-computed elsewhere, or it is computed there, and then a state comes, or the keys of which it is made. So at least the
-smallest of these blocks comes. Backward it is the same with gradients of keys, of states, and queries. It takes at
-least its bytes over the bandwidth of all links into the rank, plus the lowest latency of a route into it.
+**Communication.** Take a rank whose chunk follows others. What one of those contributes to its results comes in its
+results, computed elsewhere, or it is computed there, and then a state comes, or the keys of which it is made. So its
+results come, or a state, or the keys of all chunks that it follows: at least the least of these. Heads may come in
+different ways, but weigh alike in each. Backward it is the same with gradients of keys, of states, and queries. These
+bytes take at least as long as the bandwidth of all links into the rank lets them, plus the lowest latency of a route
+into it.
 """
 
 from __future__ import annotations
@@ -62,6 +64,6 @@ def _communication_s(topology: Topology, task: LinearTask) -> Number:
     for chunk, rank in zip(chunks.tolist(), task.owner[chunks].tolist(), strict=True):
         others = task.others(np.array([chunk]), back=task.is_backward)[1]
         sizes = task.block_bytes[task.block(source, others)]
-        least = min(state_bytes, int(task.block_bytes[task.block(result, np.array([chunk]))][0]), int(sizes.min()))
+        least = min(state_bytes, int(task.block_bytes[task.block(result, np.array([chunk]))][0]), int(sizes.sum()))
         found = max(found, like(topology, least / into[rank]) + latency[rank])
     return found

@@ -117,6 +117,11 @@ class LinearBlocks:
             )
 
     @property
+    def result_layout(self) -> SequenceLayout:
+        """Where results and gradients lie: at the owners of their chunks."""
+        return self.layout
+
+    @property
     def is_backward(self) -> bool:
         return self.gradient_dtype is not None
 

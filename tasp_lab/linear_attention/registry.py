@@ -26,16 +26,20 @@ def _ring() -> AttentionSpec:
     return _spec("ring", "ring_linear_attention", "trim", "buffers", "gradient_dtype")
 
 
-LINEAR: Mapping[str, AttentionSpec] = {
+_MOVE_STATES: Mapping[str, AttentionSpec] = {
     "lasp": _spec("lasp", "lasp"),
     "lasp-2": _spec("lasp2", "lasp2", "trim"),
     "multi-ring-lasp-2": _spec("lasp2", "lasp2", "trim", uses_rings=True),
     "direct-lasp-2": _spec("lasp2", "lasp2", "trim"),
     "trees-lasp-2": _spec("lasp2", "lasp2", "trim"),
     "all-scan": _spec("lasp", "lasp", "pieces"),
-    "ring-linear-attention": _ring(),
-    "ring-linear-attention-right": _ring(),
 }
+_MOVE_KEYS: Mapping[str, AttentionSpec] = {"ring-linear-attention": _ring(), "ring-linear-attention-right": _ring()}
+
+MOVES_STATES = tuple(_MOVE_STATES)
+"""The schedules that move states, so that a sequence may begin with a state and leave one."""
+
+LINEAR: Mapping[str, AttentionSpec] = {**_MOVE_STATES, **_MOVE_KEYS}
 """Schedules of linear attention by name, as on the command line; new schedules are registered here only."""
 
 USES_RINGS = tuple(name for name, spec in LINEAR.items() if spec.uses_rings)

@@ -68,6 +68,9 @@ _OPERANDS: Mapping[str, tuple[int, ...]] = {
 """The tensors that kernels read; gates only if there are any, and for them ``apply_gradient_state`` prefix states."""
 
 _FORWARD = (MAKE_STATE, ATTEND, ATTEND_BY_STATE, FOLD, ADVANCE, APPLY_STATE)
+BACKWARD = tuple(each for each in _OPERANDS if each not in _FORWARD)
+"""The kernels of backward passes."""
+
 _TILES = (ATTEND, ATTEND_BY_STATE, DIFFERENTIATE_TILE, DIFFERENTIATE_BY_STATE)
 _BY_STATE = (ATTEND_BY_STATE, DIFFERENTIATE_BY_STATE)
 _FOLDS = {FOLD: (CHUNK_STATES, PREFIX_STATES), FOLD_BACK: (CHUNK_GRADIENTS, SUFFIX_GRADIENTS)}

@@ -94,13 +94,14 @@ class StackedTask:
             except ScheduleError as error:
                 raise ScheduleError(f"layer {number}: {error}") from None
 
-    def _layer_of(self, blocks: IntArray) -> IntArray:
+    def layer_of(self, blocks: IntArray) -> IntArray:
+        """The layer of each of these blocks."""
         layers: IntArray = np.searchsorted(self.first_block, blocks, side="right") - 1
         return layers
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         """Which parts of these blocks exist, as their layers say."""
-        layer = self._layer_of(blocks)
+        layer = self.layer_of(blocks)
         rows = [np.flatnonzero(layer == number) for number in range(len(self.layers))]
         found = [
             task.existing_parts(blocks[own] - first) if len(own) else np.zeros((0, 1), dtype=np.bool_)
@@ -137,8 +138,8 @@ class StackedTask:
         """The layers of calls: each with the indices of its calls, and with these as the layer knows them."""
         layer = np.full(len(calls), -1, dtype=np.int64)
         for operand in calls.operands:
-            layer[operand.owner] = self._layer_of(operand.block)
-        across = [operand.owner[layer[operand.owner] != self._layer_of(operand.block)] for operand in calls.operands]
+            layer[operand.owner] = self.layer_of(operand.block)
+        across = [operand.owner[layer[operand.owner] != self.layer_of(operand.block)] for operand in calls.operands]
         for what, wrong in (("of nothing", np.flatnonzero(layer < 0)), ("across layers", np.concatenate(across))):
             if len(wrong):
                 blocks = [each[wrong[0]].tolist() for each in calls.operands]

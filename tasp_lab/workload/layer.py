@@ -7,7 +7,7 @@ Or it may begin with a **cached prefix**, whose keys and values were computed be
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from operator import index
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from tasp_lab.choices import AttentionKind as AttentionKind
 from tasp_lab.choices import Decay as Decay
 from tasp_lab.choices import Mask as Mask
 from tasp_lab.errors import WorkloadError
+from tasp_lab.workload.layer_pattern import LAYER_KINDS, expand_layers
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes per element of each dtype."""
@@ -32,7 +33,7 @@ MAX_SUM = 2**63 - 1
 
 @dataclass(frozen=True)
 class Workload:
-    """One attention layer, forward.
+    """One attention layer, forward; a hybrid is a stack of such layers.
 
     Parameters
     ----------
@@ -47,9 +48,11 @@ class Workload:
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
     cached_keys : the number of first positions that have keys and values only, as in a KV cache; the queries are those
         of the other positions. Such a layer has no backward pass.
-    kind : ``softmax`` or ``linear`` attention, see `tasp_lab.linear_attention.task`.
+    kind : ``softmax`` or ``linear`` attention, see `tasp_lab.linear_attention.task`; ``hybrid``, a stack of both.
     decay : of the state of ``linear`` attention: ``none``, a constant per KV ``head``, or one that depends on the data,
         per position and KV head (``scalar``) or also per ``channel`` of the keys.
+    layers : of a hybrid, the pattern of its layers, L for linear and S for softmax attention, such as ``LLSLLS`` or
+        ``4xLLLS`` (`tasp_lab.workload.layer_pattern`); expanded. A window is that of softmax layers.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -70,6 +73,7 @@ class Workload:
     cached_keys: int = field(default=0, metadata={"optional": True})
     kind: AttentionKind = field(default="softmax", metadata={"optional": True})
     decay: Decay = field(default="none", metadata={"optional": True})
+    layers: str = field(default="", metadata={"optional": True})
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -92,7 +96,9 @@ class Workload:
         if self.window is not None and (self.mask != "causal" or self.window < 1):
             raise WorkloadError(f"window: {self.window}, expected 1 or more and a causal mask")
         self._check_kind()
-        if self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position) > MAX_SUM:
+        positions = self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position)
+        states = 0 if self.kind == "softmax" else 16 * self.sequence * self.batch * self.heads * self.head_dim**2
+        if max(positions, states) * max(1, len(self.layers)) > MAX_SUM:
             raise WorkloadError(f"layer too large: {self.sequence} positions, {self.heads} heads of {self.head_dim} "
                                 f"elements, batch {self.batch}; expected FLOPs and bytes below 2**63")  # fmt: skip
         if self.documents is not None:
@@ -113,16 +119,43 @@ class Workload:
             if getattr(self, name) not in get_args(choice):
                 known = ", ".join(get_args(choice))
                 raise WorkloadError(f"unknown {name} {getattr(self, name)!r}, expected one of {known}")
+        self._check_layers()
         if self.kind == "softmax" and self.decay != "none":
             raise WorkloadError(f"decay {self.decay!r} of softmax attention, expected linear attention")
         if self.kind == "linear" and self.window is not None:
             raise WorkloadError(f"window: {self.window}, expected none for linear attention, whose state has no window")
-        if self.kind == "linear" and self.cached_keys:
-            raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for linear attention")
+        if self.kind != "softmax" and self.cached_keys:
+            of_kind = "linear attention" if self.kind == "linear" else "a hybrid"
+            raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for {of_kind}")
         if self.decay != "none" and self.mask == "full":
             raise WorkloadError(
                 f"decay {self.decay!r} with a full mask has no agreed meaning, expected a causal mask or no decay"
             )
+
+    def _check_layers(self) -> None:
+        """Expand the pattern of a hybrid. Raise `WorkloadError` for none, and for one of another kind."""
+        if self.kind != "hybrid":
+            if self.layers:
+                raise WorkloadError(f"layers {self.layers[:40]!r} of {self.kind} attention, expected kind 'hybrid'")
+            return
+        if not self.layers:
+            raise WorkloadError("a hybrid without layers, expected a pattern such as LLSLLS or 4xLLLS")
+        object.__setattr__(self, "layers", expand_layers(self.layers))
+
+    def of(self, letter: str) -> Workload:
+        """One layer of a hybrid: ``L``, linear attention with its decay, or ``S``, softmax attention with its window.
+
+        >>> hybrid = Workload(64, heads=1, mask="causal", window=8, kind="hybrid", decay="head", layers="2xLS")
+        >>> hybrid.of("L").decay, hybrid.of("S").window, hybrid.of("L").window
+        ('head', 8, None)
+
+        Raises `WorkloadError` for another letter, and for a layer that is no hybrid.
+        """
+        if self.kind != "hybrid" or letter not in LAYER_KINDS:
+            raise WorkloadError(f"layer {letter!r} of {self.kind} attention, expected L or S of a hybrid")
+        if letter == "L":
+            return replace(self, kind="linear", layers="", window=None)
+        return replace(self, kind="softmax", layers="", decay="none")
 
     @property
     def kv_head_count(self) -> int:

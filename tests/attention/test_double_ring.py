@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.event.engine import simulate
 from tasp_lab.attention.backward import check_fit, dataflow_of
 from tasp_lab.attention.task import KEYS
-from tasp_lab.decomposition.shares import split_bytes
+from tasp_lab.decomposition.shares import split_count
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.schedule.memory_sizes import memory_bytes
@@ -288,7 +288,7 @@ def test_keys_are_cut_by_the_shares_of_the_rings(layer: Workload, topology: Topo
     counts = task.count[task.blocks_of(KEYS)].tolist()
     for rank in range(topology.world_size):
         for span in task.layout.spans[rank]:
-            parts = [each for each in split_bytes(span.count, [Fraction(1, lanes)] * lanes) if each]
+            parts = [each for each in split_count(span.count, [Fraction(1, lanes)] * lanes) if each]
             assert counts[: len(parts)] == parts
             counts = counts[len(parts) :]
     assert not counts

@@ -30,6 +30,7 @@ from tasp_lab.collectives.ring_reductions import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
+from tasp_lab.decomposition.shares import PAGE_BYTES
 from tasp_lab.errors import NoDecompositionError, ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.schedule.blocks import Blocks
@@ -43,7 +44,9 @@ from tests.sim.test_engine_against_reference import uneven_topologies
 from tests.support.strategies import complete_topologies, exact_bandwidths, exact_latencies
 
 world_sizes = st.integers(2, 9)
-whole_shards = st.integers(1, 100).map(lambda units: units * 2520)  # divides into all numbers of rings up to 10
+whole_shards = st.integers(1, 100).map(lambda units: units * 2520 * PAGE_BYTES)
+"""Shards whose pages divide into all numbers of rings up to 10."""
+
 small_topologies = complete_topologies(6).filter(lambda topology: topology.world_size <= 6)
 OTHERS = [name for name, spec in COLLECTIVES.items() if spec.kind != "AllGather"]
 

@@ -190,6 +190,37 @@ def test_no_schedule_is_faster_than_the_bound(name: str, mask: Any) -> None:
                 assert 0 < linear_bound_s(machine, schedule.task) <= simulate(schedule, machine).time_s
 
 
+@given(
+    st.sampled_from(list(LINEAR)), st.integers(2, 5), st.integers(1, 12), st.integers(1, 4), st.booleans(), st.data()
+)
+def test_the_bound_holds_for_short_chunks_of_packed_documents(
+    name: str, n: int, positions: int, head_dim: int, packed: bool, data: st.DataObject
+) -> None:
+    """Keys weigh less than a state here, or more; kernels take no time."""
+    sequence = n * positions
+    ends = [0, *sorted(data.draw(st.lists(st.integers(0, sequence), max_size=3))), sequence]
+    documents = tuple(b - a for a, b in pairwise(ends)) if packed else None
+    layer = Workload(sequence, heads=4, kv_heads=2, head_dim=4 * head_dim, mask="causal", kind="linear",
+                     documents=documents)  # fmt: skip
+    machine = Machine(full_mesh(n, Fraction(100), Fraction(1, 10)))
+    for schedule in linear_schedules(name, machine.topology, layer, None, AttentionOptions("both")):
+        assert isinstance(schedule.task, LinearTask)
+        assert linear_bound_s(machine, schedule.task) <= simulate(schedule, machine).time_s
+
+
+@pytest.mark.parametrize(("positions", "least"), [(2, "keys"), (8, "states"), (100, "states")])
+def test_the_last_rank_gets_a_state_or_the_keys_of_all_others(positions: int, least: str) -> None:
+    """Three ranks, 4 heads, 2 KV heads of 16: keys of 128 bytes per position in bf16, states of 2 KiB, float32 results
+    of 256 bytes per position."""
+    layer = Workload(3 * positions, heads=4, kv_heads=2, head_dim=16, mask="causal", kind="linear")
+    machine = Machine(full_mesh(3, Fraction(1), Fraction(5)))
+    (forward,) = linear_schedules("lasp-2", machine.topology, layer)
+    assert isinstance(forward.task, LinearTask)
+    expected = {"keys": 2 * positions * 128, "states": 2 * 4 * 16**2}[least]
+    assert expected == min(2 * positions * 128, 2048, positions * 256)
+    assert linear_bound_s(machine, forward.task) == Fraction(expected, 2) + 5
+
+
 def test_what_does_not_apply_is_refused() -> None:
     gated = replace(LAYER, decay="scalar")
     for name, layer, options, message in (

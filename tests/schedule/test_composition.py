@@ -22,6 +22,7 @@ from tasp_lab.collectives.ring_reductions import (
     ring_reduce_scatter,
 )
 from tasp_lab.collectives.tree_all_gather import tree_all_gather
+from tasp_lab.decomposition.shares import LOAD_BYTES
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
@@ -287,7 +288,7 @@ def test_groups_that_are_no_partition_are_refused() -> None:
 def test_two_all_gathers_are_an_all_gather_of_all_ranks(
     inside: Builder, between: Builder, members: int, groups: int, inner_first: bool
 ) -> None:
-    shard = 36
+    shard = 36 * LOAD_BYTES
     inner, outer = inside(full_mesh(members), shard), between(full_mesh(groups), members * shard)
     both = over_groups(inner, outer, inner_first=inner_first)
     n = members * groups

@@ -14,7 +14,15 @@ from sim.event.engine import simulate
 from tasp_lab.collectives.all_gather import multi_ring_all_gather
 from tasp_lab.collectives.registry import collective
 from tasp_lab.decomposition.decompose import decompose
-from tasp_lab.decomposition.shares import MAX_LANES_OF_SHARES, lanes_of, split_bytes
+from tasp_lab.decomposition.shares import (
+    LOAD_BYTES,
+    MAX_LANES_OF_SHARES,
+    PAGE_BYTES,
+    lanes_of,
+    split_bytes,
+    split_count,
+    unit_bytes,
+)
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks
@@ -25,19 +33,52 @@ from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Topology
 from tests.support.strategies import topologies_and_schedules
 
+UNITS = (1, LOAD_BYTES, PAGE_BYTES)
 
-@given(st.integers(1, 10**9), st.lists(st.integers(1, 10**6), min_size=1, max_size=60))
-def test_pieces_are_their_shares_rounded_down_or_up(size_bytes: int, weights: list[int]) -> None:
-    shares = [Fraction(weight, sum(weights)) for weight in weights]
-    chunks = split_bytes(size_bytes, shares)
-    assert sum(chunks) == size_bytes
-    assert all(abs(chunk - size_bytes * share) < 1 for chunk, share in zip(chunks, shares, strict=True))
+
+shares_of = st.lists(st.integers(1, 10**6), min_size=1, max_size=60).map(
+    lambda weights: [Fraction(weight, sum(weights)) for weight in weights]
+)
+sizes = st.integers(1, 10**9) | st.builds(
+    lambda count, unit: count * unit, st.integers(1, 2**18), st.sampled_from(UNITS)
+)
+
+
+@given(st.integers(1, 10**9), shares_of)
+def test_parts_are_their_shares_rounded_down_or_up(count: int, shares: list[Fraction]) -> None:
+    parts = split_count(count, shares)
+    assert sum(parts) == count
+    assert all(abs(part - count * share) < 1 for part, share in zip(parts, shares, strict=True))
 
 
 @given(st.integers(1, 10**9), st.integers(1, 600))
-def test_equal_pieces_differ_by_at_most_one_byte(size_bytes: int, count: int) -> None:
+def test_equal_parts_differ_by_at_most_one(total: int, count: int) -> None:
+    parts = split_count(total, [Fraction(1, count)] * count)
+    assert max(parts) - min(parts) <= 1
+
+
+@given(sizes, shares_of)
+def test_chunks_are_their_shares_up_to_a_unit(size_bytes: int, shares: list[Fraction]) -> None:
+    unit, chunks = unit_bytes(size_bytes, min(shares)), split_bytes(size_bytes, shares)
+    assert sum(chunks) == size_bytes
+    assert all(chunk % unit == 0 for chunk in chunks)
+    assert all(abs(chunk - size_bytes * share) < unit for chunk, share in zip(chunks, shares, strict=True))
+
+
+@given(sizes, st.integers(1, 600))
+def test_equal_chunks_differ_by_at_most_a_unit_and_one_percent_where_it_is_a_page(size_bytes: int, count: int) -> None:
+    unit, chunks = unit_bytes(size_bytes, Fraction(1, count)), split_bytes(size_bytes, [Fraction(1, count)] * count)
+    assert max(chunks) - min(chunks) <= unit
+    assert unit != PAGE_BYTES or max(chunks) <= min(chunks) * 1.01
+
+
+@given(sizes, st.integers(1, 600))
+def test_chunks_are_of_16_bytes_where_a_size_allows_it(size_bytes: int, count: int) -> None:
+    """It does if it is a multiple of 16 bytes and has 16 for every chunk; else no chunk is empty for its sake."""
     chunks = split_bytes(size_bytes, [Fraction(1, count)] * count)
-    assert max(chunks) - min(chunks) <= 1
+    if size_bytes % LOAD_BYTES == 0 and size_bytes >= LOAD_BYTES * count:
+        assert all(chunk % LOAD_BYTES == 0 for chunk in chunks)
+    assert min(chunks) > 0 or size_bytes < count
 
 
 @given(topologies_and_schedules(), st.integers(1, 1000))
@@ -59,7 +100,7 @@ def test_an_all_gather_delivers_each_shard_to_each_other_rank_once(case: tuple[T
 
 def test_multi_ring_loads_every_link_of_a_mesh_equally_at_every_step() -> None:
     for world_size in (2, 3, 4, 5, 6, 8):
-        schedule = collective("multi-ring", full_mesh(world_size), 10 * 7 * 8 * 9)
+        schedule = collective("multi-ring", full_mesh(world_size), 10 * 7 * 8 * 9 * LOAD_BYTES)
         for step in schedule.steps:
             load = np.zeros((world_size, world_size), dtype=np.int64)
             np.add.at(load, (step.source, step.destination), schedule.block_bytes[step.block])

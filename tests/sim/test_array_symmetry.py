@@ -158,7 +158,7 @@ def test_equal_hops_are_one_class(n: int) -> None:
         assert classes(collective("ring", topology, 60), topology) == 1
     for topology in (full_mesh(n), switch(n)):
         assert classes(collective("direct", topology, 60), topology) == 1
-    assert classes(multi_ring_all_gather(full_mesh(n), 2**5 * 31 * 7 * 4), full_mesh(n)) == 1
+    assert classes(multi_ring_all_gather(full_mesh(n), 2**5 * 31 * 7 * 4 * 16), full_mesh(n)) == 1
 
 
 def test_rings_whose_pieces_are_not_equal_are_two_classes() -> None:

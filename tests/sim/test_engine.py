@@ -12,6 +12,7 @@ from sim.event.engine import simulate
 from tasp_lab.collectives.bound import all_gather_bound_s
 from tasp_lab.collectives.kinds import busbw_bytes_per_s
 from tasp_lab.collectives.registry import collective
+from tasp_lab.decomposition.shares import PAGE_BYTES
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
@@ -29,8 +30,8 @@ def time_s(name: str, topology: Topology, shard_bytes: int, launch_s: Number = 0
 
 @given(world_sizes, exact_bandwidths, exact_latencies, st.integers(1, 100))
 def test_closed_forms_on_a_mesh(n: int, bandwidth: Fraction, latency: Fraction, units: int) -> None:
-    """Exact, with a shard that divides into all numbers of rings (4 and 6 ranks have 6 and 10)."""
-    shard = units * 2520
+    """Exact, with a shard whose pages divide into all numbers of rings (4 and 6 ranks have 6 and 10)."""
+    shard = units * 2520 * PAGE_BYTES
     mesh = full_mesh(n, bandwidth, latency)
     assert time_s("ring", mesh, shard) == (n - 1) * (latency + shard / bandwidth)
     assert time_s("direct", mesh, shard) == latency + shard / bandwidth
@@ -39,7 +40,7 @@ def test_closed_forms_on_a_mesh(n: int, bandwidth: Fraction, latency: Fraction, 
 
 @given(world_sizes, exact_bandwidths, exact_latencies, st.integers(1, 100))
 def test_closed_forms_on_a_switch(n: int, port: Fraction, latency: Fraction, units: int) -> None:
-    shard = units * 2520
+    shard = units * 2520 * PAGE_BYTES
     star = switch(n, port, latency)
     assert time_s("ring", star, shard) == (n - 1) * (latency + shard / port)
     assert time_s("multi-ring", star, shard) == (n - 1) * (latency + shard / port)

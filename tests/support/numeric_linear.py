@@ -81,14 +81,17 @@ def differentiate_full(
 
 
 class LinearNumbers:
-    """The numbers of a layer with random inputs, or with these queries, keys and values."""
+    """The numbers of a layer; queries, keys and values, and the gradient of the output, are drawn unless given."""
 
-    def __init__(self, task: linear.LinearTask, seed: int = 0, inputs: Inputs | None = None) -> None:
+    def __init__(
+        self, task: linear.LinearTask, seed: int = 0, inputs: Inputs | None = None, dout: FloatArray | None = None
+    ) -> None:
         layer, self.task = task.workload, task
         random, self.size, self.kv_heads = np.random.default_rng(seed), layer.head_dim, layer.kv_head_count
         shapes = [(layer.sequence, heads, self.size) for heads in (layer.heads, self.kv_heads, self.kv_heads)]
         self.q, self.k, self.v = inputs or (random.normal(size=shape) for shape in shapes)
-        self.dout = random.normal(size=shapes[0])
+        drawn = random.normal(size=shapes[0])
+        self.dout = drawn if dout is None else dout
         width = self.size if layer.decay == "channel" else 1
         self.gates = np.log(random.uniform(0.3, 1.0, size=(layer.sequence, self.kv_heads, width)))
         self.a = self._decays(0, layer.sequence, self.gates if task.has_gates else None, slice(None))
@@ -101,6 +104,7 @@ class LinearNumbers:
             self.out = outputs(self.q, run(self.a, self.k, self.v, nothing))
             found = differentiate(self.a, self.q, self.k, self.v, nothing, self.dout, nothing)
         backward = task.is_backward
+        self.gradients: Inputs = (found.q, found.k, found.v)
         self.contents = {
             linear.QUERIES: np.concatenate([self.q, self.dout], axis=2) if backward else self.q,
             linear.KEYS: np.concatenate([self.k, self.v], axis=2),

@@ -6,8 +6,9 @@ from itertools import chain
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
+from tasp_lab.arrays import FloatArray, IntArray
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.hybrid.relayout import RelayoutTask
 from tasp_lab.linear_attention import task as linear
 from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.stacked_task import StackedTask
@@ -22,19 +23,49 @@ assert (linear.KEYS, linear.QUERIES, linear.RESULTS) == (KEYS, QUERIES, RESULTS)
 
 
 def numbers_of(world: World) -> Numbers:
-    """The numbers of a world's task; sums of random vectors if it has none."""
+    """The numbers of a world's task; sums of random vectors if it computes nothing."""
     if isinstance(world.task, ChunkTask):
         return ChunkNumbers(world.task)
     if isinstance(world.task, StackedTask):
         return StackedNumbers(world.task)
+    if isinstance(world.task, RelayoutTask):
+        return SumNumbers(world.blocks.parts.tolist())
     return _layer_numbers(world.task) if world.task is not None else SumNumbers(world.blocks.parts.tolist())
 
 
-def _layer_numbers(task: Task, seed: int = 0, inputs: Inputs | None = None) -> SoftmaxNumbers | LinearNumbers:
+def _layer_numbers(
+    task: Task, seed: int = 0, inputs: Inputs | None = None, dout: FloatArray | None = None
+) -> SoftmaxNumbers | LinearNumbers:
     if isinstance(task, AttentionTask):
-        return SoftmaxNumbers(task, seed, inputs)
+        return SoftmaxNumbers(task, seed, inputs, dout)
     assert isinstance(task, linear.LinearTask), "there is no other layer"
-    return LinearNumbers(task, seed, inputs)
+    return LinearNumbers(task, seed, inputs, dout)
+
+
+HIDDEN = -1
+"""The tensor of a re-layout."""
+
+
+class RelayoutNumbers:
+    """Hidden states, or their gradients, an array (positions, heads, elements)."""
+
+    def __init__(self, task: RelayoutTask, hidden: FloatArray) -> None:
+        self.task, self.out = task, hidden
+        self.gradients = (hidden,)
+        self.contents = {HIDDEN: hidden}
+
+    def where(self, block: int) -> tuple[int, tuple[IntArray, slice]]:
+        return HIDDEN, (self.task.positions(block), slice(None))
+
+    def outputs(self, result: FloatArray) -> FloatArray:
+        return result
+
+    def content(self, block: int, part: int = -1) -> FloatArray:
+        whole: FloatArray = self.out[self.task.positions(block)]
+        return whole if part < 0 else part_of(whole[None], part)
+
+    def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
+        raise CannotExecuteError("a re-layout has no kernels")
 
 
 class SumNumbers:
@@ -52,7 +83,7 @@ class SumNumbers:
 
 
 class StackedNumbers:
-    """Passes of layers. Inputs of one are linear in the outputs of the layer before; backward, by the chain rule.
+    """Passes of layers. Inputs of one follow from the outputs of the layer before; backward, by the chain rule.
 
     Without forward passes in the stack, the inputs of the layers are those of forward passes elsewhere.
     """
@@ -60,35 +91,49 @@ class StackedNumbers:
     def __init__(self, task: StackedTask) -> None:
         self.task, self.first = task, task.first_block.tolist()
         self.forward = [each.passing for each in task.layers].count("forward")
-        self.layers = [_layer_numbers(task.layers[0])]
+        self.layers: list[SoftmaxNumbers | LinearNumbers | RelayoutNumbers] = [_layer_numbers(task.layers[0])]
         size = self.layers[0].out.shape[2]
         self.matrices = np.random.default_rng(1).normal(size=(len(task.layers), 3, size, size)) / size
         for number, own in list(enumerate(task.layers))[1:]:
-            if not len(task.dense.flops):
-                self.layers.append(_layer_numbers(own, number))
-            elif own.passing == "forward":
-                self.layers.append(_layer_numbers(own, number, self._inputs(number, self.layers[-1].out)))
-            else:
-                assert isinstance(own, AttentionTask), "there is no other backward pass"
-                inputs = self._softmax(self._forward_of(number)).inputs if self.forward else None
-                self.layers.append(SoftmaxNumbers(own, number, inputs, self._gradient(number)))
+            self.layers.append(self._behind(number, own))
+
+    def _behind(self, number: int, own: Task) -> SoftmaxNumbers | LinearNumbers | RelayoutNumbers:
+        """The numbers of a layer behind others."""
+        if not len(self.task.dense.flops):
+            return _layer_numbers(own, number)
+        if isinstance(own, RelayoutTask):
+            gradient = self._gradient(number) if own.is_backward else None
+            return RelayoutNumbers(own, self._hidden(number, self.layers[-1].out) if gradient is None else gradient)
+        if own.passing == "forward":
+            return _layer_numbers(own, number, self._inputs(number, self.layers[-1].out))
+        inputs = self._softmax(self._forward_of(number)).inputs if self.forward else None
+        return _layer_numbers(own, number, inputs, self._gradient(number))
 
     def _forward_of(self, number: int) -> int:
         return 2 * self.forward - 1 - number
 
     def _softmax(self, number: int) -> SoftmaxNumbers:
         found = self.layers[number]
-        assert isinstance(found, SoftmaxNumbers), "there is no other backward pass"
+        assert isinstance(found, SoftmaxNumbers), "there are no other passes of a training step"
         return found
 
     def _inputs(self, layer: int, out: FloatArray) -> Inputs:
         """Queries of all heads, keys and values of the first ones."""
         task = self.task.layers[layer]
         assert isinstance(task, AttentionTask | linear.LinearTask), "there is no other layer"
-        q, k, v = (out @ matrix for matrix in self.matrices[layer])
+        q, k, v = (self._bounded(layer - 1, out) @ matrix for matrix in self.matrices[layer])
         return q, k[:, : task.workload.kv_head_count], v[:, : task.workload.kv_head_count]
 
-    def _gradient(self, number: int, gradients: Inputs | None = None) -> FloatArray | None:
+    def _hidden(self, layer: int, out: FloatArray) -> FloatArray:
+        """What moves in a re-layout."""
+        found: FloatArray = self._bounded(layer - 1, out) @ self.matrices[layer][0]
+        return found
+
+    def _bounded(self, layer: int, out: FloatArray) -> FloatArray:
+        """What a layer yields; of linear attention bounded, as it does not normalise and scores could overflow."""
+        return np.tanh(out) if isinstance(self.layers[layer], LinearNumbers) else out
+
+    def _gradient(self, number: int, gradients: tuple[FloatArray, ...] | None = None) -> FloatArray | None:
         """The gradient of the results of backward pass `number`; None if it is the first one and the gradient is drawn.
 
         It follows from the `gradients` of the inputs of the layer computed before, by default those that are right.
@@ -97,7 +142,7 @@ class StackedNumbers:
             return None
         matrices = self.matrices[self._forward_of(number - 1) if self.forward else number]
         found = np.zeros_like(self.layers[0].out)
-        for gradient, matrix in zip(gradients or self._softmax(number - 1).gradients, matrices, strict=True):
+        for gradient, matrix in zip(gradients or self.layers[number - 1].gradients, matrices, strict=False):
             found[:, : gradient.shape[1]] += gradient @ matrix.T
         return found
 
@@ -153,16 +198,34 @@ class StackedNumbers:
         return read.get((layer, tensor), np.full_like(self.layers[layer].contents[tensor], np.nan))
 
     def _forward_inputs(self, number: int, read: dict[tuple[int, int], FloatArray]) -> dict[int, FloatArray]:
-        out = self.layers[number - 1].outputs(self._read(read, number - 1, RESULTS))
+        """The inputs of a layer; gates do not depend on what the layer before yields."""
+        before, own = self.layers[number - 1], self.layers[number]
+        out = before.outputs(self._read(read, number - 1, HIDDEN if HIDDEN in before.contents else RESULTS))
+        if isinstance(own, RelayoutNumbers):
+            return {HIDDEN: self._hidden(number, out)}
         q, k, v = self._inputs(number, out)
-        return {QUERIES: q, KEYS: np.concatenate([k, v], axis=2)}
+        gates = {linear.GATES: own.contents[linear.GATES]} if isinstance(own, LinearNumbers) else {}
+        return {QUERIES: q, KEYS: np.concatenate([k, v], axis=2), **gates}
+
+    def _gradients(self, number: int, read: dict[tuple[int, int], FloatArray]) -> tuple[FloatArray, ...]:
+        """The gradients of the inputs of a layer."""
+        if HIDDEN in self.layers[number].contents:
+            return (self._read(read, number, HIDDEN),)
+        dk, dv = np.split(self._read(read, number, KEY_GRADIENTS), 2, axis=2)
+        return self._read(read, number, QUERY_GRADIENTS), dk, dv
 
     def _backward_inputs(self, number: int, read: dict[tuple[int, int], FloatArray]) -> dict[int, FloatArray]:
         """The inputs of the gradients; and the keys, unless they are there from the start."""
-        own, dout = self._softmax(number), self._softmax(number).dout
-        if number > self.forward:
-            dk, dv = np.split(self._read(read, number - 1, KEY_GRADIENTS), 2, axis=2)
-            dout = self._gradient(number, (self._read(read, number - 1, QUERY_GRADIENTS), dk, dv))  # type: ignore[assignment]
+        dout = self._gradient(number, self._gradients(number - 1, read)) if number > self.forward else None
+        found = self.layers[number]
+        if isinstance(found, RelayoutNumbers):
+            assert dout is not None, "a stack begins with a layer"
+            return {HIDDEN: dout}
+        if isinstance(found, LinearNumbers):
+            assert not self.forward, "there are no other training steps"
+            return {QUERIES: np.concatenate([found.q, found.dout if dout is None else dout], axis=2)}
+        own = found
+        dout = own.dout if dout is None else dout
         if not self.forward:
             return {QUERIES: own.record(own.inputs[0], own.contents[RESULTS], dout)}
         q, keys, results = (self._read(read, self._forward_of(number), each) for each in (QUERIES, KEYS, RESULTS))

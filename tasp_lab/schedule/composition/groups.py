@@ -206,7 +206,7 @@ def _product_blocks(name: str, inner: Blocks, outer: Blocks) -> Blocks:
         raise ScheduleError(f"{name}: one moves data, one adds up parts, expected the same of both")
     kinds: tuple[Kind, ...] = (DATA,) if joins == {""} else (Kind("sum", joins.pop()),)
     shares = [Fraction(size, int(inner.bytes.sum())) for size in inner.bytes.tolist()]
-    pieces = {size: split_bytes(size, shares) for size in np.unique(outer.bytes).tolist()}
+    pieces = {size: _pieces(size, shares) for size in np.unique(outer.bytes).tolist()}
     sizes = np.array([pieces[size] for size in outer.bytes.tolist()], dtype=np.int64)
     if (sizes < 1).any():
         block = int((sizes < 1).any(axis=1).argmax())
@@ -214,6 +214,12 @@ def _product_blocks(name: str, inner: Blocks, outer: Blocks) -> Blocks:
             f"{name}: block {block} of {outer.bytes[block]} bytes in {len(inner)} pieces, expected a byte or more"
         )
     return Blocks(kinds, np.zeros(sizes.size, dtype=np.int64), sizes.ravel(), np.kron(outer.parts, inner.parts))
+
+
+def _pieces(size_bytes: int, shares: Sequence[Fraction]) -> list[int]:
+    """The sizes of pieces, exactly in proportion where that is possible: each level then has the blocks of its own."""
+    exact = [size_bytes * share for share in shares]
+    return [*map(int, exact)] if all(each.denominator == 1 for each in exact) else split_bytes(size_bytes, shares)
 
 
 def _product_part(name: str, inner: Schedule, outer: Schedule) -> IntArray | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,12 +21,17 @@ from tasp_lab.workload.sequence_layout import SequenceLayout
 
 @runtime_checkable
 class LayerTask(Task, Protocol):
-    """A task of a layer whose positions are distributed over ranks."""
+    """A task of a layer whose positions are distributed over ranks, or of a re-layout between two layers."""
 
     @property
     def workload(self) -> Workload: ...
     @property
-    def layout(self) -> SequenceLayout: ...
+    def layout(self) -> SequenceLayout:
+        """Where positions lie at the start."""
+
+    @property
+    def result_layout(self) -> SequenceLayout:
+        """Where they lie in the end: for a layer as at the start."""
 
     def inputs(self) -> BoolArray:
         """Which blocks each rank makes of what the layer computed before yields: (world_size, blocks)."""
@@ -39,6 +45,7 @@ def stacked(
     overlap: int = 0,
     dense_flops: int | Sequence[int] | IntArray = 0,
     dense_backward_flops: int | Sequence[int] | IntArray = 0,
+    name: str = "",
 ) -> Schedule:
     """Passes of several layers as one schedule: forward, backward, or forward and then backward.
 
@@ -52,21 +59,26 @@ def stacked(
     start, as are the gradients that the first of these layers begins with. All inputs, results and gradients are kept,
     as training needs them. Equal pools are shared.
 
+    Layers may be of different kinds of attention. A re-layout stands between those that have other positions at a rank;
+    it counts as a layer here, but the call before it has no FLOPs.
+
     Parameters
     ----------
-    layers : the schedules, with the same positions at every rank.
+    layers : the schedules; each begins with the positions at every rank with which the one before ends.
     overlap : how many steps before the end of a layer the calls behind it run, and with them the layer behind begins. A
         step before the end at which what they read is not all there is refused.
     dense_flops, dense_backward_flops : FLOPs of a call of this name, one number, or one per rank.
+    name : of the stack; by default the names of all layers.
 
     Raises `ScheduleError` for schedules of different world sizes, positions or dtypes, for what is no pass of a layer,
     for passes in another order, for a backward pass that needs more than its own blocks of its forward pass in the
     stack, and if the overlap is too much.
     """
     check_world_sizes(layers)
-    tasks = [_task_of(each, layers[0]) for each in layers]
+    tasks = [_task_of(each) for each in layers]
+    _check_positions(layers, tasks)
     if len(layers) == 1:
-        return layers[0]
+        return replace(layers[0], name=name) if name else layers[0]
     forward_of = _forward_of(layers, tasks)
     shortest = min(len(each.steps) for each in layers[:-1])
     if not 0 <= overlap <= shortest:
@@ -81,7 +93,7 @@ def stacked(
     dense, between = _dense(layers, inputs, costs)
     last = len(layers) - 1
     return Schedule(
-        name=", ".join(each.name for each in layers),
+        name=name or ", ".join(each.name for each in layers),
         world_size=layers[0].world_size,
         lanes=max(each.lanes for each in layers),
         blocks=tables_joined([each.blocks for each in layers]),
@@ -98,8 +110,8 @@ def stacked(
     )
 
 
-def _task_of(schedule: Schedule, first: Schedule) -> LayerTask:
-    """The task of a layer, which starts with complete inputs of the same positions as the first layer."""
+def _task_of(schedule: Schedule) -> LayerTask:
+    """The task of a layer, which starts with complete inputs."""
     task = schedule.task
     if not isinstance(task, LayerTask) or schedule.initial_part is not None:
         raise ScheduleError(f"schedule {schedule.name!r} is no pass of a layer")
@@ -108,15 +120,21 @@ def _task_of(schedule: Schedule, first: Schedule) -> LayerTask:
             f"schedule {schedule.name!r} starts with {task.workload.cached_keys} cached keys, which no layer of a "
             "stack computes, expected none"
         )
-    assert isinstance(first.task, LayerTask), "the first layer is checked first"
-    for rank in range(schedule.world_size):
-        own, expected = (each.layout.positions(rank) for each in (task, first.task))
-        if not np.array_equal(own, expected):
-            raise ScheduleError(
-                f"schedule {schedule.name!r} has other positions on rank {rank} than {first.name!r}: layout "
-                f"{task.layout.name}, expected {first.task.layout.name}"
-            )
     return task
+
+
+def _check_positions(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> None:
+    """Raise `ScheduleError` unless each layer begins with the positions with which the one before ends."""
+    for number in range(1, len(layers)):
+        found, expected = tasks[number].layout, tasks[number - 1].result_layout
+        if found.spans == expected.spans:
+            continue
+        for rank in range(layers[0].world_size):
+            if not np.array_equal(found.positions(rank), expected.positions(rank)):
+                raise ScheduleError(
+                    f"schedule {layers[number].name!r} has other positions on rank {rank} than "
+                    f"{layers[number - 1].name!r}: layout {found.name}, expected {expected.name}"
+                )
 
 
 def _forward_of(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> list[int | None]:
@@ -131,7 +149,9 @@ def _forward_of(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> list[
         raise ScheduleError(f"{forward} forward and {len(layers) - forward} backward passes, expected equally many")
     for number in range(forward, len(layers)):
         own, its = len(layers) - 1 - number, tasks[number]
-        if (its.workload, its.layout) != (tasks[own].workload, tasks[own].layout):
+        forward_task = tasks[own]
+        ends = forward_task.result_layout, forward_task.layout
+        if (its.workload, its.layout, its.result_layout) != (forward_task.workload, *ends):
             raise ScheduleError(
                 f"layer {number}, {layers[number].name!r}, is no backward pass of layer {own}, {layers[own].name!r}"
             )
@@ -139,10 +159,10 @@ def _forward_of(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> list[
 
 
 class _Inputs(NamedTuple):
-    """By layer: the blocks that the call before it makes, and those that this call reads, as tables of all layers."""
+    """By layer: the blocks that the call before it makes, and those that this call reads, by the layer they are of."""
 
     made: Sequence[BoolArray]
-    read: Sequence[Sequence[BoolArray]]
+    read: Sequence[Mapping[int, BoolArray]]
 
 
 def _inputs(layers: Sequence[Schedule], tasks: Sequence[LayerTask], forward_of: Sequence[int | None]) -> _Inputs:
@@ -150,18 +170,18 @@ def _inputs(layers: Sequence[Schedule], tasks: Sequence[LayerTask], forward_of: 
 
     Without its forward pass in the stack a backward pass starts with all that this has left.
     """
-    nothing = [np.zeros_like(each.initial) for each in layers]
-    made, read = [nothing[0]], [nothing]
+    made: list[BoolArray] = [np.zeros_like(layers[0].initial)]
+    read: list[Mapping[int, BoolArray]] = [{}]
     for number in range(1, len(layers)):
         schedule, task, forward = layers[number], tasks[number], forward_of[number]
-        own, reads = task.inputs(), [each.copy() for each in nothing]
-        reads[number - 1] |= layers[number - 1].final & ~layers[number - 1].initial
+        own, reads = task.inputs(), {number - 1: layers[number - 1].final}
         if forward is not None:
-            reads[forward] |= layers[forward].final | layers[forward].initial
+            of_forward = reads.get(forward, False) | layers[forward].final | layers[forward].initial
             blocks, same = task.saved(tasks[forward])
             left = schedule.initial[:, blocks] & _kept(layers[forward])[:, same]
             own[:, blocks] |= left
-            reads[forward][:, same] |= left
+            of_forward[:, same] |= left
+            reads[forward] = of_forward
         if task.passing == "forward" or forward is not None:
             _check_all_made(number, schedule, own)
         made.append(own)
@@ -181,37 +201,46 @@ def _check_all_made(number: int, schedule: Schedule, made: BoolArray) -> None:
 
 def _dense(layers: Sequence[Schedule], inputs: _Inputs, costs: Sequence[IntArray]) -> tuple[Dense, list[Calls]]:
     """The calls before each layer but the first one: of every rank that has inputs there."""
+    first_block = np.cumsum([0, *(len(each.blocks) for each in layers)]).tolist()
     sources: list[IntArray] = []
     targets: list[IntArray] = []
     flops, is_backward, between = [], [], []
     for number in range(1, len(layers)):
         backward, made = int(_is_backward(layers[number])), inputs.made[number]
-        first = sum(len(each.blocks) for each in layers[:number])
         ranks = np.flatnonzero(made.any(axis=1))
-        read = _side_by_side(inputs.read[number])[ranks]
+        read = {layer: table[ranks] for layer, table in sorted(inputs.read[number].items())}
         calls = len(sources) + np.arange(len(ranks))
-        operands = _by_kind(layers, read)
+        operands = _by_kind(layers, read, first_block)
         between.append(Calls((DENSE, DENSE_BACKWARD)[backward], ranks, operands, calls[:, None]))
-        sources += [np.flatnonzero(row) for row in read]
-        targets += [np.flatnonzero(row) + first for row in made[ranks]]
-        flops.append(costs[backward][ranks])
+        for call in range(len(ranks)):
+            sources.append(np.concatenate([np.flatnonzero(read[each][call]) + first_block[each] for each in read]))
+        targets += [np.flatnonzero(row) + first_block[number] for row in made[ranks]]
+        flops.append(costs[backward][ranks] * _computes(layers[number]))
         is_backward.append(np.full(len(ranks), bool(backward)))
     dense = Dense(BlockLists.of(sources), BlockLists.of(targets), np.concatenate(flops), np.concatenate(is_backward))
     return dense, between
 
 
-def _by_kind(layers: Sequence[Schedule], read: BoolArray) -> tuple[BlockLists, ...]:
+def _by_kind(
+    layers: Sequence[Schedule], read: Mapping[int, BoolArray], first_block: Sequence[int]
+) -> tuple[BlockLists, ...]:
     """The blocks that calls read, a row each, as operands: one for each kind of each layer that any of them reads."""
-    kinds = np.concatenate([each.blocks.kind for each in layers])
-    layer = np.repeat(np.arange(len(layers)), [len(each.blocks) for each in layers])
-    used = read.any(axis=0)
-    operands = np.unique(np.stack([layer, kinds])[:, used], axis=1).T.tolist()
-    own = [(layer == number) & (kinds == kind) for number, kind in operands]
-    return tuple(BlockLists.of([np.flatnonzero(row & each) for row in read]) for each in own)
+    found = []
+    for layer, table in read.items():
+        kinds = layers[layer].blocks.kind
+        for kind in np.unique(kinds[table.any(axis=0)]).tolist():
+            own = kinds == kind
+            found.append(BlockLists.of([np.flatnonzero(row & own) + first_block[layer] for row in table]))
+    return tuple(found)
 
 
 def _is_backward(schedule: Schedule) -> bool:
     return schedule.task is not None and schedule.task.passing == "backward"
+
+
+def _computes(schedule: Schedule) -> bool:
+    """Whether it is a layer: a re-layout has no kernels."""
+    return schedule.task is not None and bool(schedule.task.kernels)
 
 
 def _per_rank(flops: int | Sequence[int] | IntArray, world_size: int) -> IntArray:

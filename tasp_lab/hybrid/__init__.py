@@ -1,0 +1,1 @@
+"""Hybrid stacks: layers of linear and of softmax attention on one sequence."""
