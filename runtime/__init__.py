@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from runtime.sequence_parallel.api import attention, attention_with_lse
     from runtime.sequence_parallel.linear_attention import linear_attention
     from runtime.sequence_parallel.module import SequenceParallelAttention
+    from runtime.sequence_parallel.relayout import relayout
     from runtime.sequence_parallel.sharding import positions, shard, unshard
 
 __all__ = [
     "attention",
     "attention_with_lse",
     "linear_attention",
+    "relayout",
     "SequenceParallelAttention",
     "positions",
     "shard",
@@ -25,6 +27,7 @@ _MODULES = {
     "attention": "runtime.sequence_parallel.api",
     "attention_with_lse": "runtime.sequence_parallel.api",
     "linear_attention": "runtime.sequence_parallel.linear_attention",
+    "relayout": "runtime.sequence_parallel.relayout",
     "SequenceParallelAttention": "runtime.sequence_parallel.module",
     "positions": "runtime.sequence_parallel.sharding",
     "shard": "runtime.sequence_parallel.sharding",

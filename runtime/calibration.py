@@ -4,6 +4,11 @@ Routes of equal nominal bandwidth, latency and number of links form a *class*. O
 both directions: messages of several sizes give the bandwidth (the slope of time over bytes by the Theil-Sen estimator,
 which is robust to outliers), one-byte messages the sum of launch cost and latency, and one-byte messages posted back to
 back the launch cost. The collectives to be predicted are never measured.
+
+On GPUs messages are sent in batches, which cost something per batch and something per message; batches of one to eight
+one-byte messages give both. Predictions post the messages of a rank one after another, and latencies overlap. So the
+launch of a message is what one more message adds to a batch, and the cost of a batch is part of the latency. Both are
+times of the device. What the host takes to post a batch is reported beside: it is hidden while the host runs ahead.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import theilslopes
 
-from runtime.protocol.jobs import MeasurePair, PairTimes, Ranks
+from runtime.protocol.jobs import BatchTime, MeasurePair, PairTimes, Ranks
 from tasp_lab.errors import RunError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
@@ -56,6 +61,15 @@ class ClassFit:
     bandwidth_bytes_per_s: Spread
     latency_s: Spread
     launch_s: Spread
+    posting: Posting | None = None
+
+
+@dataclass(frozen=True)
+class Posting:
+    """The host's time to post a batch: for the batch, and for each of its messages."""
+
+    batch_s: Spread
+    message_s: Spread
 
 
 @dataclass(frozen=True)
@@ -141,17 +155,39 @@ def fit(route_class: RouteClass, times: Sequence[PairTimes]) -> ClassFit:
 
     The one-byte answer takes as long as a one-byte message, so it does not affect the slope.
     """
-    points = [point for direction in times for point in direction.answered_s]
-    estimate = theilslopes([seconds for _, seconds in points], [size for size, _ in points])
-    slope, low, high = (float(estimate[position]) for position in (0, 2, 3))
-    if low <= 0:
+    slope = _slope([point for direction in times for point in direction.answered_s])
+    if slope.low <= 0:
         pair = " to ".join(str(rank) for rank in route_class.pairs[0])
         raise RunError(f"calibrating {pair}: larger messages did not take longer, so no bandwidth can be fitted")
-    tiny = [seconds / 2 for direction in times for seconds in direction.tiny_answered_s]
-    launch = _quartiles([seconds for direction in times for seconds in direction.tiny_posted_s])
-    one_way = _quartiles(tiny)
-    latency = Spread(*(max(value - launch.value, 0.0) for value in (one_way.value, one_way.low, one_way.high)))
-    return ClassFit(route_class, Spread(1 / slope, 1 / high, 1 / low), latency, launch)
+    bandwidth = Spread(1 / slope.value, 1 / slope.high, 1 / slope.low)
+    batches = [each for direction in times for each in direction.batches]
+    if batches:
+        launch = _not_negative(_slope([(each.messages, each.answered_s) for each in batches]))
+    else:
+        launch = _quartiles([seconds for direction in times for seconds in direction.tiny_posted_s])
+    one_way = _quartiles([seconds / 2 for direction in times for seconds in direction.tiny_answered_s])
+    latency = _not_negative(_less(one_way, launch.value))
+    return ClassFit(route_class, bandwidth, latency, launch, _posting(batches) if batches else None)
+
+
+def _posting(batches: Sequence[BatchTime]) -> Posting:
+    message = _not_negative(_slope([(each.messages, each.posted_s) for each in batches]))
+    batch = _quartiles([each.posted_s - each.messages * message.value for each in batches])
+    return Posting(_not_negative(batch), message)
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> Spread:
+    """The slope of times over sizes or counts, by the Theil-Sen estimator."""
+    estimate = theilslopes([seconds for _, seconds in points], [each for each, _ in points])
+    return Spread(*(float(estimate[position]) for position in (0, 2, 3)))
+
+
+def _less(spread: Spread, seconds: float) -> Spread:
+    return Spread(spread.value - seconds, spread.low - seconds, spread.high - seconds)
+
+
+def _not_negative(spread: Spread) -> Spread:
+    return Spread(max(spread.value, 0.0), max(spread.low, 0.0), max(spread.high, 0.0))
 
 
 def _quartiles(values: Sequence[float]) -> Spread:

@@ -100,7 +100,7 @@ class Copies:
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call, and join what it adds to resident copies; the rest waits for its join."""
-        found = self._work.compute(row, [self._operand(each) for each in row.operands])
+        found = self._work.compute(row, [self.operand(each) for each in row.operands])
         for place, values in zip(row.adds, found, strict=True):
             if place.since == RESIDENT:
                 self._add_to_resident(place, [values])
@@ -139,7 +139,8 @@ class Copies:
             data = self.data(place.block, place.offset, at_home)
             store(data, self._format(place.block, at_home).fields, into)
 
-    def _operand(self, operand: Operand) -> Views:
+    def operand(self, operand: Operand) -> Views:
+        """The fields of an operand of a kernel call."""
         if not operand.blocks:
             return ()
         if operand.offset == OUTSIDE:

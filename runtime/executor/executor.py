@@ -8,6 +8,8 @@ as their kind says (`runtime.executor.joins`).
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +23,7 @@ from runtime.executor.step_plans import step_plan
 from runtime.executor.streams import Streams, streams_for
 from runtime.executor.transports import Transport
 from runtime.executor.views import Views
-from runtime.linux.host import BusyShare
+from runtime.linux.host import BusyShare, clock_name
 from runtime.protocol.records import RankRecord
 from tasp_lab.errors import RunError
 from tasp_lab.schedule.channels import channels
@@ -55,41 +57,55 @@ class Executor:
         as_bytes: bool = False,
     ) -> None:
         self.part = part or rank_part(schedule, rank)
-        self.memory = torch.empty(self.part.memory_bytes, dtype=torch.uint8, device=device)
+        self.memory = transport.take(schedule, self.part, torch.device(device))
         self.schedule, self._transport, self._progress = schedule, transport, progress
         self.copies = Copies(schedule, self.part, self.memory, work or _NoWork(), as_bytes)
 
-    def prepare(self, streams: Streams | None = None) -> None:
-        """Post the first receives. Once all ranks have done so, every first send has a receiver ready."""
+    def prepare(self, streams: Streams | None = None, timed: bool = False) -> None:
+        """Post the first receives. Once all ranks have done so, every first send has a receiver ready.
+
+        `timed`: prepare also what `run_timed` needs, so that nothing is left to do between a barrier and the start.
+        """
         self._streams = streams or streams_for(self.memory.device)
         self.copies.begin()
         self._message_io = MessageIO(self.part.rank, self._transport, self.copies, self._progress, self._streams)
+        self._message_io.timed = timed
         self._strategy = self._new_strategy()
         self._strategy.prepare()
+        if timed:
+            self._busy, self._clock = BusyShare(), clock_name()
 
     def run(self) -> None:
-        """Execute the rank's part once, after `prepare`; times are relative to this call."""
+        """Execute the rank's part once, after `prepare`; times are relative to this call.
+
+        Kernels compute in the dtypes of their tensors, whatever `torch.autocast` says: states stay in float32.
+        """
         self._streams.begin()
-        self._strategy.run()
+        kind = self.memory.device.type
+        cast = torch.is_autocast_enabled(kind)
+        with torch.autocast(kind, enabled=False) if cast else contextlib.nullcontext():
+            self._strategy.run()
         self._streams.finish()
 
     def run_timed(self) -> RankRecord:
-        """As `run`; returns the record of all messages and kernel calls."""
-        busy = BusyShare()
-        self._message_io.timed = True
+        """As `run`, after ``prepare(timed=True)``; returns the record of all messages and kernel calls.
+
+        On a GPU the end is marked in its stream before the host waits for it.
+        """
+        began_s = time.monotonic()
         self.run()
-        message_io, time_s = self._message_io, self._streams.mark()()
-        sent, received, computed = message_io.sent(), message_io.received(), message_io.computed()
-        return RankRecord(self.part.rank, time_s, busy.so_far(), sent, received, computed)
+        time_s, busy_share, io = self._streams.mark()(), self._busy.so_far(), self._message_io
+        records = io.sent(), io.received(), io.computed()
+        return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *records)
 
     def _new_strategy(self) -> Strategy:
         plan, transport, schedule = plan_of(self.schedule, self.part), self._transport, self.schedule
         if not transport.whole_steps:
             return PerLane(self._message_io, plan, transport.receives_ahead)
         channel_of = channels(schedule) if transport.channels else (0,) * schedule.lanes
-        if transport.channels:
-            transport.open(max(channel_of, default=0) + 1)
-        return PerStep(self._message_io, step_plan(plan, len(schedule.steps), channel_of, not transport.channels))
+        transport.open(max(channel_of, default=0) + 1, self.memory, self._streams)
+        every_step, prompt = not transport.channels, self._streams.queues
+        return PerStep(self._message_io, step_plan(plan, len(schedule.steps), channel_of, every_step, prompt))
 
 
 class _NoWork:

@@ -1,6 +1,7 @@
 """Message I/O of one rank: posts messages, waits for them, makes kernel calls and joins, and records times.
 
-It is shared by the per-lane and the per-step executor. When a transfer fails, its peer is reported as the lost rank.
+It is shared by the per-lane and the per-step executor. When a peer is lost, it is named.
+Other errors, such as exhausted memory, are passed on.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import torch
 from runtime.executor.copies import Copies
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import HostStreams, Mark, Streams
-from runtime.executor.transports import Message, Transport, Wait
+from runtime.executor.transports import LostPeer, Message, Transport, Wait
 from runtime.protocol.heartbeat import WORKING
 from runtime.protocol.records import Computed, Received, Sent
-from tasp_lab.errors import RunError, first_line
+from tasp_lab.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow, Join
 
@@ -54,12 +55,13 @@ class MessageIO:
         self._computed: list[tuple[CallRow, Mark, Mark]] = []
         self._gathered: dict[int, torch.Tensor] = {}
         self._waiting_for: dict[tuple[str, int], int] = {}
-        self._computing = False
+        self._computing: dict[int, CallRow] = {}
 
     def post_receives(self, messages: Sequence[PlannedMessage], channel: int = 0) -> list[Wait]:
+        received = [self._message(each, channel) for each in messages]
         try:
-            return self._transport.receive([self._message(each, channel) for each in messages])
-        except RuntimeError as error:
+            return self._transport.receive(received)
+        except LostPeer as error:
             raise self._lost(messages[0], f"posting the receive of {messages[0].blocks} from it", error) from None
 
     def post_sends(self, messages: Sequence[PlannedMessage], channel: int = 0) -> list[Wait]:
@@ -72,9 +74,9 @@ class MessageIO:
                 self._gathered[each.node] = message.data
         try:
             return self._transport.send(sent)
-        except RuntimeError as error:
+        except LostPeer as error:
             if not messages:
-                raise RunError(f"rank {self._rank}: lost a rank ({first_line(error)})") from None
+                raise RunError(f"rank {self._rank}: lost a rank ({error})") from None
             raise self._lost(messages[0], f"sending it {messages[0].blocks}", error) from None
 
     def receive(self, message: PlannedMessage, wait: Wait) -> None:
@@ -96,10 +98,10 @@ class MessageIO:
 
     def compute(self, row: CallRow) -> None:
         began = self.streams.mark() if self.timed else None
-        self._computing = True
+        self._computing[row.lane] = row
         self._report()
         self._copies.compute(row)
-        self._computing = False
+        del self._computing[row.lane]
         self._report()
         if began is not None:
             self._computed.append((row, began, self.streams.mark()))
@@ -135,7 +137,7 @@ class MessageIO:
             self._report()
         try:
             wait()
-        except RuntimeError as error:
+        except LostPeer as error:
             what = "waiting for {} from it" if direction == "in" else "waiting until it takes {}"
             raise self._lost(message, what.format(message.blocks), error) from None
         if self._progress is not None:
@@ -148,7 +150,5 @@ class MessageIO:
             waiting_for = list(self._waiting_for.values())
             self._progress(WORKING if self._computing or not waiting_for else waiting_for[0])
 
-    def _lost(self, message: PlannedMessage, what: str, error: RuntimeError) -> RunError:
-        return RunError(
-            f"rank {self._rank}, step {message.step}: lost rank {message.peer} {what} ({first_line(error)})"
-        )
+    def _lost(self, message: PlannedMessage, what: str, error: LostPeer) -> RunError:
+        return RunError(f"rank {self._rank}, step {message.step}: lost rank {message.peer} {what} ({error})")

@@ -2,7 +2,8 @@
 
 One thread per lane waits for its messages, in the order of steps. Receives are posted several steps ahead, sends in
 turn, as soon as the previous message of the lane is posted and what they wait for has happened. Lanes do not wait for
-each other. Kernel calls of all compute lanes are made by the calling thread, in the order of the schedule.
+each other. Kernel calls of the first compute lane are made by the calling thread, those of each further one by a thread
+of its own, in the order of the schedule.
 
 What a message or a call of one step waits for belongs to earlier steps of any rank, so there is no deadlock.
 """
@@ -16,9 +17,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+import torch
+
 from runtime.executor.message_io import MessageIO
 from runtime.executor.plans import Plan, PlannedMessage
+from runtime.executor.threads import run_beside
 from runtime.executor.transports import Wait
+from tasp_lab.schedule.rank_part import CallRow
 
 Posted = queue.SimpleQueue[tuple[PlannedMessage, Wait]]
 """Posted messages in their order, each with its wait."""
@@ -27,20 +32,27 @@ Posted = queue.SimpleQueue[tuple[PlannedMessage, Wait]]
 class _Lanes(NamedTuple):
     """The messages of a plan by lane. `waits` are those that each lane's thread waits for, in their order.
 
-    If anything waits for sends, which use memory that is reused, the threads wait for those, too.
+    If anything waits for sends, which use memory that is reused, the threads wait for those, too. `calls` are those of
+    each compute lane, with their nodes.
     """
 
     outgoing: dict[int, tuple[PlannedMessage, ...]]
     incoming: dict[int, tuple[PlannedMessage, ...]]
     waits: tuple[tuple[PlannedMessage, ...], ...]
     sends_are_awaited: bool
+    calls: tuple[tuple[tuple[int, CallRow], ...], ...]
 
 
 @lru_cache(maxsize=16)
 def _lanes_of(plan: Plan) -> _Lanes:
     awaited = any(plan.releases[each.node] for each in plan.sends)
     waits = sorted(plan.receives + plan.sends * awaited, key=lambda each: each.step)
-    return _Lanes(_by_lane(plan.sends), _by_lane(plan.receives), tuple(_by_lane(waits).values()), awaited)
+    calls = tuple(enumerate(plan.calls, plan.first_call))
+    of_lanes = tuple(
+        tuple((node, row) for node, row in calls if row.lane == lane)
+        for lane in sorted({row.lane for row in plan.calls})
+    )
+    return _Lanes(_by_lane(plan.sends), _by_lane(plan.receives), tuple(_by_lane(waits).values()), awaited, of_lanes)
 
 
 def _by_lane(messages: Sequence[PlannedMessage]) -> dict[int, tuple[PlannedMessage, ...]]:
@@ -49,7 +61,7 @@ def _by_lane(messages: Sequence[PlannedMessage]) -> dict[int, tuple[PlannedMessa
 
 
 class PerLane:
-    """One thread per lane waits for arrivals; each arrival may release messages of any lane.
+    """One thread per lane waits for arrivals; each arrival may release messages and kernel calls of any lane.
 
     If nothing waits for sends, all are waited for at the end.
     """
@@ -63,26 +75,30 @@ class PerLane:
         self._unreceived = dict.fromkeys(self._incoming, 0)
         self._posted: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._incoming}
         self._outstanding_sends: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._outgoing}
-        self._changed = threading.Condition(threading.Lock())
-        self._next_call = -1
+        self._happened: deque[tuple[int, PlannedMessage | None]] = deque()
+        self._advancing = threading.Lock()
+        self._next_calls: dict[int, queue.SimpleQueue[None]] = {}
+        self._calls_are_free = [queue.SimpleQueue[None]() for _ in self._lanes.calls]
         self._failed = False
         self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def prepare(self) -> None:
-        with self._changed:
-            self._post((), self._incoming)
+        self._post((), self._incoming)
 
     def run(self) -> None:
-        """Execute the part; kernel calls are made by the calling thread."""
-        with self._changed:
-            self._post(self._outgoing, self._incoming)
-        lanes = [partial(self._run_lane, messages) for messages in self._lanes.waits]
-        if len(lanes) == 1 and not self._plan.calls:
-            lanes.pop()()
-        for run_lane in lanes:
-            threading.Thread(target=self._guarded, args=(run_lane,), daemon=True).start()
-        self._compute()
-        for _ in lanes:
+        """Execute the part; kernel calls of the first compute lane are made by the calling thread."""
+        self._post(self._outgoing, self._incoming)
+        self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        lanes = zip(self._lanes.calls, self._calls_are_free, strict=True)
+        computing = [partial(self._compute, calls, is_free) for calls, is_free in lanes]
+        receiving = [partial(self._run_lane, messages) for messages in self._lanes.waits]
+        here = computing[:1] or receiving * (len(receiving) == 1)
+        work = [*here, *computing[1:], *(receiving if computing or not here else ())]
+        for lane in work[len(here) :]:
+            run_beside(partial(self._guarded, lane))
+        for lane in here:
+            self._guarded(lane)
+        for _ in work:
             if (error := self._ended.get()) is not None:
                 raise error
         if not self._lanes.sends_are_awaited:
@@ -101,44 +117,59 @@ class PerLane:
                     self._record(message.node, message)
 
     def _guarded(self, run_lane: Callable[[], None]) -> None:
+        """Run a lane in torch's modes of the calling thread, which are those of its tensors."""
         error: Exception | None = None
+        inference, gradients = self._modes
         try:
-            run_lane()
+            with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+                run_lane()
         except Exception as raised:
             error = raised
-            with self._changed:
-                self._failed = True
-                self._changed.notify_all()
+            self._failed = True
+            for is_free in self._calls_are_free:
+                is_free.put(None)
         self._ended.put(error)
 
-    def _compute(self) -> None:
-        """Make the kernel calls in order; stop when a lane has failed."""
-        for node, row in enumerate(self._plan.calls, self._plan.first_call):
-            with self._changed:
-                self._next_call = node
-                while self._unmet[node] and not self._failed:
-                    self._changed.wait()
-                self._next_call = -1
-                if self._failed:
-                    return
+    def _compute(self, calls: Sequence[tuple[int, CallRow]], is_free: queue.SimpleQueue[None]) -> None:
+        """Make the kernel calls of a compute lane in order; stop when a lane has failed."""
+        for node, row in calls:
+            self._next_calls[node] = is_free
+            while self._unmet[node] and not self._failed:
+                is_free.get()
+            del self._next_calls[node]
+            if self._failed:
+                return
             self._message_io.compute(row)
             self._record(node)
 
     def _record(self, node: int, received: PlannedMessage | None = None) -> None:
         """Record that something has happened; post and join whatever has waited for it."""
-        happened = [node]
-        while happened:
-            with self._changed:
-                outgoing, incoming, joins = self._released(happened)
-                if received is not None:
-                    self._unreceived[received.lane] -= 1
-                    self._post_until[received.lane] = received.step + 1 + self._ahead
-                    incoming.add(received.lane)
-                    received = None
-                self._post(outgoing, incoming)
+        self._happened.append((node, received))
+        while joins := self._advance():
             for join in joins:
                 self._message_io.join(self._plan.joins[join - self._plan.first_join])
-            happened = joins
+            self._happened.extend((join, None) for join in joins)
+
+    def _advance(self) -> list[int]:
+        """Post whatever has waited for what has happened; returns the joins that this thread is to make.
+
+        If another thread is at it, that one does it, and this one goes on waiting for its own messages.
+        """
+        joins: list[int] = []
+        while self._happened and self._advancing.acquire(blocking=False):
+            try:
+                while self._happened:
+                    node, received = self._happened.popleft()
+                    outgoing, incoming, free = self._released([node])
+                    joins += free
+                    if received is not None:
+                        self._unreceived[received.lane] -= 1
+                        self._post_until[received.lane] = received.step + 1 + self._ahead
+                        incoming.add(received.lane)
+                    self._post(outgoing, incoming)
+            finally:
+                self._advancing.release()
+        return joins
 
     def _released(self, happened: Sequence[int]) -> tuple[set[int], set[int], list[int]]:
         """The lanes with messages that may now be sent or received, and the joins that may now be made."""
@@ -158,14 +189,15 @@ class PerLane:
                     joins.append(node)
                 elif node >= plan.first_buffer:
                     waiting.append(node)
-                elif node == self._next_call:
-                    self._changed.notify_all()
+                elif (is_free := self._next_calls.get(node)) is not None:
+                    is_free.put(None)
         return outgoing, incoming, joins
 
     def _post(self, outgoing: Collection[int], incoming: Collection[int]) -> None:
-        """Post the messages of these lanes that are ready; the caller holds the lock.
+        """Post the messages of these lanes that are ready; no other thread posts any meanwhile.
 
-        Receives are posted up to `steps_ahead` steps ahead, at least one, while their memory is free.
+        Receives are posted up to `steps_ahead` steps ahead of the lane's last one or, if none is left to come, of its
+        next one, while their memory is free.
         """
         unmet = self._unmet
         for lane in outgoing:
@@ -174,9 +206,11 @@ class PerLane:
                 message = messages.popleft()
                 self._outstanding_sends[lane].put((message, self._message_io.post_sends([message])[0]))
         for lane in incoming:
-            messages, until = self._incoming[lane], self._post_until[lane]
+            messages = self._incoming[lane]
             while messages and not unmet[messages[0].node]:
-                if messages[0].step > until and self._unreceived[lane]:
+                if not self._unreceived[lane]:
+                    self._post_until[lane] = max(self._post_until[lane], messages[0].step + self._ahead)
+                if messages[0].step > self._post_until[lane]:
                     break
                 message = messages.popleft()
                 self._unreceived[lane] += 1

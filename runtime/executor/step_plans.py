@@ -47,16 +47,18 @@ class StepPlan(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def step_plan(plan: Plan, steps: int, channels: Sequence[int], every_step: bool) -> StepPlan:
+def step_plan(plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool = False) -> StepPlan:
     """The plan of a rank; `channels` is the channel of each lane.
 
-    `every_step`: a batch is posted in every step, also without messages.
+    `every_step`: a batch is posted in every step, also without messages. `prompt`: what nothing waits for is received
+    once the next batch of its channel is posted, not at the end, so that its time is known. As the batches of a channel
+    run one after another, that delays none of them where the host goes on.
     """
-    return _StepPlan(plan, steps, channels, every_step).found
+    return _StepPlan(plan, steps, channels, every_step, prompt).found
 
 
 class _StepPlan:
-    def __init__(self, plan: Plan, steps: int, channels: Sequence[int], every_step: bool) -> None:
+    def __init__(self, plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool) -> None:
         self._plan, self._channels = plan, channels
         self._actions: list[tuple[int, Action]] = []
         self._home: dict[int, int] = {}
@@ -67,12 +69,17 @@ class _StepPlan:
         self._ended: dict[int, int] = {}  # marks after calls, by node
         self._changed: dict[int, tuple[int, int | None]] = {}  # by block: the stream of its last change, a mark after
         batches, calls = _batches(plan, steps, channels, every_step), _calls(plan, steps)
+        before: dict[int, tuple[PlannedMessage, ...]] = {}  # by channel: what the last batch receives
         for step in range(steps):
             for batch in batches[step]:
                 for message in (*batch.sends, *batch.receives):
                     self._need(batch.channel, plan.waits[message.node])
             for batch in batches[step]:
                 self._do(batch.channel, (POST, batch))
+                for message in before.pop(batch.channel, ()):
+                    self._reach(message.node, 0)
+                if prompt:
+                    before[batch.channel] = batch.receives
             for lane, of_lane in sorted(calls[step].items()):
                 self._call(COMPUTING - lane, of_lane)
         for message in plan.receives:

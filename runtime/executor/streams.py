@@ -1,8 +1,9 @@
-"""Two streams of work per rank, communication and computation, and their dependencies.
+"""Streams of work per rank, for communication and for computation, and their dependencies.
 
 On a host no synchronisation is needed: a transfer or kernel is issued only when it may run. On a GPU both are queued
-ahead of time. Communication has its own stream, and events between the two streams prevent a kernel from reading a
-block before it has arrived and a transfer from overwriting a block that a kernel still reads. The host never blocks.
+ahead of time. Each channel of messages and each lane of kernel calls has its own stream, and events between streams
+prevent a kernel from reading a block before it has arrived and a transfer from overwriting a block that a kernel still
+reads. The host never blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from typing import Protocol
 import torch
 
 Mark = Callable[[], float]
-"""A point in one of the streams; called after `Streams.finish`, it returns its time in seconds since `begin`."""
+"""A point in one of the streams; called after `Streams.finish`, it returns its time in seconds since `begin`.
+
+On a GPU the host then waits until the point has been reached.
+"""
 
 
 class Streams(Protocol):
     """The stream operations that the per-step executor needs."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether work is queued and the host goes on, so that to wait costs the host nothing."""
+        ...
 
     def begin(self) -> None:
         """Set the origin of all times; communication waits for the computation queued so far."""
@@ -44,12 +53,14 @@ class Streams(Protocol):
         ...
 
     def finish(self) -> None:
-        """Make lane 0 of computation wait for all other streams. If marks are timed, the host waits for both."""
+        """Make lane 0 of computation wait for all other streams."""
         ...
 
 
 class HostStreams:
     """Streams of a host, where all work is synchronous."""
+
+    queues = False
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
@@ -93,6 +104,8 @@ class _CudaMark:
 class CudaStreams:
     """Streams for channels and for further lanes of calls, beside the device's current stream, which is lane 0."""
 
+    queues = True
+
     def __init__(self, device: torch.device | None = None, timed: bool = False) -> None:
         self._timed, self._device = timed, device
         self._computing = torch.cuda.current_stream(device)
@@ -119,20 +132,22 @@ class CudaStreams:
     def finish(self) -> None:
         for stream in self._used.values():
             self._computing.wait_stream(stream)
-        if self._timed:
-            self._computing.synchronize()
 
     def _stream(self, kind: str, number: int) -> torch.cuda.Stream:
         if (kind, number) not in self._used:
-            device = torch.cuda.current_device() if self._device is None else self._device
-            stream = self._used[kind, number] = _side_stream(device, kind, number)
+            stream = self._used[kind, number] = _side_stream(self._index(), kind, number)
             stream.wait_event(self._began)
         return self._used[kind, number]
 
+    def _index(self) -> int:
+        """The number of the GPU, however it is given: one stream has one key."""
+        index = None if self._device is None else self._device.index
+        return torch.cuda.current_device() if index is None else index
+
 
 @cache
-def _side_stream(device: torch.device | int, kind: str, number: int) -> torch.cuda.Stream:
-    """The same stream in every run: the allocator keeps memory per stream."""
+def _side_stream(device: int, kind: str, number: int) -> torch.cuda.Stream:
+    """The same stream in every run: the allocator keeps memory per stream, and torch has 32 streams per priority."""
     priority = -1 if kind == "communicating" else 0
     return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 

@@ -11,13 +11,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
 
-from tasp_lab.errors import RunError
+from runtime.executor import kept_memory
+from runtime.executor.streams import Streams
+from tasp_lab.errors import RunError, first_line
+from tasp_lab.schedule.rank_part import RankPart
+from tasp_lab.schedule.schedule import Schedule
+
+Result = TypeVar("Result")
 
 
 class Message(NamedTuple):
@@ -33,11 +39,45 @@ Group = dist.ProcessGroup | None
 """A process group; None is the group of all ranks. Peers are ranks within it."""
 
 Wait = Callable[[], None]
-"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `RuntimeError`."""
+"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer`."""
+
+
+class LostPeer(Exception):  # noqa: N818
+    """A call of `torch.distributed` failed because a peer is lost, or does not answer in time."""
+
+
+def is_lost_peer(error: Exception, on_gpu: bool) -> bool:
+    """Whether an error that a call of `torch.distributed` has raised is that of a peer.
+
+    torch raises `DistError` for what NCCL and RCCL report; for gloo it raises a plain `RuntimeError`. Memory that is
+    exhausted and kernels that fail (`torch.OutOfMemoryError`, `torch.AcceleratorError`, on a GPU also a plain
+    `RuntimeError`) are errors of this rank.
+    """
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and not on_gpu)
+
+
+def call_peers(on_gpu: bool, function: Callable[..., Result], *arguments: object, **options: object) -> Result:
+    """The result of a call of `torch.distributed`. Raises `LostPeer` where `is_lost_peer`."""
+    try:
+        return function(*arguments, **options)
+    except RuntimeError as error:
+        if is_lost_peer(error, on_gpu):
+            raise LostPeer(reason_of(error)) from None
+        raise
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error, and what NCCL or RCCL says at the end of theirs.
+
+    >>> reason_of(ValueError("NCCL error in: x.cpp:94\\nncclInvalidUsage: ...\\nLast error:\\nDuplicate GPU detected"))
+    'NCCL error in: x.cpp:94: Duplicate GPU detected'
+    """
+    _, _, last = str(error).partition("Last error:")
+    return ": ".join([first_line(error), *last.split("\n")[1:2]])
 
 
 class Transport(Protocol):
-    """The transport interface of the executor. Both calls raise `RuntimeError` when a peer is lost."""
+    """The transport interface of the executor. Both calls raise `LostPeer`."""
 
     @property
     def receives_ahead(self) -> int: ...
@@ -45,14 +85,33 @@ class Transport(Protocol):
     def whole_steps(self) -> bool: ...
     @property
     def channels(self) -> bool: ...
-    def open(self, channels: int) -> None:
-        """Make what each channel needs; a collective call, made before the messages of a schedule."""
+    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
+        """The memory of a run, bytes of arbitrary content, for work in the current stream; a collective call."""
+        ...
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """End the use of a memory, when all that reads or writes it is queued in the current stream."""
+        ...
+
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
+        """Make what each channel needs; a collective call, made before the messages of a run, which has a memory."""
+        ...
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]: ...
     def send(self, messages: Sequence[Message]) -> list[Wait]: ...
 
 
-class PointToPoint:
+class OrdinaryMemory:
+    """The memory of runs of a transport to which it does not matter where that lies."""
+
+    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
+        return kept_memory.take(part.memory_bytes, device)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        kept_memory.give_back(memory)
+
+
+class PointToPoint(OrdinaryMemory):
     """One isend or irecv per message, receives posted several steps ahead. For gloo.
 
     Gloo acknowledges a posted receive over the connection that carries data in the other direction. If receives are
@@ -65,23 +124,26 @@ class PointToPoint:
     channels = False
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
-        self._timeout, self._group = _timeout(timeout_s, device), group
+        self._timeout, self._group, self._on_gpu = _timeout(timeout_s, device), group, device.type == "cuda"
 
-    def open(self, channels: int) -> None:
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        return [self._wait(dist.irecv(m.data, group=self._group, group_src=m.peer, tag=m.tag)) for m in messages]
+        return [self._wait(self._call(dist.irecv, m, group_src=m.peer)) for m in messages]
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        return [self._wait(dist.isend(m.data, group=self._group, group_dst=m.peer, tag=m.tag)) for m in messages]
+        return [self._wait(self._call(dist.isend, m, group_dst=m.peer)) for m in messages]
+
+    def _call(self, function: Callable[..., dist.Work | None], message: Message, **peer: int) -> dist.Work | None:
+        return call_peers(self._on_gpu, function, message.data, group=self._group, tag=message.tag, **peer)
 
     def _wait(self, work: dist.Work | None) -> Wait:
         assert work is not None, "this process is not part of the group"
         return lambda: wait_for(work, self._timeout)
 
 
-class Batched:
+class Batched(OrdinaryMemory):
     """One batch_isend_irecv per step and channel, as NCCL and RCCL require.
 
     The batches of one communicator run one after another, so every channel has a communicator of its own. Several
@@ -93,16 +155,19 @@ class Batched:
     whole_steps = True
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
-        self.channels = device.type == "cpu" or orders_launches()
+        self._device, self._on_gpu = device, device.type == "cuda"
+        self.channels = not self._on_gpu or (orders_launches() and not _is_split_from_others(group))
         self._timeout, self._group = _timeout(timeout_s, device), group
         self._groups: list[Group] = [group]
         self._receives: list[dist.P2POp] = []
         self._batch = _Once()
 
-    def open(self, channels: int) -> None:
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make the communicators of channels. The first one is that of the group; further ones are made once."""
         if channels > len(self._groups):
             self._groups = [self._group, *_further_groups(self._group, channels - 1)]
+        for group in self._groups:
+            _connect(group, self._device)
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._batch = _Once()
@@ -111,7 +176,7 @@ class Batched:
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         operations = self._receives + [self._operation(dist.isend, message) for message in messages]
-        works = dist.batch_isend_irecv(operations) if operations else []
+        works = call_peers(self._on_gpu, dist.batch_isend_irecv, operations) if operations else []
         timeout = self._timeout
 
         def finish() -> None:
@@ -136,6 +201,14 @@ def orders_launches() -> bool:
     return os.environ.get(LAUNCH_ORDER) == "1" and found >= (2, 26)
 
 
+def gpu_libraries() -> dict[str, object]:
+    """What torch was built for, CUDA or ROCm, and the version of NCCL or RCCL; None without."""
+    runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    has_gpus, has_nccl = bool(torch.version.cuda or torch.version.hip), dist.is_nccl_available()
+    version = torch.cuda.nccl.version() if has_nccl else ()  # type: ignore[no-untyped-call]
+    return {"runtime": runtime if has_gpus else None, "nccl": ".".join(map(str, version)) or None}
+
+
 LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 """NCCL's variable for it, since version 2.26; from CUDA 12.3 on, kernels in this order still run side by side."""
 
@@ -149,11 +222,51 @@ def _further_groups(group: Group, count: int) -> list[Group]:
     assert all_ranks is not None, "there is a process group"
     found = _FURTHER.setdefault(all_ranks, [])
     while len(found) < count:
-        found.append(dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True))
+        found.append(beside(group))
     return found[:count]
 
 
-class AllToAll:
+def beside(group: Group, **options: Any) -> dist.ProcessGroup:
+    """A new group of the same ranks, made by a call of all of them; options are those of `torch.distributed.new_group`.
+
+    Only ranks of the group call it, so torch gives it a name from how many groups a rank is in, and ranks that are in
+    different numbers of groups would wait for each other. A group of all ranks is named by how many groups were made.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    made = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size(), **options)
+    assert isinstance(made, dist.ProcessGroup), "this process is part of the group"
+    return made
+
+
+_CONNECTED: WeakSet[dist.ProcessGroup] = WeakSet()
+"""The groups whose communicator exists."""
+
+
+def _connect(group: Group, device: torch.device) -> None:
+    """Make the communicator of a group, in a first collective call of all of its ranks.
+
+    torch makes communicators of NCCL with the first call, in which all ranks must take part; a batch of a step may be
+    empty on some (https://github.com/pytorch/pytorch/pull/74701).
+    """
+    found = group or dist.group.WORLD
+    assert found is not None, "there is a process group"
+    if found not in _CONNECTED:
+        call_peers(device.type == "cuda", dist.all_reduce, torch.zeros(1, device=device), group=group)
+        _CONNECTED.add(found)
+
+
+def _is_split_from_others(group: Group) -> bool:
+    """Whether further groups of the ranks of a group would be split from a larger communicator.
+
+    If the group of all ranks is bound to a GPU, torch splits new communicators from it, which all of its ranks must
+    call (`_new_process_group_helper`), not only those of the group.
+    """
+    everybody = dist.group.WORLD
+    is_bound = everybody is not None and getattr(everybody, "bound_device_id", None) is not None
+    return is_bound and dist.get_world_size(group) < dist.get_world_size()
+
+
+class AllToAll(OrdinaryMemory):
     """One all_to_all_single per step, as in TASP's reference implementation. Every rank takes part in every step."""
 
     receives_ahead = 0
@@ -161,13 +274,13 @@ class AllToAll:
     channels = False
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
-        self._timeout, self._group = _timeout(timeout_s, device), group
+        self._timeout, self._group, self._on_gpu = _timeout(timeout_s, device), group, device.type == "cuda"
         self._world_size = dist.get_world_size(group)
         self._nothing = torch.empty(0, dtype=torch.uint8, device=device)
         self._incoming: list[Message] = []
         self._step = _Once()
 
-    def open(self, channels: int) -> None:
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: all messages of a step are one call."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
@@ -180,7 +293,9 @@ class AllToAll:
         packed = torch.cat([self._nothing, *(m.data for m in outgoing)])
         arrived = torch.empty(sum(m.data.numel() for m in incoming), dtype=torch.uint8, device=packed.device)
         splits = self._splits(incoming), self._splits(outgoing)
-        work = dist.all_to_all_single(arrived, packed, *splits, group=self._group, async_op=True)
+        work = call_peers(
+            self._on_gpu, dist.all_to_all_single, arrived, packed, *splits, group=self._group, async_op=True
+        )
         assert work is not None, "this process is not part of the group"
 
         def finish() -> None:
@@ -236,18 +351,25 @@ def _timeout(timeout_s: float, device: torch.device) -> timedelta | None:
 def wait_for(work: dist.Work, timeout: timedelta | None) -> None:
     """On a host, block until the work is done; on a GPU (no timeout), make the current stream wait for it.
 
-    Raises `RuntimeError` on failure or timeout.
+    Raises `LostPeer` on failure or timeout.
     """
     if timeout is None:
-        work.wait()
+        call_peers(True, work.wait)
     else:
-        work.wait(timeout)
+        call_peers(False, work.wait, timeout)
+
+
+def _symmetric_memory(timeout_s: float, group: Group, device: torch.device) -> Transport:
+    from runtime.executor.symmetric_memory import symmetric_memory_of  # it is a transport, so it imports this module
+
+    return symmetric_memory_of(timeout_s, group, device)
 
 
 TRANSPORTS: dict[str, Callable[[float, Group, torch.device], Transport]] = {
     "p2p": PointToPoint,
     "batched": Batched,
     "all-to-all": AllToAll,
+    "symmetric-memory": _symmetric_memory,
 }
 """Transports by name; each is constructed with a timeout in seconds, a process group and the device of the blocks."""
 
@@ -257,8 +379,8 @@ def make_transport(name: str, timeout_s: float, group: Group = None, device: tor
 
     The choice depends on the device of the blocks (None: `default_device`): a group may have several backends.
 
-    Raises `RunError` for an unknown name, for a group whose backend does not support the device, and for ``p2p`` on a
-    GPU, where a receive posted early would block the sends queued behind it.
+    Raises `RunError` for an unknown name, for a group whose backend does not support the device, for ``p2p`` on a GPU,
+    where a receive posted early would block the sends queued behind it, and for ``symmetric-memory`` on a host.
     """
     if name != "auto" and name not in TRANSPORTS:
         raise RunError(f"unknown transport {name!r}, expected auto, {', '.join(TRANSPORTS)}")
@@ -268,4 +390,7 @@ def make_transport(name: str, timeout_s: float, group: Group = None, device: tor
         raise RunError(f"a group of backend {backend} cannot send tensors on {device}")
     if on_gpu and name == "p2p":
         raise RunError("the transport p2p is for gloo; NCCL needs batched or all-to-all")
+    if name == "symmetric-memory" and not on_gpu:
+        raise RunError(f"the transport symmetric-memory copies between GPUs, but data are on {device}: "
+                       "expected p2p, batched or all-to-all")  # fmt: skip
     return TRANSPORTS[("batched" if on_gpu else "p2p") if name == "auto" else name](timeout_s, group, device)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+import platform
+from functools import cache
 
 
 def usable_cores() -> int:
     """The number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def clock_name() -> str:
+    """A name that processes share if their monotonic clocks are one: the boot of a host, else the host."""
+    boot = "/proc/sys/kernel/random/boot_id"
+    if not os.path.exists(boot):
+        return platform.node()
+    with open(boot) as stream:
+        return stream.read().strip()
 
 
 class BusyShare:

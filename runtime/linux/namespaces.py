@@ -28,9 +28,9 @@ def join_namespace(descriptor: int, kind: int) -> None:
         _raise_errno("setns")
 
 
-def die_with_parent() -> None:
-    """Request SIGKILL for this process when its parent ends."""
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Request a signal for this process when its parent ends."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         _raise_errno("prctl")
 
 

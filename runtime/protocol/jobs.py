@@ -5,6 +5,7 @@ All ranks of a group perform the same job at the same time; each returns its own
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -16,10 +17,11 @@ from tasp_lab.schedule.schedule import Schedule
 class RunSchedule:
     """Execute a schedule `repeats` times after `warm_ups` untimed runs, and check the result.
 
-    `transport` is ``auto``, ``p2p``, ``batched`` or ``all-to-all``. With `flops_per_s` a kernel call is replaced by a
-    wait of its duration at that rate. Blocks are checked bit for bit; those that are later overwritten only in warm-up
-    runs. In warm-up runs the result of real attention is compared with the float64 reference. Every rank returns a list
-    of `RankRecord`.
+    `transport` is ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory``. With `flops_per_s` a kernel
+    call is replaced by a wait of its duration at that rate. In warm-up runs blocks are checked bit for bit, and the
+    result of real attention is compared with the float64 reference. Repeats follow each other without checks, as a GPU
+    that is idle meanwhile loses its clock; blocks that are not overwritten are checked after the last one. Every rank
+    returns a list of `RankRecord`.
     """
 
     schedule: Schedule
@@ -33,7 +35,7 @@ class RunSchedule:
 class MeasureCompute:
     """Make all kernel calls of a schedule on all ranks at once, without communication.
 
-    Every rank returns the median time of `repeats` runs in seconds.
+    Every rank returns the `KernelTimes` of the median of `repeats` runs.
     """
 
     schedule: Schedule
@@ -45,7 +47,8 @@ class MeasurePair:
     """Time messages from rank `source` to rank `destination` while the other ranks are idle.
 
     For each of `sizes_bytes`, `repeats` messages are sent in sequence, each answered with one byte; then `tiny`
-    one-byte messages, each answered, and `tiny` posted back to back. `source` returns `PairTimes`.
+    one-byte messages, each answered, and `tiny` posted back to back. On GPUs each of these is the mean of many, and
+    batches of several one-byte messages are timed, too. `source` returns `PairTimes`.
     """
 
     source: int
@@ -55,16 +58,35 @@ class MeasurePair:
     tiny: int = 50
 
 
+class KernelTimes(NamedTuple):
+    """The time of kernel calls in seconds and, on a GPU, that which the host takes to make them."""
+
+    time_s: float
+    host_s: float | None = None
+
+
+class BatchTime(NamedTuple):
+    """The time of a batch of one-byte messages on the device, answered with one byte, and that to post it."""
+
+    messages: int
+    answered_s: float
+    posted_s: float
+
+
 class PairTimes(NamedTuple):
-    """Round-trip times in s per (size, repeat) and of one-byte messages, and the time to post a message."""
+    """Round-trip times in s per (size, repeat) and of one-byte messages, and the host's time to post a message.
+
+    `batches` are those of several one-byte messages, on GPUs, where round trips are timed by the device's clock.
+    """
 
     answered_s: tuple[tuple[int, float], ...]
     tiny_answered_s: tuple[float, ...]
     tiny_posted_s: tuple[float, ...]
+    batches: tuple[BatchTime, ...] = ()
 
 
 Job = RunSchedule | MeasureCompute | MeasurePair
-Result = list[RankRecord] | PairTimes | float | None
+Result = list[RankRecord] | PairTimes | KernelTimes | None
 
 
 Value = TypeVar("Value")
@@ -79,6 +101,11 @@ class Ranks(Protocol):
     @property
     def is_reporter(self) -> bool:
         """Whether this process prints and writes results: one process for all ranks."""
+        ...
+
+    @property
+    def environment(self) -> Mapping[str, object]:
+        """What the ranks of a measurement run on: `backend`, `device`, and on GPUs the versions of their libraries."""
         ...
 
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:

@@ -43,10 +43,13 @@ class Computed(NamedTuple):
 class RankRecord(NamedTuple):
     """The record of one rank: times in seconds from its own start, right after a barrier.
 
-    `busy_share` is the busy share of all cores of its host during the run, by any process.
+    It started at `began_s` of the monotonic clock of this name, which all ranks of a host share. `busy_share` is the
+    busy share of all cores of its host, by any process, from before the barrier on.
     """
 
     rank: int
+    clock: str
+    began_s: float
     time_s: float
     busy_share: float
     sent: tuple[Sent, ...]
@@ -54,12 +57,35 @@ class RankRecord(NamedTuple):
     computed: tuple[Computed, ...] = ()
 
 
+def duration_s(records: Sequence[RankRecord]) -> float:
+    """The time of a run: from the start of the last rank to the end of the last one.
+
+    Ranks leave a barrier one after another; what an early rank waits for a late one is no part of the run. Starts on
+    different hosts cannot be compared; their last ranks count as starting together.
+    """
+    return max(begin_s + record.time_s for begin_s, record in zip(_begins_s(records), records, strict=True))
+
+
+def _begins_s(records: Sequence[RankRecord]) -> list[float]:
+    """When each rank started, before the last rank with its clock: 0 or less."""
+    last_s: dict[str, float] = {}
+    for record in records:
+        last_s[record.clock] = max(record.began_s, last_s.get(record.clock, record.began_s))
+    return [record.began_s - last_s[record.clock] for record in records]
+
+
 def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_name: str) -> Timeline:
     """Merge the records of all ranks: a transfer starts when its send is posted and ends when its receive completes.
 
-    Each rank's times start at zero right after a common barrier, so clocks differ by the skew of the barrier.
+    Times are since the first rank started, so the timeline may end later than `duration_s`, by the skew of starts.
     """
-    ends = {(r.rank, row.step, row.lane, row.block, row.peer): row.end_s for r in records for row in r.received}
+    begins_s = _begins_s(records)
+    since_s = {record.rank: begin_s - min(begins_s) for begin_s, record in zip(begins_s, records, strict=True)}
+    ends = {
+        (r.rank, row.step, row.lane, row.block, row.peer): row.end_s + since_s[r.rank]
+        for r in records
+        for row in r.received
+    }
     sizes = schedule.block_bytes.tolist()
     events = [
         Event(
@@ -70,13 +96,14 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
             peer=sent.peer,
             block=sent.block,
             bytes=sizes[sent.block],
-            start_s=sent.start_s,
-            end_s=max(sent.start_s, ends[sent.peer, sent.step, sent.lane, sent.block, record.rank]),
+            start_s=start_s,
+            end_s=max(start_s, ends[sent.peer, sent.step, sent.lane, sent.block, record.rank]),
             bound_by="",
             waited_for="",
         )
         for record in records
         for sent in record.sent
+        for start_s in [sent.start_s + since_s[record.rank]]
     ]
     events += [
         Event(
@@ -87,8 +114,8 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
             peer=record.rank,
             block=call.block,
             bytes=0,
-            start_s=call.start_s,
-            end_s=call.end_s,
+            start_s=call.start_s + since_s[record.rank],
+            end_s=call.end_s + since_s[record.rank],
             bound_by="",
             waited_for="",
             flops=call.flops,

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 
 from runtime.protocol.heartbeat import Heartbeat, Watchdog
@@ -38,6 +38,9 @@ class LaunchedRanks:
 
     is_reporter = True
     """See `runtime.protocol.jobs.Ranks`: the launcher is the one process that is not a rank."""
+
+    environment: Mapping[str, object] = {"backend": "gloo", "device": "cpu"}
+    """See `runtime.protocol.jobs.Ranks`."""
 
     def __init__(self, locations: Sequence[RankLocation]) -> None:
         self.world_size = len(locations)

@@ -1,25 +1,54 @@
 """Ranks started by torchrun: this process is one of them and every rank runs the same program.
 
-The backend is NCCL (RCCL on AMD) if every rank of this node has its own GPU, else gloo; all nodes must be identical.
+The backend is NCCL (RCCL on AMD) if every rank of this node has its own GPU; all nodes must be identical. gloo is used
+where nothing suggests that GPUs were meant, and where it is asked for.
+
+A rank that fails leaves its group as it is: `torch.distributed.destroy_process_group` waits for the other ranks, which
+wait for this one. Its error is printed, and `tasp_lab.leaving` ends the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from runtime.executor.transports import LAUNCH_ORDER
+from runtime.executor.transports import LAUNCH_ORDER, LostPeer, call_peers, gpu_libraries, reason_of
+from runtime.linux.gpus import has_gpus
 from runtime.protocol.jobs import Job, Result, Value
 from runtime.ranks.run_job import perform
-from tasp_lab.errors import RunError, first_line
+from tasp_lab import leaving
+from tasp_lab.choices import BackendKind
+from tasp_lab.errors import RunError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_START_LIMIT = timedelta(seconds=120)
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+
+START_LIMIT = timedelta(seconds=120)
+"""Within this time all ranks must have joined."""
+
+COLLECTIVE_LIMIT = timedelta(minutes=10)
+"""Within this time after the first rank all others must have called a collective: the checks of a result, or a
+checkpoint, may delay one of them. NCCL's watchdog then ends the process. It is torch's own limit for NCCL."""
+
+HIGH_PRIORITY = "TORCH_NCCL_HIGH_PRIORITY"
+"""torch's variable for the priority of the streams on which NCCL's kernels run, in all groups."""
+
+ON_GPUS = {LAUNCH_ORDER: "1", HIGH_PRIORITY: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "GPU_MAX_HW_QUEUES": "8"}
+"""Variables that are set on GPUs unless they are: the order of several communicators, the priority of messages over
+kernels that have filled the GPU, GPUs numbered as in the topologies that are imported, by their PCI bus, and on AMD as
+many hardware queues per priority as a schedule of three channels has streams: streams that share one run one after
+another, and the default is 4 (https://github.com/ROCm/rocm-systems/pull/8916)."""
+
+
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that hide GPUs from torch."""
 
 
 class TorchrunRanks:
@@ -28,57 +57,132 @@ class TorchrunRanks:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
+        self._on_gpu = dist.get_backend() == "nccl"
 
     @property
     def is_reporter(self) -> bool:
         """See `runtime.protocol.jobs.Ranks`: every rank runs the same program, rank 0 reports."""
         return self.rank == 0
 
+    @property
+    def environment(self) -> Mapping[str, object]:
+        """See `runtime.protocol.jobs.Ranks`: those of this rank."""
+        found: dict[str, object] = {"backend": dist.get_backend(), "device": "cpu"}
+        if self._on_gpu:
+            found |= {"device": torch.cuda.get_device_name(), "gpu_libraries": gpu_libraries()}
+        return found
+
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
         """Perform the job with all ranks. Raises `RunError` if a rank is lost or silent for `longest_silence_s`."""
         own = perform(job, longest_silence_s, lambda peer: None)
         results: list[Result] = [None] * self.world_size
         try:
-            dist.all_gather_object(results, own)
-        except RuntimeError as error:
-            raise RunError(f"rank {self.rank}: lost a rank ({first_line(error)})") from None
+            call_peers(self._on_gpu, dist.all_gather_object, results, own)
+        except LostPeer as error:
+            raise RunError(f"rank {self.rank}: lost a rank ({error})") from None
         return results
 
     def agree(self, value: Value) -> Value:
         """See `runtime.protocol.jobs.Ranks`. All ranks return rank 0's value."""
         shared = [value]
         try:
-            dist.broadcast_object_list(shared, src=0)
-        except RuntimeError as error:
-            raise RunError(f"rank {self.rank}: lost a rank ({first_line(error)})") from None
+            call_peers(self._on_gpu, dist.broadcast_object_list, shared, src=0)
+        except LostPeer as error:
+            raise RunError(f"rank {self.rank}: lost a rank ({error})") from None
         return shared[0]
 
 
 def started_ranks() -> int:
-    """How many ranks torchrun has started, known before they join. Raises `RunError` if this process is none."""
+    """How many ranks torchrun has started, known before they join.
+
+    Raises `RunError` if this process is none of them, and for variables that are no numbers.
+    """
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise RunError(
             f"not started by torchrun ({missing[0]} is not set): torchrun --nproc-per-node N -m tasp_lab.cli ..."
         )
+    for name in _NUMBERS:
+        if not os.environ.get(name, "0").isdecimal():
+            raise RunError(f"{name} is {os.environ[name]!r}, expected a number, as torchrun sets it")
     return int(os.environ["WORLD_SIZE"])
 
 
 @contextlib.contextmanager
-def join() -> Iterator[TorchrunRanks]:
-    """Join the process group described by torchrun's environment variables. Raises `RunError`."""
+def join(backend: BackendKind = "auto", gpu_machine: str | None = None) -> Iterator[TorchrunRanks]:
+    """Join the process group described by torchrun's environment variables.
+
+    `gpu_machine` is the name of the machine that is to be measured, if it is one with GPUs.
+
+    Raises `RunError`, also where gloo would be used though GPUs were meant, on a host with GPUs or for a `gpu_machine`;
+    with the `backend` ``gloo`` it is used. Where the context ends with an error, the group is not destroyed, and the
+    process is to end by `tasp_lab.leaving.leave`.
+    """
     started_ranks()
-    on_gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) <= torch.cuda.device_count()
-    if on_gpus:
-        os.environ.setdefault(LAUNCH_ORDER, "1")
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    chosen = choose_backend(backend, gpu_machine)
     try:
-        dist.init_process_group("nccl" if on_gpus else "gloo", timeout=_START_LIMIT)
+        if chosen == "nccl":
+            _set_variables()
+            torch.cuda.set_device(_local_rank())
+        dist.init_process_group(chosen, timeout=START_LIMIT, **(_nccl_options() if chosen == "nccl" else {}))
     except (RuntimeError, ValueError) as error:
+        if chosen == "nccl":
+            leaving.at_once()  # what there is of the group may wait for other ranks
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = first_line(error)
+        reason = reason_of(error)
         raise RunError(f"rank {os.environ['RANK']}: cannot join the process group at {where}: {reason}") from None
     try:
+        _set_limit(COLLECTIVE_LIMIT)
         yield TorchrunRanks()
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        leaving.at_once()
+        raise
+    dist.destroy_process_group()
+
+
+def choose_backend(backend: BackendKind, gpu_machine: str | None = None) -> BackendKind:
+    """``nccl`` or ``gloo`` for the ranks of this host; see `join`. Raises `RunError`.
+
+    On a host with GPUs `ON_GPUS` are set before torch counts them: to count them may start HIP or CUDA, which read
+    their variables only then.
+    """
+    if backend == "nccl" or (backend == "auto" and has_gpus()):
+        _set_variables()
+    ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if backend == "gloo" or (ranks <= gpus and dist.is_nccl_available()):
+        return "gloo" if backend == "gloo" else "nccl"
+    if backend == "auto" and gpu_machine is None and not gpus and not has_gpus():
+        return "gloo"
+    visible = next((f" ({name}={os.environ[name]})" for name in VISIBLE if name in os.environ), "")
+    nccl = "" if dist.is_nccl_available() else " and has no NCCL"
+    seen = f"sees {gpus} GPU{'s' * (gpus != 1)} here{visible}{nccl}"
+    found = f"{ranks} rank{'s' * (ranks > 1)} on this host, but torch {torch.__version__} {seen}"
+    meant = "" if gpu_machine is None else f"{gpu_machine} has GPUs: "
+    raise RunError(f"{meant}{found}; expected a GPU for each rank, or --backend gloo to use gloo on CPUs instead")
+
+
+def _set_variables() -> None:
+    for name, value in ON_GPUS.items():
+        os.environ.setdefault(name, value)
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def _nccl_options() -> dict[str, Any]:
+    """The GPU of this rank, which torch would else guess from its rank, and the priority of NCCL's stream.
+
+    With `device_id` the communicator of all ranks is made at once. Before torch 2.7.1 it could then hang
+    (https://github.com/pytorch/pytorch/issues/153960).
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = os.environ[HIGH_PRIORITY] == "1"
+    options._timeout = START_LIMIT
+    return {"device_id": torch.device("cuda", _local_rank()), "pg_options": options}
+
+
+def _set_limit(limit: timedelta) -> None:
+    """The limit of later collectives, and of what the store is asked for when further groups are made."""
+    distributed_c10d._set_pg_timeout(limit)
+    distributed_c10d._get_default_store().set_timeout(limit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -83,8 +84,9 @@ class AttentionTrial:
     def set_up(self, checked: bool) -> None:
         self._checked = checked
         self._layer.load(self.executor.copies)
-        load_copies_of_others(self.executor.copies, self._schedule, self._left_by_the_forward_pass())
+        load_copies_of_others(self.executor.copies, self._schedule, self._left_by_the_forward_pass)
 
+    @cached_property
     def _left_by_the_forward_pass(self) -> Tensor:
         """The keys and values of other ranks with which the pass starts, as bytes."""
         task, kind = self._task, self._schedule.blocks.kind_of

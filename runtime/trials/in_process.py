@@ -11,7 +11,8 @@ from functools import partial
 
 import torch
 
-from runtime.executor.transports import Message, Wait
+from runtime.executor.streams import Streams
+from runtime.executor.transports import LostPeer, Message, OrdinaryMemory, Wait
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.trials.workloads import make_trial
 from tasp_lab.schedule.schedule import Schedule
@@ -34,7 +35,7 @@ def run_in_process(
         transport = InProcess(rank, mailboxes, _TIMEOUT_S, receives_ahead, whole_steps)
         trial = make_trial(schedule, rank, transport, flops_per_s, gather_shards=partial(table.share, rank))
         trial.set_up(checked=True)
-        trial.executor.prepare()
+        trial.executor.prepare(timed=True)
         record = trial.executor.run_timed()
         trial.check()
         return record
@@ -70,7 +71,7 @@ class Mailboxes:
         return self._boxes.setdefault((source, destination, tag), queue.SimpleQueue())
 
 
-class InProcess:
+class InProcess(OrdinaryMemory):
     """The transport of one rank among threads: sent data are copied into the receiver's mailbox."""
 
     channels = False
@@ -82,7 +83,7 @@ class InProcess:
         self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
         self._posted: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
 
-    def open(self, channels: int) -> None:
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
@@ -102,5 +103,5 @@ class InProcess:
             try:
                 arrived = self._mailboxes.box(message.peer, self._rank, message.tag).get(timeout=self._timeout_s)
             except queue.Empty:
-                raise RuntimeError(f"nothing arrived within {self._timeout_s} s") from None
+                raise LostPeer(f"nothing arrived within {self._timeout_s} s") from None
             posted.popleft().data.copy_(arrived)

@@ -11,6 +11,7 @@ from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.executor.views import DTYPES
 from runtime.kernels import linear_attention as kernels
+from runtime.kernels.linear_registry import choose_linear_kernel
 from runtime.sequence_parallel.linear_layer import LinearLayer, state_blocks
 from runtime.sequence_parallel.sharding import shard
 from runtime.trials.attention import TOLERANCE, random_layer
@@ -58,7 +59,8 @@ class LinearTrial:
             GATES: () if gates is None else (gates,),
         }
         inputs = {tensor: [shard(x, task.layout, rank) for x in each] for tensor, each in self._whole.items()}
-        self._layer = LinearLayer(schedule, rank, inputs)
+        chosen = choose_linear_kernel("auto", q.dtype, q.device)
+        self._layer = LinearLayer(schedule, rank, inputs, attend=chosen.attend(q.dtype))
         self.executor = Executor(schedule, rank, transport, self._layer, device, progress)
 
     def set_up(self, checked: bool) -> None:

@@ -110,15 +110,24 @@ class PatternWork:
         checked: bool = True,
     ) -> None:
         self.patterns, self._rank, self._device, self.checked = Patterns(schedule), rank, device, checked
-        self._flops_per_s = flops_per_s or float("inf")
+        self._flops_per_s = flops_per_s
+        self._zeros: dict[int, torch.Tensor] = {}
         self._bound: dict[int, torch.Tensor] = {}
+        self._initial: dict[int, torch.Tensor] = {}
+
+    def initial(self, block: int) -> torch.Tensor:
+        """What the rank has of a block at the start; made once, as runs follow each other."""
+        if block not in self._initial:
+            self._initial[block] = self.patterns.initial(self._rank, block).to(self._device)
+        return self._initial[block]
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
-        if not self.checked:
+        if self.checked:
+            verify_reads(self._rank, self.patterns, row, operands)
+        if self._flops_per_s:
             time.sleep(row.flops / self._flops_per_s)
-            return [[torch.zeros(self.patterns.size_bytes(place.block), dtype=torch.uint8)] for place in row.adds]
-        verify_reads(self._rank, self.patterns, row, operands)
-        time.sleep(row.flops / self._flops_per_s)
+        if not self.checked:
+            return [[self._nothing(self.patterns.size_bytes(place.block))] for place in row.adds]
         return [[each.to(self._device)] for each in self.patterns.added(self._rank, row)]
 
     def bound(self, blocks: Sequence[int]) -> Views:
@@ -128,6 +137,12 @@ class PatternWork:
     def sent(self, block: int) -> Views:
         return self.bound([block])
 
+    def _nothing(self, size_bytes: int) -> torch.Tensor:
+        """Zeros to add."""
+        if size_bytes not in self._zeros:
+            self._zeros[size_bytes] = torch.zeros(size_bytes, dtype=torch.uint8, device=self._device)
+        return self._zeros[size_bytes]
+
     def _garbage(self, block: int) -> torch.Tensor:
         size = self.patterns.size_bytes(block)
         return torch.full((size,), _GARBAGE, dtype=torch.uint8, device=self._device)
@@ -136,9 +151,8 @@ class PatternWork:
 def fill(executor: Executor, work: PatternWork) -> None:
     """Set what the rank has at the start; all else is garbage."""
     executor.memory.fill_(_GARBAGE)
-    rank = executor.part.rank
-    for block in np.flatnonzero(executor.schedule.initial[rank]).tolist():
-        _copy(executor, work, block).copy_(work.patterns.initial(rank, block))
+    for block in np.flatnonzero(executor.schedule.initial[executor.part.rank]).tolist():
+        _copy(executor, work, block).copy_(work.initial(block))
 
 
 def verify(executor: Executor, work: PatternWork) -> None:

@@ -9,13 +9,16 @@ import torch
 
 from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
+from runtime.executor.streams import streams_for
 from runtime.executor.transports import Transport
+from runtime.protocol.jobs import KernelTimes
 from runtime.trials.attention import AttentionTrial, GatherShards
 from runtime.trials.linear_attention import LinearTrial
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.errors import RunError
 from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -56,16 +59,27 @@ def make_trial(
     return PatternTrial(schedule, rank, transport, flops_per_s, device, progress)
 
 
-def compute_alone(executor: Executor) -> float:
-    """Make all kernel calls of the rank on the current content of its memory; returns the time in seconds."""
-    device = executor.memory.device
-    began_s = _now(device)
+def draw_operands(executor: Executor) -> None:
+    """Fill what kernel calls will read from the memory with random numbers, as arrivals would.
+
+    Zeros would do, but for the time: with them a GPU draws less power and keeps a higher clock.
+    """
+    executor.memory.zero_()  # what is between, and fields of odd sizes, whose views are copies
+    drawn = torch.Generator(executor.memory.device).manual_seed(executor.part.rank)
+    for row in executor.part.calls:
+        for operand in row.operands:
+            if operand.offset != OUTSIDE:
+                for field in executor.copies.operand(operand):
+                    field.normal_(generator=drawn)
+
+
+def compute_alone(executor: Executor) -> KernelTimes:
+    """Make all kernel calls of the rank on the current content of its memory."""
+    streams = streams_for(executor.memory.device, timed=True)
+    executor.copies.begin()
+    streams.begin()
+    began_s = time.perf_counter()
     for row in executor.part.calls:
         executor.copies.compute(row)
-    return _now(device) - began_s
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    issued_s = time.perf_counter() - began_s
+    return KernelTimes(streams.mark()(), issued_s if executor.memory.is_cuda else None)

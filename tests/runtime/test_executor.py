@@ -13,17 +13,29 @@ from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Message, Wait
+from runtime.executor.views import Views
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from runtime.trials.patterns import PatternTrial, pattern
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import RunError
-from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 from tests.schedule.test_joint_messages import either
 from tests.support.strategies import topologies_and_schedules
+
+IN_PIECES = {
+    "all-scan": Workload(sequence=48, heads=2, head_dim=4, mask="causal", kind="linear"),
+    "token-ring": Workload(sequence=48, heads=2, head_dim=4),
+}
+"""Layers of which parts are joined by threads of lanes."""
 
 
 @settings(max_examples=200)
@@ -89,10 +101,123 @@ def test_no_lane_waits_for_another() -> None:
     assert not running.is_alive()
 
 
+def test_no_compute_lane_waits_for_another() -> None:
+    """The attention within a chunk goes on until the state has been added to and sent, as on the chain of LASP."""
+    layer = Workload(sequence=48, heads=1, head_dim=4, mask="causal", kind="linear")
+    (schedule,) = linear_schedules("lasp", full_mesh(3), layer)
+    mailboxes, advanced = Mailboxes(), threading.Event()
+
+    def run(rank: int) -> None:
+        trial = PatternTrial(schedule, rank, InProcess(rank, mailboxes, 30.0))
+        compute = trial.work.compute
+
+        def waiting(row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+            if rank == 1 and row.kernel == "attend":
+                assert advanced.wait(10), "the state of rank 1 waits for the attention within its chunk"
+            found = compute(row, operands)
+            if rank == 1 and row.kernel == "advance":
+                advanced.set()
+            return found
+
+        trial.work.compute = waiting  # type: ignore[method-assign]
+        trial.set_up(checked=True)
+        trial.executor.prepare()
+        trial.executor.run()
+        trial.check()
+
+    with ThreadPoolExecutor(schedule.world_size) as threads:
+        list(threads.map(run, range(schedule.world_size)))
+
+
+@pytest.mark.parametrize(("name", "layer"), IN_PIECES.items())
+def test_all_lanes_are_in_the_modes_of_the_caller(name: str, layer: Workload) -> None:
+    """Tensors of `torch.inference_mode` must not change in a thread outside of it."""
+    (schedule,) = build_schedules(name, full_mesh(4), layer, None, AttentionOptions())
+    mailboxes = Mailboxes()
+
+    def run(rank: int) -> None:
+        with torch.inference_mode():
+            trial = PatternTrial(schedule, rank, InProcess(rank, mailboxes, 30.0))
+            trial.set_up(checked=True)
+            trial.executor.prepare()
+            trial.executor.run()
+            trial.check()
+
+    with ThreadPoolExecutor(schedule.world_size) as threads:
+        list(threads.map(run, range(schedule.world_size)))
+
+
+@pytest.mark.parametrize("whole_steps", [False, True])
+def test_calls_of_all_lanes_are_without_autocast(whole_steps: bool) -> None:
+    """It would round states in the lane of the calling thread, and not in those of other threads."""
+    layer = Workload(sequence=48, heads=1, head_dim=4, mask="causal", kind="linear")
+    (schedule,) = linear_schedules("lasp", full_mesh(2), layer)
+    mailboxes, found = Mailboxes(), set[tuple[str, bool]]()
+
+    def run(rank: int) -> None:
+        trial = PatternTrial(schedule, rank, InProcess(rank, mailboxes, 30.0, whole_steps=whole_steps))
+        compute = trial.work.compute
+
+        def seen(row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+            found.add((row.kernel, torch.is_autocast_enabled("cpu")))
+            return compute(row, operands)
+
+        trial.work.compute = seen  # type: ignore[method-assign]
+        trial.set_up(checked=True)
+        trial.executor.prepare()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            trial.executor.run()
+            assert torch.is_autocast_enabled("cpu")
+
+    with ThreadPoolExecutor(schedule.world_size) as threads:
+        list(threads.map(run, range(schedule.world_size)))
+    assert {kernel for kernel, _ in found} >= {"attend", "advance", "apply_state"}
+    assert not any(enabled for _, enabled in found)
+
+
+@pytest.mark.parametrize("kernel", ["attend", "advance"])
+def test_a_failed_call_ends_the_calls_of_all_lanes(kernel: str) -> None:
+    """Rank 0 of a chain fails on either lane: the run raises what the call raised, and no thread is left."""
+    layer = Workload(sequence=48, heads=2, head_dim=4, mask="causal", kind="linear")
+    (schedule,) = linear_schedules("all-scan", full_mesh(2), layer, None, AttentionOptions(pieces=2))
+    trial = PatternTrial(schedule, 0, InProcess(0, Mailboxes(), 1.0))
+    compute = trial.work.compute
+
+    def failing(row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+        if row.kernel == kernel:
+            raise RunError(f"no {kernel}")
+        return compute(row, operands)
+
+    trial.work.compute = failing  # type: ignore[method-assign]
+    trial.set_up(checked=False)
+    before = set(threading.enumerate())
+    trial.executor.prepare()
+    with pytest.raises(RunError, match=f"no {kernel}"):
+        trial.executor.run()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
 def deliver(mailboxes: Mailboxes, message: tuple[int, int], lane: int) -> None:
     """Put the test pattern of a block of step 0 into rank 1's mailbox."""
     source, block = message
     mailboxes.box(source, 1, lane).put(pattern(block, 5))
+
+
+@pytest.mark.parametrize(("ahead", "posted"), [(0, 2), (2, 2), (3, 3), (4, 3), (5, 4)])
+def test_receives_are_posted_ahead_of_a_lane_that_begins_late(ahead: int, posted: int) -> None:
+    """Those of the first step with any, and of the steps behind it; a peer that sends finds them there."""
+    blocks = {9: [0, 2], 12: [4], 14: [6]}  # apart from each other, so they are messages of their own
+    steps = [Step.of((0, 1, 0, block) for block in blocks.get(index, ())) for index in range(15)]
+    held = np.zeros((2, 8), dtype=np.bool_)
+    held[0] = True
+    final = held.copy()
+    final[1, ::2] = True
+    schedule = Schedule("late", 2, 1, Blocks.of_data(np.full(8, 5)), held, final, steps)
+    transport = InProcess(1, Mailboxes(), 1.0, ahead)
+    Executor(schedule, 1, transport).prepare()
+    assert sum(map(len, transport._posted.values())) == posted
 
 
 def test_several_blocks_on_one_lane_of_one_step() -> None:

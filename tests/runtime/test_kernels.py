@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import partials, sdpa_gpu
+from runtime.kernels import flash_attention_3, partials, sdpa_gpu
 from runtime.kernels.bands import Band, trim, window
 from runtime.kernels.lse_merge import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, Partial, choose_kernel
@@ -382,6 +382,59 @@ def test_auto_is_the_fastest_kernel_that_runs(monkeypatch: pytest.MonkeyPatch) -
     assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "flash-attn"
     assert choose_kernel("auto", torch.float32, gpu, 64).name == "sdpa"
     assert choose_kernel("auto", torch.bfloat16, CPU, 64).name == "sdpa"
+
+
+def test_flash_attn_on_triton_is_not_used_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward pass refuses windows, and a causal call is one; its compiled backend is used."""
+    gpu = torch.device("cuda")
+    for name in ("flash_attn_2_cuda", "flash_attn.flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "flash-attn"
+    monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
+    assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "sdpa"
+    with pytest.raises(RunError, match=r"Triton backend .* has no backward pass for causal masks"):
+        choose_kernel("flash-attn", torch.bfloat16, gpu, 64)
+
+
+class FakeFlashAttention3:
+    """torch's registry of flash implementations, the package and a GPU, none of which is here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
+        self.activated: list[str] = []
+        attention = torch.nn.attention
+        monkeypatch.setattr(attention, "list_flash_attention_impls", lambda: ["FA3"], raising=False)
+        monkeypatch.setattr(attention, "activate_flash_attention_impl", self.activated.append, raising=False)
+        monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        flash_attention_3._activate.cache_clear()
+
+
+def test_flash_attn_3_is_chosen_by_name_only_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    with pytest.raises(RunError, match="flash-attn-3 cannot run on cuda"):
+        choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
+    FakeFlashAttention3(monkeypatch, (10, 0))
+    with pytest.raises(RunError, match=r"compute capability 9, not 10\.0"):
+        choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
+    FakeFlashAttention3(monkeypatch)
+    assert choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64).name == "flash-attn-3"
+    assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "sdpa"
+    monkeypatch.setattr(torch.nn.attention, "list_flash_attention_impls", list, raising=False)
+    with pytest.raises(RunError, match="has no way to activate FA3"):
+        choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
+
+
+def test_flash_attn_3_is_activated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls are those of sdpa, here on a CPU."""
+    fake, kernel = FakeFlashAttention3(monkeypatch), KERNELS["flash-attn-3"]
+    q, k, v = (torch.randn(1, 5, 2, 8) for _ in range(3))
+    for _ in range(3):
+        out, lse = kernel.attend(q, k, v, scale=0.5, low=0, high=4)
+        kernel.backward(out, q, k, v, out, lse, scale=0.5, low=0, high=4)
+    assert fake.activated == ["FA3"]
+    assert torch.equal(out, KERNELS["sdpa"].attend(q, k, v, scale=0.5, low=0, high=4).out)
 
 
 def flash_by_definition(

@@ -28,7 +28,7 @@ from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.support.recorded_calls import recorded_all_to_alls, recorded_groups
+from tests.support.recorded_calls import recorded_all_to_alls, recorded_communicators, recorded_groups
 from tests.support.simulated_nccl import (
     AllToAllCall,
     Delivered,
@@ -36,6 +36,7 @@ from tests.support.simulated_nccl import (
     NcclError,
     Operation,
     begun_side_by_side,
+    make_communicators,
     run_all_to_alls,
     run_groups,
 )
@@ -130,6 +131,23 @@ def test_messages_of_rings_of_rings(inner: int, outer: int, inner_first: bool) -
 def ring_of_rings(inner: int, outer: int, inner_first: bool = False) -> Schedule:
     inside = collective("ring", full_mesh(inner), 24)
     return over_groups(inside, collective("ring", full_mesh(outer), 24 * inner), inner_first=inner_first)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", CIRCULATIONS)
+def test_every_communicator_is_made_by_all_ranks(name: str, world_size: int) -> None:
+    for layer in list(layers(world_size))[:4]:
+        for schedule in build_schedules(name, full_mesh(world_size), layer, options=AttentionOptions("both")):
+            make_communicators(recorded_communicators(schedule))
+
+
+def test_a_communicator_that_is_made_by_the_first_batch_waits_forever() -> None:
+    """As torch makes them unless it is told to: a rank that sends no gradients in a step has no batch for them."""
+    layer = Workload(sequence=64, heads=1, mask="causal")
+    _, backward = build_schedules("ring-attention", full_mesh(4), layer, options=AttentionOptions("both"))
+    make_communicators(recorded_communicators(backward))
+    with pytest.raises(NcclError, match="deadlock: communicator 1 is made by all ranks"):
+        make_communicators([[group.communicator for group in groups] for groups in recorded_groups(backward)])
 
 
 # Planted faults

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import chain
 
+import pytest
 from hypothesis import given, settings
 
-from runtime.executor.plans import Plan, plan_of
-from runtime.executor.step_plans import AFTER, CALLS, JOIN, MARK, POST, Batch, step_plan
+from runtime.executor.plans import Plan, PlannedMessage, plan_of
+from runtime.executor.step_plans import AFTER, CALLS, JOIN, MARK, POST, RECEIVE, Batch, step_plan
 from tasp_lab.attention.forward import attention
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import attention_schedules
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.rank_part import Join, rank_part
 from tasp_lab.schedule.schedule import Schedule
@@ -37,6 +40,34 @@ def test_buffers_are_filled_while_the_rank_computes() -> None:
     schedule = attention("ring-attention", full_mesh(6), Workload(48, head_dim=2, heads=1), buffers=3)
     latest = latest_calls(schedule, 1)
     assert [step - call for step, call in latest.items() if call >= 0] == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["kv-and-q-rings", "double-ring:4x2", "direct-attention"])
+def test_what_nothing_waits_for_is_received_when_the_next_batch_is_posted(name: str) -> None:
+    """Of its channel: on a GPU, where the host goes on, its time is then known, and no batch is held up."""
+    layer = Workload(128, head_dim=2, heads=1, kv_heads=1, mask="causal")
+    late = 0
+    for schedule in attention_schedules(name, full_mesh(8), layer, options=AttentionOptions("both")):
+        for rank in range(schedule.world_size):
+            assert unreceived(schedule, rank, prompt=True) == 0
+            late += unreceived(schedule, rank, prompt=False)
+    assert late, "a host, which would have to wait, receives some later"
+
+
+def unreceived(schedule: Schedule, rank: int, prompt: bool) -> int:
+    """How many messages of the batch before the last one have not been received when a batch is posted."""
+    plan = plan_of(schedule, rank_part(schedule, rank))
+    found, received = 0, set[int]()
+    posted: defaultdict[int, list[set[int]]] = defaultdict(list)
+    for _, actions in step_plan(plan, len(schedule.steps), channels(schedule), False, prompt).runs:
+        for kind, what in actions:
+            if kind == RECEIVE and isinstance(what, PlannedMessage):
+                received.add(what.node)
+            elif isinstance(what, Batch):
+                found += sum(len(batch - received) for batch in posted[what.channel][:-1])
+                posted[what.channel].append({message.node for message in what.receives})
+    assert received == {message.node for message in plan.receives}
+    return found
 
 
 def latest_calls(schedule: Schedule, rank: int) -> dict[int, int]:

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
-from runtime.executor.streams import Mark
-from runtime.executor.transports import Message, Wait
+from runtime.executor.streams import Mark, Streams
+from runtime.executor.transports import Message, OrdinaryMemory, Wait
 from runtime.executor.views import Views
 from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow
@@ -108,6 +108,8 @@ def kind_of(stream: str) -> str:
 class DrawnStreams:
     """The streams of one rank; over the `ignored` edges nothing waits for anything."""
 
+    queues = True
+
     def __init__(self, device: Device, rank: int, ignored: Collection[Edge]) -> None:
         self.device, self.rank, self.ignored, self.current = device, rank, ignored, "computing"
         self._used: set[str] = set()
@@ -117,6 +119,7 @@ class DrawnStreams:
 
     def begin(self) -> None:
         self._began = self.mark()
+        self._used.clear()
 
     @contextlib.contextmanager
     def in_stream(self, name: str) -> Iterator[None]:
@@ -156,7 +159,7 @@ class DrawnStreams:
             self.wait(ended)
 
 
-class Library:
+class Library(OrdinaryMemory):
     """Batches of one rank on the library's own stream, as NCCL runs them; with `channels`, one for each of them."""
 
     receives_ahead = 0
@@ -166,7 +169,7 @@ class Library:
         self._streams, self._receives, self._done = streams, [], Reached("library")  # type: ignore[var-annotated]
         self.channels = channels
 
-    def open(self, channels: int) -> None:
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: streams are made when they are used."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
@@ -240,7 +243,7 @@ class SlowCopies(Copies):
         self._streams.queue(lambda: self._checked.append(row))
 
     def _read(self, row: CallRow) -> Sequence[Views]:
-        return self._patterns.compute(row, [self._operand(each) for each in row.operands])
+        return self._patterns.compute(row, [self.operand(each) for each in row.operands])
 
     def join(self, each: Join) -> None:
         assert kind_of(self._streams.current) == "communicating"

@@ -19,6 +19,7 @@ from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from runtime.linux.namespaces import die_with_parent
 
@@ -29,6 +30,14 @@ LIMIT_S = 240
 def on_ranks(function: Callable[..., object], world_size: int, *arguments: object) -> list[object]:
     """What each rank's call of ``function(*arguments)`` returned, or the exception that it raised, or its exit code."""
     return _called(_join_group, function, world_size, arguments)
+
+
+def succeeded(answers: list[Any]) -> list[Any]:
+    """The answers of all ranks; raises the first exception among them."""
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
 
 
 def as_if_by_torchrun(function: Callable[..., object], world_size: int, *arguments: object) -> list[object]:

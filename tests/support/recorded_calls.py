@@ -17,7 +17,7 @@ import torch
 from runtime.executor import transports
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Group as ProcessGroup
-from runtime.executor.transports import Message, Transport, Wait
+from runtime.executor.transports import Message, OrdinaryMemory, Transport, Wait
 from runtime.trials.patterns import PatternWork
 from tasp_lab.schedule.schedule import Schedule
 from tests.support.simulated_nccl import AllToAllCall, Group, NcclError, Operation
@@ -28,6 +28,11 @@ MakeTransport = Callable[[float, ProcessGroup, torch.device], Transport]
 def recorded_groups(schedule: Schedule, make_transport: MakeTransport = transports.Batched) -> list[list[Group]]:
     """The groups of sends and receives that each rank issues."""
     return [_record(schedule, rank, make_transport).groups() for rank in range(schedule.world_size)]
+
+
+def recorded_communicators(schedule: Schedule, make_transport: MakeTransport = transports.Batched) -> list[list[int]]:
+    """The communicator of each call that each rank makes, also of those that only connect all ranks."""
+    return [_record(schedule, rank, make_transport).communicators() for rank in range(schedule.world_size)]
 
 
 def recorded_all_to_alls(
@@ -81,10 +86,12 @@ class _Library:
 
     isend, irecv = "send", "receive"
     P2POp = _PointToPoint
+    ProcessGroup = _Communicator
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.batches: list[Sequence[_PointToPoint]] = []
+        self.connected: list[tuple[int, int]] = []  # before how many batches, and which communicator
         self.all_to_alls: list[_Splits] = []
         self.group = SimpleNamespace(WORLD=_Communicator(0))
         self._communicators = 1
@@ -94,12 +101,15 @@ class _Library:
 
     def new_group(self, ranks: Sequence[int], use_local_synchronization: bool) -> _Communicator:
         assert list(ranks) == list(range(self._world_size))
-        assert use_local_synchronization
+        assert not use_local_synchronization  # all ranks call it, so its name is the same everywhere
         self._communicators += 1
         return _Communicator(self._communicators - 1)
 
-    def get_world_size(self, group: ProcessGroup) -> int:
+    def get_world_size(self, group: ProcessGroup = None) -> int:
         return self._world_size
+
+    def all_reduce(self, data: torch.Tensor, group: _Communicator | None) -> None:
+        self.connected.append((len(self.batches), 0 if group is None else group.number))
 
     def batch_isend_irecv(self, operations: Sequence[_PointToPoint]) -> list[_Done]:
         self.batches.append(operations)
@@ -120,7 +130,7 @@ class _Library:
         return _Done()
 
 
-class _Recorder:
+class _Recorder(OrdinaryMemory):
     """Passes the messages of a rank on to a transport, and keeps those that it passed on before each all-to-all."""
 
     receives_ahead = 0
@@ -166,6 +176,13 @@ class _Record:
             )
             for batch in self._library.batches
         ]
+
+    def communicators(self) -> list[int]:
+        """The communicator of each call of the host, groups and those that connect all ranks, in their order."""
+        found = [group.communicator for group in self.groups()]
+        for before, number in reversed(self._library.connected):
+            found.insert(before, number)
+        return found
 
     def all_to_alls(self) -> list[AllToAllCall]:
         """The all-to-all calls."""

@@ -93,6 +93,24 @@ def begun_side_by_side(groups_of_ranks: Sequence[Sequence[Group]], held: Callabl
     return run.begun
 
 
+def make_communicators(calls_of_ranks: Sequence[Sequence[int]]) -> None:
+    """Let the hosts of all ranks issue calls on communicators, which torch makes with the first call of each.
+
+    A host then waits until all ranks have come to their first call on it; else it only queues calls. Raises `NcclError`
+    if a rank never comes.
+    """
+    made = set[int]()
+    while True:
+        waiting = [next((number for number in calls if number not in made), -1) for calls in calls_of_ranks]
+        if set(waiting) == {-1}:
+            return
+        number = max(waiting)
+        missing = [rank for rank, each in enumerate(waiting) if each != number]
+        if missing:
+            raise NcclError(f"deadlock: communicator {number} is made by all ranks, and ranks {missing} do not come")
+        made.add(number)
+
+
 def run_all_to_alls(calls_of_ranks: Sequence[Sequence[AllToAllCall]]) -> list[Delivered]:
     """Execute the all-to-all calls of all ranks.
 

@@ -1,0 +1,98 @@
+"""Threads of lanes that overtake each other anywhere: every bit arrives, and every run ends.
+
+Ranks are threads of one process that give way to each other after a few instructions, and at random for longer:
+before a message is posted, after it has arrived, before a kernel call.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from runtime.executor.executor import Executor
+from runtime.gpu_check.delays import DelayedTransport, DelayedWork
+from runtime.trials.in_process import InProcess, Mailboxes
+from runtime.trials.patterns import fill, verify
+from tasp_lab.analysis.registry import Work, build_schedules
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
+
+LIMIT_S = 60.0
+RANKS = 4
+ATTENTION = Workload(64, heads=4, kv_heads=4, head_dim=4, mask="causal")
+LINEAR = Workload(64, heads=4, kv_heads=4, head_dim=4, mask="causal", kind="linear", decay="head")
+WORK: tuple[tuple[str, Work], ...] = (
+    ("multi-ring", 120),
+    ("multi-ring-all-reduce", 120),
+    ("tasp", ATTENTION),
+    ("zigzag-ring-attention", ATTENTION),
+    ("double-ring:2x2", ATTENTION),
+    ("all-scan", LINEAR),
+    ("multi-ring-lasp-2", LINEAR),
+)
+
+
+@pytest.fixture(autouse=True)
+def threads_give_way() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def schedules(name: str, work: Work) -> list[Schedule]:
+    options = AttentionOptions("both") if isinstance(work, Workload) else AttentionOptions()
+    return list(build_schedules(name, full_mesh(RANKS), work, options=options))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+@pytest.mark.parametrize(("name", "work"), WORK, ids=[name for name, _ in WORK])
+def test_lanes_that_overtake_each_other(name: str, work: Work, ahead: int) -> None:
+    for seed, schedule in enumerate(schedules(name, work)):
+        run(schedule, ahead, seed)
+
+
+def run(schedule: Schedule, ahead: int, seed: int) -> None:
+    """Run all ranks, each in a thread, and check their results."""
+    mailboxes, errors = Mailboxes(), list[BaseException]()
+
+    def be(rank: int) -> None:
+        try:
+            run_rank(schedule, rank, mailboxes, ahead, seed * RANKS + rank)
+        except BaseException as error:
+            errors.append(error)
+
+    ranks = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(schedule.world_size)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(LIMIT_S)
+    assert not errors
+    assert not any(each.is_alive() for each in ranks)
+
+
+def run_rank(schedule: Schedule, rank: int, mailboxes: Mailboxes, ahead: int, seed: int) -> None:
+    drawn, device = random.Random(seed), torch.device("cpu")
+
+    def delay() -> None:
+        if drawn.random() < 0.3:
+            time.sleep(drawn.random() * 1e-3)
+
+    transport = DelayedTransport(InProcess(rank, mailboxes, LIMIT_S, ahead))
+    work = DelayedWork(schedule, rank, device)
+    executor = Executor(schedule, rank, transport, work, device, as_bytes=True)
+    fill(executor, work)
+    work.expect(executor.part.calls, device)
+    work.delay = transport.delay = delay
+    executor.prepare()
+    executor.run()
+    work.verify_reads()
+    verify(executor, work)

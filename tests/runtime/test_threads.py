@@ -1,0 +1,108 @@
+"""Threads of lanes are kept between runs, hold nothing of a run, and are not expected after a fork."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from runtime.executor import threads
+from runtime.executor.executor import Executor
+from runtime.executor.message_io import MessageIO
+from runtime.executor.threads import run_beside
+from runtime.trials.in_process import InProcess, Mailboxes
+from tasp_lab.collectives.registry import collective
+from tasp_lab.errors import RunError
+from tasp_lab.topology.builders import full_mesh
+
+
+@pytest.fixture(autouse=True)
+def no_threads_of_others() -> Iterator[None]:
+    """Idle threads of other tests are left alone."""
+    before = threads._IDLE[:]
+    threads._IDLE.clear()
+    yield
+    threads._IDLE.extend(before)
+
+
+def ended(count: int = 1) -> threading.Barrier:
+    """A barrier that tasks pass with the test."""
+    return threading.Barrier(count + 1, timeout=20)
+
+
+def wait_until_idle(count: int) -> None:
+    """Threads are idle a moment after their tasks have ended."""
+    while len(threads._IDLE) < count:
+        os.sched_yield()
+
+
+def test_a_thread_is_kept() -> None:
+    names = []
+    for _ in range(3):
+        together = ended()
+        run_beside(lambda together=together: (names.append(threading.get_ident()), together.wait()))  # type: ignore[misc]
+        together.wait()
+        wait_until_idle(1)
+    assert len(set(names)) == 1
+
+
+def test_tasks_run_side_by_side() -> None:
+    together = ended(5)
+    for _ in range(5):
+        run_beside(together.wait)
+    together.wait()
+
+
+def test_an_idle_thread_holds_nothing() -> None:
+    together = ended()
+    memory = torch.zeros(3)
+    held = weakref.ref(memory)
+    run_beside(partial(lambda what: (what.add_(1), together.wait()), memory))
+    together.wait()
+    wait_until_idle(1)
+    del memory
+    gc.collect()
+    assert held() is None
+
+
+def test_a_forked_process_starts_threads_of_its_own() -> None:
+    """As the ranks of the fork server: threads do not survive a fork."""
+    together = ended()
+    run_beside(together.wait)
+    together.wait()
+    wait_until_idle(1)
+    read, write = os.pipe()
+    process = os.fork()
+    if not process:
+        os.close(read)
+        run_beside(lambda: os.write(write, b"done"))  # type: ignore[arg-type, return-value]
+        threading.Event().wait(20)
+        os._exit(1)
+    os.close(write)
+    try:
+        assert os.read(read, 4) == b"done"
+    finally:
+        os.close(read)
+        os.kill(process, 9)
+        os.waitpid(process, 0)
+
+
+def test_a_lane_that_fails_in_anothers_place_is_reported() -> None:
+    """One thread posts and joins for all while others wait for messages; what fails there ends the run."""
+    schedule = collective("multi-ring", full_mesh(3), 90)
+    mailboxes = Mailboxes()
+    for peer in (0, 2):
+        for tag in range(2 * schedule.lanes):
+            mailboxes.box(peer, 1, tag).put(torch.zeros(45, dtype=torch.uint8))
+    executor = Executor(schedule, 1, InProcess(1, mailboxes, 1.0))
+    executor.prepare()
+    posted = [*([[lambda: None]] * 2), RunError("rank 1: lost rank 2")]
+    with patch.object(MessageIO, "post_sends", side_effect=posted), pytest.raises(RunError, match="lost rank 2"):
+        executor.run()
