@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,6 +17,10 @@ from runtime.kernels.sdpa_gpu import gpu_head_dim, with_empty_rows
 from tasp_lab.errors import first_line
 
 Tensor = torch.Tensor
+
+
+TRITON_ON_AMD = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+"""flash-attn's variable that chooses the Triton backend instead of the compiled one."""
 
 
 class FlashAttention:
@@ -43,7 +48,13 @@ class FlashAttention:
 
 
 def _import_problem() -> str | None:
-    """Why flash-attn cannot be imported. The package can be installed without its compiled module, so import that."""
+    """Why flash-attn cannot be used. The package can be installed without its compiled module, so import that.
+
+    Its Triton backend for AMD refuses windows in the backward pass, and a causal call is a window (0 to the right;
+    `flash_attn_triton_amd/interface_v2.py`, `bwd`). So it is not used.
+    """
+    if torch.version.hip is not None and os.environ.get(TRITON_ON_AMD, "FALSE") == "TRUE":
+        return f"its Triton backend ({TRITON_ON_AMD}) has no backward pass for causal masks; its CK backend has"
     try:
         importlib.import_module("flash_attn_2_cuda")
         importlib.import_module("flash_attn.flash_attn_interface")

@@ -105,6 +105,14 @@ def advance(state: Tensor, own: Tensor, total: Tensor | None) -> Tensor:
     return own + (state if total is None else state * total[..., None])
 
 
+def state_behind(before: Tensor | None, k: Tensor, v: Tensor, gates: Tensor | None, starts: Sequence[int]) -> Tensor:
+    """The state behind a chunk from that before it, None for 0."""
+    own = make_state(k, v, gates, starts)
+    if before is None:
+        return own
+    return advance(before, own, None if gates is None else total_decay(gates, len(k), starts))
+
+
 def _decayed_queries(q: Tensor, kv_heads: int, gates: Tensor | None, starts: Sequence[int]) -> Tensor:
     """The queries that see the state before a chunk, decayed as the state is for them, by KV head."""
     first = slice(0, min(starts, default=len(q)))
@@ -122,9 +130,7 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> T
         scores = torch.einsum("nibhgd,njbhd->nbhgij", q, k) * causal
     else:
         gates = _tiles(gates.expand(count, *gates.shape[1:]), tile)
-        sums = gates.double().cumsum(
-            1
-        )  # [tiles, positions, batch, KV heads, channels or 1]; differences are in float32
+        sums = gates.double().cumsum(1)  # [tiles, positions, batch, KV heads, channels or 1]
         seen, behind = sums.to(q.dtype), (sums[:, -1:] - sums).to(q.dtype)
         between = (sums[:, :, None] - sums[:, None]).to(q.dtype).masked_fill(~causal[..., None, None, None], -torch.inf)
         if gates.shape[-1] == 1:

@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 
 from runtime.kernels.flash_attention import FlashAttention
+from runtime.kernels.flash_attention_3 import FlashAttention3
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.reference import Reference
 from runtime.kernels.sdpa_cpu import ScaledDotProduct
@@ -54,12 +55,14 @@ class Kernel(Protocol):
         """
 
 
-KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in (FlashAttention(), ScaledDotProduct(), Reference())}
-"""Kernels by name, the fastest first."""
+_KERNELS: tuple[Kernel, ...] = (FlashAttention(), ScaledDotProduct(), FlashAttention3(), Reference())
+
+KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _KERNELS}
+"""Kernels by name: those of ``auto``, the fastest first, then those that are chosen by name only."""
 
 
 def choose_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim: int) -> Kernel:
-    """A kernel by name; ``auto`` is flash-attn if supported, else sdpa, and never the reference.
+    """A kernel by name; ``auto`` is flash-attn if supported, else sdpa, and never another one.
 
     Raises `RunError` for an unknown name, and for a dtype, device or head_dim that the kernel does not support.
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from runtime.executor.transports import Group, make_transport
 from runtime.kernels.registry import choose_kernel
-from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
+from runtime.sequence_parallel.agreement import Proposal, agree
 from runtime.sequence_parallel.autograd import Plan, attend
 from runtime.sequence_parallel.call_inputs import (
     BOTH_PASSES,
@@ -125,8 +125,9 @@ def attention_with_lse(
         gradients.
     scale : of the scores; 1 / sqrt(head_dim) if None.
     topology : whose rings ``tasp`` uses, and whose routes messages take; a full mesh if None.
-    kernel : ``flash-attn``, ``sdpa``, ``reference``, or ``auto``, the fastest that can do it.
-    transport : ``auto``, ``p2p``, ``batched`` or ``all-to-all`` (see `runtime.executor.transports`).
+    kernel : ``flash-attn``, ``sdpa``, ``flash-attn-3``, ``reference``, or ``auto``, flash-attn or sdpa.
+    transport : ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory`` (see
+        `runtime.executor.transports`).
     options : how schedules are built by name, such as trimming, buffers and dtypes on the wire. `groups` decides which
         rank has which shard, so `attention_layout` takes it, too; ``auto`` is refused if it is not ``consecutive`` on
         the topology.
@@ -172,8 +173,7 @@ def attention_with_lse(
         }
     except TaspLabError as error:
         own = error
-    everyone = exchange(own, q.device, group, timeout_s)
-    require_equal(everyone, [name for name in everyone[0] if name not in ("positions", "queries")])
+    everyone = agree(own, group, timeout_s, apart=("positions", "queries"))
     lengths, queries = ([int(str(each[name])) for each in everyone] for name in ("positions", "queries"))
 
     def build() -> tuple[Schedule, ...]:
@@ -186,7 +186,7 @@ def attention_with_lse(
         _check_lengths(built[0], queries, QUERIES)
         return built
 
-    built = built_together(build, topology, q.device, group, timeout_s)
+    built = built_together(build, topology, group, timeout_s)
     backward = built[1] if len(built) > 1 else None
     agreed_scale = float(str(everyone[0]["scale"]))
     return attend(Plan(built[0], backward, dist.get_rank(group), chosen, agreed_scale, sender), q, k, v)

@@ -71,6 +71,7 @@ def run_forward(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
     if plan.backward is not None:
         left = torch.cat([left, *(copies.left_behind(block) for block in copies_of_others(plan.backward, plan.rank))])
     out, lse = layer.output(copies, RESULTS, q.dtype)
+    plan.transport.give_back(copies.memory)
     return out, lse, left
 
 
@@ -82,6 +83,7 @@ def run_backward(plan: Plan, saved: Saved, dout: Tensor) -> tuple[Tensor, Tensor
     copies = _run(plan, plan.backward, layer, saved.left)
     (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
     dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
+    plan.transport.give_back(copies.memory)
     return dq, dk, dv
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from runtime.executor.transports import Group
 from runtime.executor.views import DTYPES
-from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
+from runtime.sequence_parallel.agreement import Proposal, agree
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
@@ -22,7 +22,7 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Mask, Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -68,9 +68,9 @@ def workload_of_shard(
     for name, each in (("q", q), ("k", k), ("v", v)):
         if each.dim() != 4:
             raise WorkloadError(f"{name} is {_shape(each)}, expected [batch, positions, heads, head_dim]")
-        if each.dtype not in _NAMES or each.dtype != q.dtype or each.device != q.device:
+        if each.dtype not in DTYPE_NAMES or each.dtype != q.dtype or each.device != q.device:
             raise WorkloadError(f"{name} is {each.dtype} on {each.device}, q is {q.dtype} on {q.device}, expected one "
-                                f"device and one dtype of {', '.join(str(dtype) for dtype in _NAMES)}")  # fmt: skip
+                                f"device and one dtype of {', '.join(map(str, DTYPE_NAMES))}")  # fmt: skip
     batch, positions, heads, head_dim = q.shape
     fits = k.shape[1] >= positions if cached else k.shape[1] == positions
     if not fits or k.shape != v.shape or (k.shape[0], k.shape[3]) != (batch, head_dim):
@@ -78,7 +78,7 @@ def workload_of_shard(
         raise WorkloadError(f"q is {_shape(q)}, k is {_shape(k)}, v is {_shape(v)}, expected equal {equal}, "
                             "and equal shapes of k and v")  # fmt: skip
     seen = None if window is None else int(window)
-    return Workload(1, batch, heads, k.shape[2], head_dim, _NAMES[q.dtype], mask, seen)
+    return Workload(1, batch, heads, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask, seen)
 
 
 def known_to_all(workload: Workload) -> dict[str, object]:
@@ -102,7 +102,6 @@ def mesh(world_size: int) -> Topology:
 def built_together(
     build: Callable[[], tuple[Schedule, ...]],
     topology: Topology | None,
-    device: torch.device,
     group: Group,
     timeout_s: float,
 ) -> tuple[Schedule, ...]:
@@ -118,7 +117,7 @@ def built_together(
         own = {"rings": "".join(each.digest for each in built)}
     except TaspLabError as error:
         own = error
-    require_equal(exchange(own, device, group, timeout_s), ["rings"])
+    agree(own, group, timeout_s)
     return built
 
 

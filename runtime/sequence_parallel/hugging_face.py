@@ -182,7 +182,7 @@ class _ModelAttention:
             return
         group = self.keywords.get("group")
         _, world_size = _place(group)
-        everyone = exchange(_said(position_ids), position_ids.device, group, self.keywords.get("timeout_s", 300.0))
+        everyone = exchange(_said(position_ids), group, self.keywords.get("timeout_s", 300.0))
         sequence = sum(int(str(each["length"])) for each in everyone)
         schedule, options = self.keywords.get("schedule", "tasp"), self.keywords.get("options", BOTH_PASSES)
         layout = _layout(schedule, sequence, world_size, causal, options)

@@ -12,11 +12,10 @@ torch.Size([2, 16, 4, 8])
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,8 @@ from torch.autograd.function import once_differentiable
 from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Group, Transport, make_transport
-from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
+from runtime.kernels.linear_registry import Attend, choose_linear_kernel
+from runtime.sequence_parallel.agreement import Proposal, agree
 from runtime.sequence_parallel.autograd import load_blocks, part_of
 from runtime.sequence_parallel.call_inputs import (
     BOTH_PASSES,
@@ -40,9 +40,10 @@ from runtime.sequence_parallel.call_inputs import (
     whole_numbers,
     workload_of_shard,
 )
-from runtime.sequence_parallel.linear_layer import LinearLayer
+from runtime.sequence_parallel.linear_inputs import check_ends, check_state, constant_decays, decay_of, described_decays
+from runtime.sequence_parallel.linear_layer import Inputs, LinearLayer, SequenceEnds
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.errors import RunError, TaspLabError
 from tasp_lab.linear_attention.registry import linear_schedules
 from tasp_lab.linear_attention.task import (
     GATE_GRADIENTS,
@@ -57,9 +58,38 @@ from tasp_lab.linear_attention.task import (
 )
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Decay, Workload, documents_of
+from tasp_lab.workload.layer import documents_of
 
 Tensor = torch.Tensor
+
+
+class _Keywords(TypedDict, total=False):
+    """Keywords of `linear_attention` that do not change the type of what it returns."""
+
+    decay: Sequence[float] | Tensor | None
+    gates: Tensor | None
+    schedule: str
+    group: Group
+    causal: bool
+    cu_seqlens: Sequence[int] | Tensor | None
+    initial_state: Tensor | None
+    topology: Topology | None
+    kernel: str
+    transport: str
+    options: AttentionOptions
+    timeout_s: float
+
+
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_final_state: Literal[False] = False, **keywords: Unpack[_Keywords]
+) -> Tensor: ...
+
+
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_final_state: Literal[True], **keywords: Unpack[_Keywords]
+) -> tuple[Tensor, Tensor | None]: ...
 
 
 @uncompiled
@@ -68,21 +98,24 @@ def linear_attention(
     k: Tensor,
     v: Tensor,
     *,
-    decay: Sequence[float] | None = None,
+    decay: Sequence[float] | Tensor | None = None,
     gates: Tensor | None = None,
     schedule: str = "lasp-2",
     group: Group = None,
     causal: bool = True,
     cu_seqlens: Sequence[int] | Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
     topology: Topology | None = None,
+    kernel: str = "auto",
     transport: str = "auto",
     options: AttentionOptions = BOTH_PASSES,
     timeout_s: float = 300.0,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor | None]:
     """Linear attention of this rank's queries over the keys of all ranks; every rank of the group calls it.
 
     The state of a KV head is ``S_i = a_i S_(i-1) + k_i v_i``, the output ``o_i = q_i S_i``. Feature maps, scales and
-    normalisation are the caller's. Computed in float32. Differentiable in q, k, v and the gates, as
+    normalisation are the caller's. Computed in float32. Differentiable in q, k, v, the gates and the states, as
     `runtime.sequence_parallel.api.attention` is; under torch.compile the call is a graph break.
 
     Parameters
@@ -98,22 +131,31 @@ def linear_attention(
     causal : if False every query sees all keys, without decay.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         states begin anew at each.
+    initial_state : the state before the first position, [batch, kv_heads, head_dim of k, head_dim of v], float32; 0 if
+        None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too.
+    return_final_state : whether to return the state behind the last position, too, equal on all ranks. Neither state
+        goes with packed documents, a full mask or schedules other than those in
+        `tasp_lab.linear_attention.registry.MOVES_STATES`.
+    kernel : ``fla``, ``torch``, or ``auto``, the fastest that can do it (`runtime.kernels.linear_registry`).
     group, topology, transport, options, timeout_s : see `runtime.sequence_parallel.api.attention_with_lse`.
 
-    Returns the outputs, in shape and dtype of `q`.
+    Returns the outputs, in shape and dtype of `q`; with `return_final_state` also the state, a pair: the state
+    is float32, on the rank that has the last position, and None elsewhere.
 
     Raises `WorkloadError` for tensors and decays that don't fit together or to the schedule, `ScheduleError` for
-    unknown names, `RunError` when the ranks don't agree or one is lost.
+    unknown names, `RunError` when the ranks don't agree, no kernel can do it, or one is lost.
     """
     check_member(group)
     own: Proposal | TaspLabError
-    given = [each for each in (q, k, v, gates) if each is not None]
+    given = [each for each in (q, k, v, gates, initial_state) if each is not None]
     wanted = torch.is_grad_enabled() and any(each.requires_grad for each in given)
     try:
         workload = workload_of_shard(q, k, v, "causal" if causal else "full", window=None, cached=False)
-        workload = replace(workload, kind="linear", decay=_decay_of(workload, k, decay, gates))
-        decays = () if decay is None else tuple(float(each) for each in decay)
+        decays = constant_decays(workload, decay)
+        workload = replace(workload, kind="linear", decay=decay_of(workload, k, decays, gates))
         documents = None if cu_seqlens is None else documents_of(whole_numbers(cu_seqlens))
+        check_state(workload, initial_state, k.device)
+        chosen = choose_linear_kernel(kernel, q.dtype, q.device)
         sender = make_transport(transport, timeout_s, group, q.device)
         passes = passes_to_run(options, wanted)
         own = {
@@ -125,15 +167,20 @@ def linear_attention(
             "gradients": wanted,
             "transport": transport,
             "channels": sender.channels,
-            "decays": _described(decays),
+            "decays": described_decays(decays),
+            "kernel": chosen.name,
+            "initial_state": initial_state is not None,
+            "final_state": bool(return_final_state),
             **asdict(options),
             **known_to_all(workload),
         }
     except TaspLabError as error:
         own = error
-    everyone = exchange(own, q.device, group, timeout_s)
-    require_equal(everyone, [name for name in everyone[0] if name != "positions"])
+    everyone = agree(own, group, timeout_s, apart=("positions", "initial_state"))
     lengths = [int(str(each["positions"])) for each in everyone]
+    with_state = [rank for rank, each in enumerate(everyone) if each["initial_state"]]
+    if with_state or return_final_state:
+        check_ends(schedule, causal, documents, with_state, lengths)
 
     def build() -> tuple[Schedule, ...]:
         whole = replace(workload, sequence=max(1, sum(lengths)), documents=documents)
@@ -142,71 +189,49 @@ def linear_attention(
         check_lengths(schedule, layout, lengths, [layout.length(rank) for rank in range(layout.world_size)])
         return found
 
-    built = built_together(build, topology, q.device, group, timeout_s)
-    plan = _Plan(built[0], built[1] if len(built) > 1 else None, dist.get_rank(group), sender)
+    built = built_together(build, topology, group, timeout_s)
+    rank = dist.get_rank(group)
+    has_last = bool(return_final_state) and rank == max(each for each, length in enumerate(lengths) if length)
+    attend = chosen.attend(q.dtype)
+    plan = LinearPlan(built[0], built[1] if len(built) > 1 else None, rank, sender, has_last, attend)
     if plan.backward is None:
-        return _run_forward(plan, q, k, v, gates)[0]
-    out: Tensor = _LinearAttention.apply(q, k, v, gates, plan)  # type: ignore[no-untyped-call]
-    return out
-
-
-def _decay_of(workload: Workload, k: Tensor, decay: Sequence[float] | None, gates: Tensor | None) -> Decay:
-    """Which decay a layer has. Raises `WorkloadError` for decays that are none, or of a wrong shape."""
-    if decay is not None and gates is not None:
-        raise WorkloadError(
-            "decay and gates are both given, expected one of them: constant decays, or their logarithms"
-        )
-    if decay is not None:
-        if len(decay) != workload.kv_head_count:
-            raise WorkloadError(f"decay: {len(decay)} numbers, expected {workload.kv_head_count}, one per KV head")
-        for head, each in enumerate(decay):
-            if not 0 < each <= 1:
-                raise WorkloadError(f"decay of KV head {head}: {each}, expected a number above 0 and at most 1")
-        return "head"
-    if gates is None:
-        return "none"
-    shapes: dict[tuple[int, ...], Decay] = {tuple(k.shape[:3]): "scalar", tuple(k.shape): "channel"}
-    kind = shapes.get(tuple(gates.shape))
-    if kind is None:
-        raise WorkloadError(f"gates are {list(gates.shape)}, k is {list(k.shape)}, expected the shape of k with or "
-                            "without its last dimension")  # fmt: skip
-    if gates.dtype != torch.float32 or gates.device != k.device:
-        raise WorkloadError(f"gates are {gates.dtype} on {gates.device}, expected torch.float32 on {k.device}")
-    if gates.device.type == "cpu":
-        wrong = ~((gates <= 0) & gates.isfinite())
-        if wrong.any():
-            raise WorkloadError(f"gates: {float(gates[wrong][0]):g}, expected finite numbers of at most 0, the "
-                                "logarithms of decays of at most 1")  # fmt: skip
-    return kind
-
-
-def _described(decays: Sequence[float]) -> str:
-    """In few letters that two lists of decays share only if they are the same."""
-    digest = hashlib.sha256(repr(decays).encode()).hexdigest()[:8]
-    return f"{min(decays):g} to {max(decays):g} ({digest})" if decays else "none"
+        out, state = _run_forward(plan, q, k, v, gates, initial_state)[:2]
+    else:
+        out, state = LinearAttention.apply(q, k, v, gates, initial_state, plan)  # type: ignore[no-untyped-call]
+    return (out, state) if return_final_state else out
 
 
 @dataclass(frozen=True)
-class _Plan:
+class LinearPlan:
     """The schedules and transport of one rank. `backward` is None if no gradients are required."""
 
     forward: Schedule
     backward: Schedule | None
     rank: int
     transport: Transport
+    gives_state: bool
+    attend: Attend
+
+    def layer(self, schedule: Schedule, inputs: Inputs, ends: SequenceEnds) -> LinearLayer:
+        return LinearLayer(schedule, self.rank, inputs, ends, self.attend)
 
 
-def _run_forward(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The outputs, and the bytes of the states that the backward pass starts with."""
+def _run_forward(
+    plan: LinearPlan, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The outputs, the last state where this rank has it, and the bytes of the states for the backward pass."""
     inputs = {QUERIES: (q,), KEYS: (k, v), GATES: () if gates is None else (gates,)}
-    layer = LinearLayer(plan.forward, plan.rank, inputs)
+    layer = plan.layer(plan.forward, inputs, SequenceEnds(initial, plan.gives_state))
     copies = _run(plan, plan.forward, layer, q.new_empty(0, dtype=torch.uint8), ())
     saved = [] if plan.backward is None else _saved(plan.forward, plan.backward, plan.rank)
     left = [copies.left_behind(forward) for _, forward in saved]
-    return layer.outputs[RESULTS][0].to(q.dtype), torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
+    state = layer.final_state() if plan.gives_state else None
+    saved_bytes = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
+    plan.transport.give_back(copies.memory)
+    return layer.outputs[RESULTS][0].to(q.dtype), state, saved_bytes
 
 
-def _run(plan: _Plan, schedule: Schedule, layer: LinearLayer, left: Tensor, blocks: Sequence[int]) -> Copies:
+def _run(plan: LinearPlan, schedule: Schedule, layer: LinearLayer, left: Tensor, blocks: Sequence[int]) -> Copies:
     """Run a pass; `left` are the states with which it starts, of these blocks."""
     part = part_of(schedule, plan.rank)
     executor = Executor(schedule, plan.rank, plan.transport, layer, left.device, part=part)
@@ -225,31 +250,36 @@ def _saved(forward: Schedule, backward: Schedule, rank: int) -> list[tuple[int, 
     return list(zip(here[own].tolist(), there[own].tolist(), strict=True))
 
 
-class _LinearAttention(torch.autograd.Function):
+class LinearAttention(torch.autograd.Function):
     """Both passes."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, plan: _Plan) -> Tensor:
-        out, left = _run_forward(plan, q, k, v, gates)
-        ctx.save_for_backward(q, k, v, gates, left)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None, plan: LinearPlan
+    ) -> tuple[Tensor, Tensor | None]:
+        out, state, left = _run_forward(plan, q, k, v, gates, initial)
+        ctx.save_for_backward(q, k, v, gates, initial, left)
         ctx.plan = plan
-        return out
+        return out, state
 
     @staticmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        (q, k, v, gates, left), plan = ctx.saved_tensors, ctx.plan
+    def backward(ctx: Any, dout: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, gates, initial, left = ctx.saved_tensors
+        plan: LinearPlan = ctx.plan
+        assert plan.backward is not None, "gradients were wanted when the forward pass was planned"
         inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
-        layer = LinearLayer(plan.backward, plan.rank, inputs)
+        layer = plan.layer(plan.backward, inputs, SequenceEnds(initial, final_gradient=dstate))
         blocks = [block for block, _ in _saved(plan.forward, plan.backward, plan.rank)]
         try:
-            _run(plan, plan.backward, layer, left, blocks)
+            copies = _run(plan, plan.backward, layer, left, blocks)
         except RunError as error:
             raise RunError(f"{error}, in the backward pass") from None
+        plan.transport.give_back(copies.memory)
         dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
-        dgates = layer.outputs[GATE_GRADIENTS][0] if plan.backward.task.has_gates else None
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, None
+        dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(plan.backward).has_gates else None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient, None
 
 
 def _task_of(schedule: Schedule) -> LinearTask:

@@ -6,12 +6,15 @@ Gradients are vector-Jacobian products of the forward kernels, by automatic diff
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from runtime.executor.views import Views
 from runtime.kernels import linear_attention as kernels
+from runtime.kernels.linear_gradients import Chunk, Forward, gradients_of
+from runtime.kernels.linear_registry import Attend
 from tasp_lab.errors import RunError
 from tasp_lab.linear_attention import task as tasks
 from tasp_lab.linear_attention.task import (
@@ -38,17 +41,44 @@ of the decays, [batch, positions, KV heads] or [batch, positions, KV heads, head
 """
 
 
+@dataclass(frozen=True)
+class SequenceEnds:
+    """States at the ends of a sequence, [batch, KV heads, head_dim, head_dim] in float32, on the rank at that end.
+
+    `initial` is the state before the first position, by default 0; `wants_final` keeps what `LinearLayer.final_state`
+    needs in a forward pass; `final_gradient` is the gradient of that state, in a backward pass.
+    """
+
+    initial: Tensor | None = None
+    wants_final: bool = False
+    final_gradient: Tensor | None = None
+
+
 class LinearLayer:
     """One rank's layer in one pass. Use a new instance for each run.
 
+    The kernel ``attend`` of a chunk is `attend`, by default that of torch (`runtime.kernels.linear_registry`).
+
     `outputs` are those of the shard after a run, in float32, by tensor: `RESULTS`, or the gradients of all inputs.
+    `initial_gradient` is that of `ends.initial` after a backward pass, None without such a state.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, inputs: Inputs) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        inputs: Inputs,
+        ends: SequenceEnds | None = None,
+        attend: Attend = kernels.attend,
+    ) -> None:
         assert isinstance(schedule.task, LinearTask), "a schedule of linear attention has a task"
         task = schedule.task
         self._task = task
         self._is_causal = task.workload.mask == "causal"
+        self._ends, self._attend_within = ends or SequenceEnds(), attend
+        self._before_last: Tensor | None = None
+        initial = self._ends.initial
+        self.initial_gradient = None if initial is None else torch.zeros_like(initial)
         q, (k, v) = inputs[QUERIES][0], inputs[KEYS]
         like: Inputs = {RESULTS: (q,)}
         if task.is_backward:
@@ -100,15 +130,29 @@ class LinearLayer:
     def sent(self, block: int) -> Views:
         return self.bound([block])
 
+    def final_state(self) -> Tensor:
+        """The state behind the last position, on the rank that has it, after a forward pass that keeps it."""
+        assert self._ends.wants_final, "the layer keeps what the last state needs only if asked"
+        chunk = len(self._task.owner) - 1
+        rows = slice(self._first[chunk], self._first[chunk] + int(self._task.count[chunk]))
+        k, v, *gates = (each[:, rows].transpose(0, 1) for at in (KEYS, GATES) for each in self._tensors.get(at, ()))
+        decays = self._in_kernel_shape(gates[0]) if gates else self._constant_of(slice(None))
+        before = self._ends.initial if chunk == 0 else self._before_last
+        return kernels.state_behind(before, k, v, decays, self._starts_in(chunk))
+
     def _make_state(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (k, v), *gates = operands
         decays, starts = self._decay(row, gates)
-        return self._states(row, kernels.make_state(k, v, decays, starts), decays, starts)
+        own = kernels.state_behind(self._initial_of(row), k, v, decays, starts)
+        return self._states(row, own, decays, starts)
 
     def _make_gradient_state(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q, dout), *gates = operands
         decays, starts = self._decay(row, gates)
         own = kernels.make_gradient_state(q, dout, self._kv_heads(row), decays, starts)
+        behind = self._final_gradient_of(row)
+        if behind is not None:
+            own = kernels.advance(behind, own, None if decays is None else kernels.total_decay(decays, len(q), starts))
         return self._states(row, own, decays, starts)
 
     def _states(self, row: CallRow, state: Tensor, decays: Tensor | None, starts: Sequence[int]) -> Sequence[Views]:
@@ -125,7 +169,9 @@ class LinearLayer:
 
     def _attend(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q,), (k, v), *gates = operands
-        return [(self._attended(row, q, k, v, self._constant(row) if not gates else self._decay(row, gates)[0]),)]
+        decays, starts = self._decay(row, gates)
+        found, before = self._attended(row, q, k, v, decays), self._initial_of(row)
+        return [(found if before is None else found + kernels.apply_state(q, before, decays, starts),)]
 
     def _attended(self, row: CallRow, q: Tensor, k: Tensor, v: Tensor, decays: Tensor | None) -> Tensor:
         """The outputs of queries for keys of the same chunk, or of one at the distance that the call has."""
@@ -135,7 +181,7 @@ class LinearLayer:
         if not self._is_causal:
             return kernels.apply_state(q, kernels.make_state(k, v))
         if distance == 0:
-            return kernels.attend(q, k, v, decays, starts)
+            return self._attend_within(q, k, v, decays, starts)
         seen, first = self._starts(row.operands[1]), min(starts, default=len(q))
         if by_state:
             gap = distance - len(k)  # positions between the chunks, over which the state decays further
@@ -148,7 +194,10 @@ class LinearLayer:
 
     def _apply_state(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q,), (states,), *gates = operands
-        return [(kernels.apply_state(q, self._whole(states), *self._decay(row, gates)),)]
+        before = self._whole(states)
+        if self._ends.wants_final and self._is_last(row):
+            self._before_last = before.clone()  # the memory of blocks is used again
+        return [(kernels.apply_state(q, before, *self._decay(row, gates)),)]
 
     def _fold(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         ((states, *_),) = operands
@@ -182,38 +231,46 @@ class LinearLayer:
     def _differentiate(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q, dout), (k, v), states, *gates = operands
         decays, starts = self._decay(row, gates)
-        before = _copy(self._whole(states[0])) if _some(states) else None
+        behind = self._final_gradient_of(row)
 
-        def forward(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
-            decay = gates[0] if gates else decays
-            out = self._attended(row, q, k, v, decay)
-            return out if before is None else out + kernels.apply_state(q, before, decay, starts)
+        def forward(given: Chunk) -> list[Tensor]:
+            q, k, v, gates, before = given
+            out = self._attended(row, q, k, v, gates)
+            if before is not None:
+                out = out + kernels.apply_state(q, before, gates, starts)
+            return [out] if behind is None else [out, kernels.state_behind(before, k, v, gates, starts)]
 
-        dq, dk, dv, *dgates = _gradients(forward, [q, k, v, *([decays] if gates and decays is not None else [])], dout)
-        return self._by_tensor(row, {QUERY_GRADIENTS: [dq], KEY_GRADIENTS: [dk, dv], GATE_GRADIENTS: dgates})
+        chunk = Chunk(q, k, v, decays, self._before(row, states))
+        return self._differentiated(row, forward, chunk, [dout] if behind is None else [dout, behind], bool(gates))
 
     def _apply_gradient_state(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (k, v), (gradients,), *more = operands
         states, gates = (more[0], more[1:]) if more else ((), ())
         decays, starts = self._decay(row, gates)
-        before = _copy(self._whole(states[0])) if _some(states) else None
+        before = self._before(row, states)
 
-        def forward(k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
-            decay = gates[0] if gates else decays
-            own = kernels.make_state(k, v, decay, starts)
-            if before is None or decay is None:
-                return own
-            return kernels.advance(before, own, kernels.total_decay(decay, len(k), starts))
+        def forward(given: Chunk) -> list[Tensor]:
+            return [kernels.state_behind(given.before, given.k, given.v, given.gates, starts)]
 
-        inputs = [k, v, *([decays] if gates and decays is not None else [])]
-        dk, dv, *dgates = _gradients(forward, inputs, self._whole(gradients))
-        return self._by_tensor(row, {KEY_GRADIENTS: [dk, dv], GATE_GRADIENTS: dgates})
+        chunk = Chunk(None, k, v, decays, before)
+        return self._differentiated(row, forward, chunk, [self._whole(gradients)], bool(gates))
 
     def _differentiate_tile(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q, dout), (k, v) = operands
-        decays = self._constant(row)
-        dq, dk, dv = _gradients(lambda q, k, v: self._attended(row, q, k, v, decays), [q, k, v], dout)
-        return self._by_tensor(row, {QUERY_GRADIENTS: [dq], KEY_GRADIENTS: [dk, dv]})
+        chunk = Chunk(q, k, v, self._constant(row), None)
+        return self._differentiated(row, lambda given: [self._attended(row, *given[:4])], chunk, [dout], False)
+
+    def _differentiated(
+        self, row: CallRow, forward: Forward, chunk: Chunk, gradients: Sequence[Tensor], has_gates: bool
+    ) -> Sequence[Views]:
+        """What a call adds to the gradients of its tensors; that of the initial state is kept here."""
+        is_first = self._initial_of(row) is not None
+        wanted = [chunk.q is not None, True, True, has_gates, is_first]
+        dq, dk, dv, dgates, dbefore = gradients_of(forward, chunk, wanted, gradients)
+        if self.initial_gradient is not None and dbefore is not None:
+            self.initial_gradient += dbefore
+        found = {QUERY_GRADIENTS: [dq], KEY_GRADIENTS: [dk, dv], GATE_GRADIENTS: [dgates]}
+        return self._by_tensor(row, {at: [each for each in of if each is not None] for at, of in found.items()})
 
     def _by_tensor(self, row: CallRow, found: Mapping[int, Sequence[Tensor]]) -> Sequence[Views]:
         """Gradients in the order of the targets; those of gates in the shape that these have."""
@@ -228,13 +285,18 @@ class LinearLayer:
         if not gates:
             return self._constant(row), starts
         ((found,),) = gates
-        return found if self._task.workload.decay == "channel" else found[..., None], starts
+        return self._in_kernel_shape(found), starts
+
+    def _in_kernel_shape(self, gates: Tensor) -> Tensor:
+        return gates if self._task.workload.decay == "channel" else gates[..., None]
 
     def _constant(self, row: CallRow) -> Tensor | None:
         """The logarithm of the constant decay per KV head, None without one."""
+        return self._constant_of(slice(*self._task.heads_of(row.operands[0].blocks[0], KEYS)))
+
+    def _constant_of(self, heads: slice) -> Tensor | None:
         if self._task.workload.decay != "head":
             return None
-        heads = slice(*self._task.heads_of(row.operands[0].blocks[0], KEYS))
         return self._decays[heads].log().float().view(1, 1, -1, 1)
 
     def _kv_heads(self, row: CallRow) -> int:
@@ -242,9 +304,27 @@ class LinearLayer:
         return end - first
 
     def _starts(self, operand: Operand) -> Sequence[int]:
-        """Where documents start in the chunk of a block; nowhere if all positions see each other."""
-        found: list[int] = self._task.resets(self._chunk[operand.blocks[0]]).tolist()
-        return found if self._is_causal else ()
+        return self._starts_in(self._chunk[operand.blocks[0]])
+
+    def _starts_in(self, chunk: int) -> Sequence[int]:
+        """Where documents start in a chunk; nowhere if all see each other, or if the sequence goes on from a state."""
+        found: list[int] = self._task.resets(chunk).tolist()
+        return found if self._is_causal and self._ends.initial is None else ()
+
+    def _is_last(self, row: CallRow) -> bool:
+        return int(self._chunk[row.operands[0].blocks[0]]) == len(self._task.owner) - 1
+
+    def _initial_of(self, row: CallRow) -> Tensor | None:
+        """The state before the first position, if the call is of the chunk that has it and there is one."""
+        return self._ends.initial if self._chunk[row.operands[0].blocks[0]] == 0 else None
+
+    def _final_gradient_of(self, row: CallRow) -> Tensor | None:
+        """The gradient of the state behind the last position, if the call is of the chunk that has it."""
+        return self._ends.final_gradient if self._is_last(row) else None
+
+    def _before(self, row: CallRow, states: Views) -> Tensor | None:
+        """The state before the chunk of a call, None if it is 0 or not needed."""
+        return self._whole(states[0]) if _some(states) else self._initial_of(row)
 
     def _pieces(self, state: Tensor) -> Sequence[Tensor]:
         """States, [batch, KV heads, ...], in groups of heads."""
@@ -258,19 +338,6 @@ class LinearLayer:
 
 def _some(views: Views) -> bool:
     return bool(views) and len(views[0]) > 0
-
-
-def _gradients(forward: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:
-    """The products of a gradient with the Jacobians of a function, in float32, by automatic differentiation."""
-    with torch.enable_grad():
-        leaves = [_copy(each).requires_grad_() for each in inputs]
-        out = forward(*leaves)
-        return torch.autograd.grad(out, leaves, gradient.to(out.dtype), materialize_grads=True)
-
-
-def _copy(operand: Tensor) -> Tensor:
-    """A float32 copy for automatic differentiation, which refuses tensors of a memory that changes anywhere."""
-    return operand.detach().to(torch.float32, copy=True)
 
 
 def state_blocks(schedule: Schedule, rank: int) -> list[int]:

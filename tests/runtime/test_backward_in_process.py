@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.copies import Copies
-from runtime.executor.transports import Message, Wait
+from runtime.executor.streams import Streams
+from runtime.executor.transports import Message, OrdinaryMemory, Wait
 from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.attention.backward import DATAFLOWS
@@ -67,7 +68,7 @@ def test_ten_runs_of_each_way(transport: tuple[int, bool]) -> None:
             run_in_process(case.backward, *transport, flops_per_s=FLOPS_PER_S)
 
 
-class Meeting:
+class Meeting(OrdinaryMemory):
     """A transport of one rank that keeps no copies: a message is read where it lies when its receiver comes for it.
 
     So it is wrong if what is being sent is overwritten, and nothing hides a buffer that is used too early.
@@ -78,7 +79,7 @@ class Meeting:
     def __init__(self, rank: int, boxes: dict[tuple[int, int, int], SimpleQueue[Sent]]) -> None:
         self._rank, self._boxes = rank, boxes
 
-    def open(self, channels: int) -> None:
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:

@@ -21,8 +21,8 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_cached_prefix import schedules
-from tests.runtime.test_distributed_attention import Tensors, layer_of, succeeded
-from tests.support.ranks import on_ranks
+from tests.runtime.test_distributed_attention import Tensors, layer_of
+from tests.support.ranks import on_ranks, succeeded
 from tests.support.systems import schedules_for
 
 LAYERS = [

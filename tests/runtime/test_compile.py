@@ -10,9 +10,8 @@ import torch
 
 from runtime import attention
 from tasp_lab.workload.layer import Workload
-from tests.runtime.test_distributed_attention import succeeded
 from tests.runtime.test_distributed_gradients import Shard
-from tests.support.ranks import on_ranks
+from tests.support.ranks import on_ranks, succeeded
 
 pytestmark = pytest.mark.distributed
 

@@ -35,7 +35,8 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Link
 from tasp_lab.workload.layer import Workload
-from tests.support.ranks import ROOT, on_ranks
+from tests.support.ranks import ROOT, on_ranks, succeeded
+from tests.support.refusals import check_refusals
 from tests.support.schedules import task_of
 from tests.support.systems import schedules_for
 
@@ -151,14 +152,6 @@ def test_bytes_sent_are_those_of_the_ledger(world_size: int) -> None:
         assert sum(sent for sent, _ in of_rank) > 0
 
 
-def succeeded(answers: list[Any]) -> list[Any]:
-    """The answers of all ranks; raises the first exception among them."""
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return answers
-
-
 class Allocations(TorchDispatchMode):
     """Counts the bytes of all tensors made in this thread that are alive, but not those of existing ones."""
 
@@ -224,18 +217,6 @@ def test_memory_is_the_buffers_and_what_does_not_grow_with_the_world(mask: str) 
         most = (3.1 if padded else 2.1) * shard_bytes + said  # results in float32 and one temporary
         assert max(left) <= most, (name, left)
         assert padded or max(left) - min(left) < said, (name, left)
-
-
-def refusals(changes: list[str]) -> list[Exception]:
-    """On a rank: what it raises at one thing after the other that cannot work; at last something that does."""
-    found = []
-    for change in changes:
-        try:
-            refusal(change)
-        except Exception as error:
-            found.append(error)
-    refusal("nothing")
-    return found
 
 
 def refusal(change: str) -> None:
@@ -320,12 +301,7 @@ REFUSALS = {
 
 def test_what_cannot_work_is_refused_on_all_ranks_before_data_moves() -> None:
     """So the group can still be used afterwards."""
-    answers = succeeded(on_ranks(refusals, 2, list(REFUSALS)))
-    for rank, answer in enumerate(answers):
-        for error, expected in zip(answer, REFUSALS.values(), strict=True):
-            assert isinstance(error, TaspLabError), error
-            assert expected[rank] in str(error)
-            assert "\n" not in str(error)
+    check_refusals(refusal, REFUSALS)
 
 
 def count(counts: Counter[str], owner: type, method: str) -> None:

@@ -31,8 +31,8 @@ from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.runtime.test_distributed_attention import Allocations, layer_of, succeeded
-from tests.support.ranks import on_ranks
+from tests.runtime.test_distributed_attention import Allocations, layer_of
+from tests.support.ranks import on_ranks, succeeded
 
 pytestmark = pytest.mark.distributed
 

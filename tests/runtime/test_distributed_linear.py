@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -15,13 +15,14 @@ from runtime import attention, linear_attention
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import RunError, TaspLabError
-from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
+from tasp_lab.errors import RunError
+from tasp_lab.linear_attention.registry import LINEAR, MOVES_STATES, linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
-from tests.runtime.test_distributed_attention import succeeded
-from tests.support.ranks import on_ranks
+from tests.support.linear_recurrence import recurrence
+from tests.support.ranks import on_ranks, succeeded
+from tests.support.refusals import check_refusals
 
 pytestmark = pytest.mark.distributed
 
@@ -84,30 +85,18 @@ def inputs_of(work: Workload) -> Inputs:
     return Inputs(q, k, v, gates, dout)
 
 
-def recurrence(work: Workload, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> Tensor:
-    """The outputs, one position after the other: S_i = diag(a_i) S_(i-1) + k_i v_i^T, o_i = q_i^T S_i."""
-    users = work.heads // work.kv_head_count
-    added = torch.einsum("bihd,bihe->bihde", k, v)
-    if work.mask == "full":
-        states = [added.sum(1)] * work.sequence
-    else:
-        decays = torch.ones_like(k) if gates is None else gates.exp().reshape(*k.shape[:3], -1).expand_as(k)
-        if work.decay == "head":
-            decays = decays * torch.tensor(DECAYS, dtype=torch.float64)[:, None]
-        starts = set(accumulate(work.documents or (), initial=0))
-        states, state = [], torch.zeros_like(added[:, 0])
-        for i in range(work.sequence):
-            state = added[:, i] + (0 if i in starts else decays[:, i, ..., None] * state)
-            states.append(state)
-    return torch.einsum("bihd,bihde->bihe", q, torch.stack(states, 1).repeat_interleave(users, 2))
-
-
 @cache
 def exact(work: Workload) -> Sequence[Tensor]:
     """The outputs and the gradients of q, k, v and the gates if there are any."""
     *given, dout = inputs_of(work)
     leaves = [each.double().requires_grad_() for each in given if each is not None]
-    out = recurrence(work, *leaves[:3], gates=leaves[3] if len(leaves) > 3 else None)
+    q, k, v, *gates = leaves
+    if work.mask == "full":
+        users = work.heads // work.kv_head_count
+        out = torch.einsum("bihd,bjhd,bjhe->bihe", q, *(each.repeat_interleave(users, 2) for each in (k, v)))
+    else:
+        starts = frozenset(accumulate(work.documents or (), initial=0))
+        out, _ = recurrence(q, k, v, *gates, decays=DECAYS if work.decay == "head" else None, starts=starts)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout.double())]
 
 
@@ -176,6 +165,21 @@ def test_outputs_and_gradients_are_those_of_the_recurrence(world_size: int) -> N
         assert [sent for _, sent in of_ranks] == list(ledger), (work, name)
 
 
+@pytest.mark.parametrize("sequence", [12, 120])
+def test_ranks_send_states_whose_size_is_that_of_the_heads(sequence: int) -> None:
+    """4 x batch x KV heads x head_dim^2 bytes: n - 1 by LASP-2 as published, one by a chain but from its end."""
+    n, state, work = 4, 4 * 2 * 2 * 5 * 5, layer(sequence, batch=2)
+    chain = [state, 2 * state, 2 * state, state]  # forward none from the last rank, backward none from the first
+    gather = [2 * (n - 1) * state] * n
+    for names, options, expected in (
+        (("lasp", "all-scan"), AttentionOptions("both"), chain),
+        (("lasp-2",), AttentionOptions("both", trim=False), gather),
+    ):
+        ranks = succeeded(on_ranks(run_on_rank, n, [(work, name) for name in names], options))
+        for name, *of_ranks in zip(names, *ranks, strict=True):
+            assert [sent for _, sent in of_ranks] == expected, name
+
+
 def test_half_precision_and_options() -> None:
     """All internal numbers are float32: the outputs and gradients are rounded once."""
     work = layer(64, dtype="bf16", decay="scalar", heads=8, head_dim=16)
@@ -197,7 +201,7 @@ CHANGES = {
     "softmax": ("rank 1: kind is softmax, on rank 0 it is linear",) * 2,
     "lengths": ("rank 0 has 8 of 14 positions, the contiguous layout of lasp-2 assigns 7 to it",) * 2,
     "decay above 1": ("rank 1: decay of KV head 1: 1.5, expected a number", "decay of KV head 1: 1.5, expected a"),
-    "decay of one head": ("decay: 1 numbers, expected 2, one per KV head",) * 2,
+    "decay of one head": ("decay: 1 given, expected 2 numbers, one per KV head",) * 2,
     "decay and gates": ("decay and gates are both given, expected one of them",) * 2,
     "nan": ("rank 1: gates: nan, expected finite numbers of at most 0", "gates: nan, expected finite numbers"),
     "positive gates": ("gates: 0.25, expected finite numbers of at most 0, the logarithms of decays",) * 2,
@@ -212,20 +216,26 @@ CHANGES = {
     "backward alone": ("passes is backward, expected both, or forward where no gradients are wanted",) * 2,
     "linear schedule of softmax": ("schedule 'lasp' is for linear attention, expected one for softmax attention",) * 2,
     "topology": ("the topology has 3 ranks, the group 2",) * 2,
+    "decay 0": ("decay of KV head 0: 0.0, expected a number above 0 and at most 1",) * 2,
+    "decay nan": ("decay of KV head 0: nan, expected a number above 0 and at most 1",) * 2,
+    "decay for all heads": ("decay: 0.5, expected 2 numbers, one per KV head",) * 2,
+    "decay per channel": ("decay: [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]], expected 2 numbers",) * 2,
+    "decay of words": ("decay: ['fast', 'slow'], expected 2 numbers",) * 2,
+    "gradients of another dtype": ("schedule 'lasp-2': gradient dtype 'input' does not apply to it",) * 2,
+    "unknown kernel": ("unknown kernel of linear attention 'flash', expected auto, fla, torch",) * 2,
+    "kernel of gpus": ("the linear attention kernel fla cannot run on cpu: it runs on cuda, not cpu",) * 2,
+    "state in bf16": ("initial_state is torch.bfloat16, expected torch.float32: a sum over many positions loses",) * 2,
+    "shape of state": ("initial_state is [2, 5, 5], expected [1, 2, 5, 5]: batch, kv_heads, head_dim of k and",) * 2,
+    "state on rank 1": ("initial_state is given on rank 1, expected rank 0 alone, which has the first position",) * 2,
+    "state on all ranks": ("initial_state is given on rank 0, 1, expected rank 0 alone",) * 2,
+    "state with documents": ("initial_state with cu_seqlens: every document begins with a state of its own",) * 2,
+    "state with full mask": ("initial_state with causal=False: every query sees all keys, expected a causal mask",) * 2,
+    "state of keys": ("schedule 'ring-linear-attention': initial_state does not apply to it, as it moves keys",) * 2,
+    "last state of one rank": ("rank 1: final_state is True, on rank 0 it is False",) * 2,
+    "last state with documents": ("return_final_state with cu_seqlens: every document begins with",) * 2,
+    "state of no positions": ("initial_state with 0 positions, expected at least 1",) * 2,
 }
 """What is wrong, and what rank 0 and rank 1 are told."""
-
-
-def refusals(changes: list[str]) -> list[Exception]:
-    """On a rank: what it raises at one thing after the other that cannot work; at last something that does."""
-    found = []
-    for change in changes:
-        try:
-            refusal(change)
-        except Exception as error:
-            found.append(error)
-    refusal("nothing")
-    return found
 
 
 def refusal(change: str) -> None:
@@ -267,6 +277,10 @@ def refusal(change: str) -> None:
         keywords["options"] = AttentionOptions("backward")
     elif change == "lengths" and odd:
         q, k, v, keywords["gates"] = q[:, 2:], k[:, 2:], v[:, 2:], gates[:, 2:]
+    elif change == "gradients of another dtype":
+        q = q.requires_grad_()  # the option applies to backward passes only
+    elif change == "state of no positions":
+        q, k, v = q[:, :0], k[:, :0], v[:, :0]
     elif change == "dv":
         v = v[..., :3]
     elif change == "chain with full mask":
@@ -280,17 +294,101 @@ def refusal(change: str) -> None:
         return
     elif change == "topology":
         keywords |= {"schedule": "direct-lasp-2", "topology": full_mesh(3)}
-    linear_attention(q, k, v, **keywords)
+    linear_attention(q, k, v, **(keywords | KEYWORDS.get(change, lambda _: {})(dist.get_rank())))
+
+
+def state(*shape: int) -> Tensor:
+    return torch.zeros(*(shape or (1, 2, 5, 5)))
+
+
+KEYWORDS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "decay 0": lambda _: {"decay": [0.0, 0.5]},
+    "decay nan": lambda _: {"decay": [float("nan"), 0.5]},
+    "decay for all heads": lambda _: {"decay": 0.5},
+    "decay per channel": lambda _: {"decay": torch.full((2, 3), 0.5)},
+    "decay of words": lambda _: {"decay": ["fast", "slow"]},
+    "gradients of another dtype": lambda _: {"options": AttentionOptions("both", gradient_dtype="input")},
+    "unknown kernel": lambda _: {"kernel": "flash"},
+    "kernel of gpus": lambda _: {"kernel": "fla"},
+    "state in bf16": lambda rank: {"initial_state": None if rank else state().bfloat16()},
+    "shape of state": lambda rank: {"initial_state": None if rank else state(2, 5, 5)},
+    "state on rank 1": lambda rank: {"initial_state": state() if rank else None},
+    "state on all ranks": lambda _: {"initial_state": state()},
+    "state with documents": lambda rank: {"initial_state": None if rank else state(), "cu_seqlens": [0, 16]},
+    "state with full mask": lambda rank: {"initial_state": None if rank else state(), "causal": False},
+    "state of keys": lambda rank: {"initial_state": None if rank else state(), "schedule": "ring-linear-attention"},
+    "last state of one rank": lambda rank: {"return_final_state": bool(rank)},
+    "last state with documents": lambda _: {"return_final_state": True, "cu_seqlens": [0, 16]},
+    "state of no positions": lambda rank: {"initial_state": None if rank else state()},
+}
+"""What a rank passes besides."""
 
 
 def test_what_cannot_work_is_refused_in_one_line_before_data_moves() -> None:
     """So the group can still be used afterwards."""
-    answers = succeeded(on_ranks(refusals, 2, list(CHANGES)))
-    for rank, answer in enumerate(answers):
-        for change, error, expected in zip(CHANGES, answer, CHANGES.values(), strict=True):
-            assert isinstance(error, TaspLabError), (change, error)
-            assert expected[rank] in str(error), change
-            assert "\n" not in str(error)
+    check_refusals(refusal, CHANGES)
+
+
+PREFIX, REST = 23, 14
+"""Positions before and behind the cut of a sequence."""
+
+
+def continued_on_rank(given: list[tuple[Workload, str]]) -> list[list[tuple[float, float]]]:
+    """On a rank: both parts of every layer, the second from the state that the first one leaves."""
+    return [continued(work, name) for work, name in given]
+
+
+def continued(work: Workload, name: str) -> list[tuple[float, float]]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    *whole, dout = inputs_of(work)
+    layouts = contiguous(PREFIX, n), contiguous(REST, n)
+
+    def parts(x: Tensor) -> list[Tensor]:
+        return [shard(each, here, rank) for each, here in zip((x[:, :PREFIX], x[:, PREFIX:]), layouts, strict=True)]
+
+    leaves = [None if x is None else [each.clone().requires_grad_() for each in parts(x)] for x in whole]
+    of_part = [[None if each is None else each[at] for each in leaves] for at in range(2)]
+    options: dict[str, Any] = {"schedule": name, "decay": DECAYS if work.decay == "head" else None}
+    q, k, v, gates = of_part[0]
+    first, after = linear_attention(q, k, v, gates=gates, return_final_state=True, **options)
+    before = moved(after, work, n - 1, 0)
+    q, k, v, gates = of_part[1]
+    if before is not None:
+        before.requires_grad_()
+    second = linear_attention(q, k, v, gates=gates, initial_state=before, **options)
+    second.backward(parts(dout)[1])
+    dafter = moved(None if before is None else before.grad, work, 0, n - 1)
+    ends = [first] if after is None else [first, after]
+    torch.autograd.backward(ends, [parts(dout)[0], dafter][: len(ends)])
+    found = [(first, second), *((x[0].grad, x[1].grad) for x in leaves if x is not None)]
+    squares = []
+    for pair, expected in zip(found, exact(work), strict=True):
+        errors = [(ours.double() - theirs).square().sum() for ours, theirs in zip(pair, parts(expected), strict=True)]
+        squares.append((float(sum(errors)), float(sum(each.square().sum() for each in parts(expected)))))
+    return squares
+
+
+def moved(state: Tensor | None, work: Workload, source: int, destination: int) -> Tensor | None:
+    """A state of one rank on another; None on all others."""
+    found = torch.empty(work.batch, work.kv_head_count, work.head_dim, work.head_dim)
+    if dist.get_rank() == source:
+        assert state is not None, "the rank has the state"
+        dist.send(state.detach().contiguous(), destination)
+    if dist.get_rank() == destination:
+        dist.recv(found, source)
+        return found
+    return None
+
+
+@pytest.mark.parametrize("world_size", [2, 8])
+def test_a_sequence_goes_on_from_the_state_of_its_prefix(world_size: int) -> None:
+    """Outputs and gradients of both parts are those of the whole sequence."""
+    decays = ("none", "head", "scalar", "channel")
+    given = [(layer(PREFIX + REST, decay=decay), name) for decay in decays for name in MOVES_STATES]
+    of_ranks = succeeded(on_ranks(continued_on_rank, world_size, given))
+    for case, *squares in zip(given, *of_ranks, strict=True):
+        for each in zip(*squares, strict=True):
+            assert (sum(x for x, _ in each) / sum(y for _, y in each)) ** 0.5 < 1e-5, case
 
 
 def lost_on_rank() -> str:

@@ -14,9 +14,8 @@ from tasp_lab.errors import WorkloadError
 from tasp_lab.topology.builders import nodes
 from tasp_lab.topology.renumbered import renumbered
 from tasp_lab.workload.layer import Workload
-from tests.runtime.test_distributed_attention import succeeded
 from tests.runtime.test_distributed_gradients import Errors, Shard, Squares, alone, exact, relative_errors, squares
-from tests.support.ranks import on_ranks
+from tests.support.ranks import on_ranks, succeeded
 from tests.support.systems import schedules_for
 
 pytestmark = pytest.mark.distributed
