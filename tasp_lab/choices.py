@@ -9,8 +9,11 @@ from typing import Literal
 Mask = Literal["full", "causal"]
 """causal: a query sees the keys up to its own position."""
 
-AttentionKind = Literal["softmax", "linear"]
-"""Kinds of attention layers."""
+AttentionKind = Literal["softmax", "linear", "hybrid"]
+"""Kinds of attention layers, and stacks of both."""
+
+KindChoice = Literal["softmax", "linear", "hybrid", "all"]
+"""Those, and each of them on its own."""
 
 Decay = Literal["none", "head", "scalar", "channel"]
 """Decay of the state of linear attention: none, a constant per KV head, or one that depends on the data, per position
@@ -35,7 +38,11 @@ Travelling = Literal["auto", "keys", "queries", "both"]
 FabricKind = Literal["emulated", "local", "torchrun"]
 """Where ranks run: between network namespaces, as plain processes, or as torchrun started them."""
 
-TransportKind = Literal["auto", "p2p", "batched", "all-to-all"]
+BackendKind = Literal["auto", "nccl", "gloo"]
+"""What torch sends messages with under torchrun: auto is nccl (RCCL on AMD) with a GPU per rank, else gloo where no
+GPUs are meant."""
+
+TransportKind = Literal["auto", "p2p", "batched", "all-to-all", "symmetric-memory"]
 """How ranks exchange blocks."""
 
 DEFAULT_BUFFERS = 3

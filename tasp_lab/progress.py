@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+TYPE_CHECKING = False  # without importing typing
+if TYPE_CHECKING:
+    from typing import TextIO
+
 ProgressCallback = Callable[[str], None]
 """Called with one line of text at the start of each stage."""
 
@@ -26,7 +30,16 @@ def no_progress(_: str) -> None:
 
 def print_progress(line: str) -> None:
     """Print a line of progress on standard error."""
-    print(on_one_line(line), file=sys.stderr, flush=True)
+    print_line(on_one_line(line), sys.stderr)
+
+
+def print_line(line: str, stream: TextIO) -> None:
+    """Print a line by one write: an unbuffered `print` writes its end apart, and another process may come between.
+
+    torchrun starts all processes of a host unbuffered, on the same streams.
+    """
+    stream.write(f"{line}\n")
+    stream.flush()
 
 
 def count_lines(progress: ProgressCallback) -> CountCallback:

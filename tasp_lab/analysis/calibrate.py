@@ -19,7 +19,7 @@ from tasp_lab.calibration.findings import Finding, with_findings
 from tasp_lab.calibration.fit_pairs import PairFigure, pair_figures, pair_findings
 from tasp_lab.calibration.fit_profile import Calibrated
 from tasp_lab.calibration.fit_profile import calibrate as fit_profile
-from tasp_lab.choices import FabricKind
+from tasp_lab.choices import BackendKind, FabricKind
 from tasp_lab.errors import FitError, QuantityError, TableError
 from tasp_lab.files import write_whole
 from tasp_lab.machines.constants import CONSTANTS
@@ -121,6 +121,7 @@ def calibrate(
     in_place: bool = False,
     fabric: None = None,
     scale: float | None = None,
+    backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
 ) -> FileCalibration: ...
 @overload
@@ -132,6 +133,7 @@ def calibrate(
     in_place: bool = False,
     fabric: FabricKind,
     scale: float | None = None,
+    backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
 ) -> FabricCalibration: ...
 @overload
@@ -143,6 +145,7 @@ def calibrate(
     in_place: bool = False,
     fabric: FabricKind | None,
     scale: float | None = None,
+    backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
 ) -> FileCalibration | FabricCalibration: ...
 def calibrate(
@@ -153,6 +156,7 @@ def calibrate(
     in_place: bool = False,
     fabric: FabricKind | None = None,
     scale: float | None = None,
+    backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
 ) -> FileCalibration | FabricCalibration:
     """Fit a profile to measurements in files, or measure a machine on running ranks.
@@ -165,7 +169,7 @@ def calibrate(
     fit : the constants to fit; all that the measurements identify when empty.
     algorithm : ``ring`` if AllReduce used rings and the measurement does not state its algorithm.
     in_place : whether to read the in-place columns of logs.
-    fabric : measure running ranks instead, see `tasp_lab.analysis.validate.validate`; `scale` as there.
+    fabric : measure running ranks instead, see `tasp_lab.analysis.validate.validate`; `scale` and `backend` as there.
     progress : called with lines of progress.
 
     Raises `TableError`, `ProfileError` and `FitError`; with `fabric` `RunError` and `FabricError`; `QuantityError` for
@@ -180,9 +184,11 @@ def calibrate(
         machine = measurements[0]
         if len(measurements) != 1 or isinstance(machine, Path):
             raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
-        return measure_fabric(wires(machine), fabric, scale, progress)
+        return measure_fabric(wires(machine), fabric, scale, progress, backend)
     if scale is not None:
         raise QuantityError("scale: applies to the emulated fabric only")
+    if backend != "auto":
+        raise QuantityError("backend: applies to the fabric torchrun only")
     if objects := [each for each in measurements if not isinstance(each, (str, Path))]:
         raise QuantityError(f"{type(objects[0]).__name__}: expected files of measurements, or a fabric")
     paths = [Path(each) for each in dict.fromkeys(map(str, measurements))]

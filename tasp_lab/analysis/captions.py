@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tasp_lab.analysis.registry import Work
+from tasp_lab.choices import AttentionKind
 from tasp_lab.collectives.kinds import describe
 from tasp_lab.collectives.registry import kind_of
 from tasp_lab.topology.graph import Topology
@@ -27,16 +28,21 @@ def caption(work: Work, schedules: Sequence[str], topology: Topology, library: s
     return f"{done} on {topology.name}" + (f", library: {library}" if library else "")
 
 
+_KINDS: Mapping[AttentionKind, str] = {"softmax": "Attention", "linear": "Linear attention", "hybrid": "Hybrid "}
+
+
 def describe_layer(layer: Workload) -> str:
-    """An attention layer in words.
+    """An attention layer, or a hybrid, in words.
 
     >>> describe_layer(Workload(8, batch=2, documents=(3, 5), dtype="fp32", heads=1))
     'Attention over 8 positions in 2 documents, batch 2, 1 head (1 KV head) of 128, full mask, fp32'
     >>> describe_layer(Workload(8192, cached_keys=6144, mask="causal"))
     'Attention over 8,192 positions, 6,144 of them cached, 32 heads (32 KV heads) of 128, causal, bf16'
+    >>> describe_layer(Workload(8192, mask="causal", kind="hybrid", layers="2xLLS", decay="scalar"))
+    'Hybrid LLSLLS over 8,192 positions, 32 heads (32 KV heads) of 128, causal, decay per position, bf16'
     """
     parts = [
-        f"{'Attention' if layer.kind == 'softmax' else 'Linear attention'} over {layer.sequence:,} positions"
+        f"{_KINDS[layer.kind]}{layer.layers} over {layer.sequence:,} positions"
         + (f" in {len(layer.documents)} documents" if layer.documents else ""),
         f"{layer.cached_keys:,} of them cached" if layer.cached_keys else "",
         f"batch {layer.batch}" if layer.batch > 1 else "",

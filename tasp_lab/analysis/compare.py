@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, Unpack
 
-import numpy as np
-
-from sim.simulate import Engine, simulate
+from sim.simulate import Engine
+from tasp_lab.analysis.candidates import OneCandidate
+from tasp_lab.analysis.candidates import busiest_link_bytes as busiest_link_bytes
 from tasp_lab.analysis.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -18,27 +19,35 @@ from tasp_lab.analysis.inputs import (
     as_machine,
     as_names,
     as_options,
+    parse_compute,
     with_rate,
 )
-from tasp_lab.analysis.predict import MANY_EVENTS, at_softmax_rates, predict_schedule, with_compute
+from tasp_lab.analysis.predict import with_assumptions, with_compute
 from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, plain, rings_inputs
-from tasp_lab.analysis.ranking import SINGLE_RINGS, Candidate, Ranking
-from tasp_lab.analysis.registry import USES_RINGS, build_schedules, check_names, layer_names_on, options_for
-from tasp_lab.analysis.results import LayerPrediction, layer_constants, together
+from tasp_lab.analysis.ranking import SINGLE_RINGS, Candidate, Ranking, Rankings
+from tasp_lab.analysis.registry import by_kind, check_names, layer_names_on, options_for, uses_rings
+from tasp_lab.analysis.results import layer_constants
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
-from tasp_lab.analysis.tune import NOT_APPLICABLE, SEARCHED, axes_of, most_trials, search
-from tasp_lab.analysis.validate import Comparison, check_runs, default_scale, expected_fabric_s, validate
+from tasp_lab.analysis.stack_choice import StackChoice, choose_stacks
+from tasp_lab.analysis.tune import SEARCHED, axes_of, most_trials
+from tasp_lab.analysis.validate import (
+    Comparison,
+    check_kernels,
+    check_runs,
+    default_scale,
+    expected_fabric_s,
+    validate,
+)
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.choices import FabricKind
+from tasp_lab.choices import AttentionKind, FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import NoDecompositionError, QuantityError, ScheduleError, first_line
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.progress import CountCallback, ProgressCallback, count_lines, no_progress
-from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer_pattern import LAYER_KINDS
 
 
 def compare(
@@ -68,11 +77,13 @@ def compare(
 ) -> Ranking:
     """Predict every schedule of attention that applies to a layer on a machine, and rank them by time.
 
+    Of a hybrid those stacks are compared that `tasp_lab.analysis.stack_choice` chooses.
+
     Parameters
     ----------
     machine, library, without_links, links, compute, engine, options, attention : see
         `tasp_lab.analysis.predict.predict`.
-    work : the layer.
+    work : the layer, or the hybrid.
     schedules : names to compare; by default all, families at every split of the ranks into two factors, and tuned also
         in all their variants.
     decomposition, fold, lanes, rail_aligned, search_budget : the rings of schedules over rings, see `predict`.
@@ -98,40 +109,37 @@ def compare(
         raise QuantityError(f"measure: {measure}, expected 0 or more")
     if measure:
         check_runs(scale, fabric, repeats)
+        check_kernels(work, parse_compute(compute), fabric)
     machine = with_compute(with_rate(as_machine(machine, library, without_links, links), compute))
-    if work.kind == "linear" and compute is None:
-        machine = at_softmax_rates(machine)
+    if compute is None:
+        machine = with_assumptions(machine, work)
     world_size = machine.topology.world_size
+    alone = _names_alone(work, world_size) if schedules is None else {}
     names = layer_names_on(world_size, work, variants=tune) if schedules is None else as_names(schedules)
     check_names(names, work)
-    if decomposition is not None and decomposition.world_size != world_size:
-        where = f"{machine.topology.name} has {world_size}"
-        raise ScheduleError(f"decomposition: rings of {decomposition.world_size} ranks, {where}")
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
-    found: Sequence[Decomposition] = () if decomposition is None else (decomposition,)
-    no_rings = ""
-    if rings.check_needed(names, given=bool(found)):
-        try:
-            found = ring_candidates(machine, partial(rings.find, progress=progress), with_known=rings.is_free)
-        except NoDecompositionError as error:
-            no_rings = first_line(error)
+    found, no_rings = _rings(machine, rings, decomposition, [*names, *chain(*alone.values())], progress)
     count = count or count_lines(progress)
+    choice: StackChoice | None = None
+    if alone:
+        choice = _choice(machine, work, alone, found, engine, options, count, progress)
+        names = choice.names
     if tune:
-        trials = sum(most_trials(axes_of(name, options)) for name in names)
-        plural = "" if len(names) == 1 else "s"
-        progress(f"tuning {len(names)} schedule{plural}: combinations of options to simulate: at most {trials}")
+        _announce_tuning(names, options, progress)
     candidates = []
     for number, name in enumerate(names):
         count(number, len(names), name)
-        tried = found if name in USES_RINGS else (None,)
+        tried = found if uses_rings(name) else (None,)
         if tried:
-            candidates.append(_OneCandidate(machine, work, tried, engine).candidate(name, options, tune))
+            candidates.append(OneCandidate(machine, work, tried, engine).candidate(name, options, tune))
         else:
             candidates.append(Candidate(name, work.kind, options_for(name, options), reason=no_rings))
     count(len(names), len(names), "")
     candidates.sort(key=lambda each: each.time_s)
     measured: tuple[Comparison, ...] = ()
     if measure:
+        groups = _by_options(_to_run(candidates, measure))
+        _announce(groups, machine.topology, fabric, scale, repeats, progress)
         run = partial(
             validate,
             replace(machine, comm_library=IDEAL),
@@ -143,8 +151,6 @@ def compare(
             repeats=repeats,
             progress=progress,
         )
-        groups = _by_options(_to_run(candidates, measure))
-        _announce(groups, machine.topology, fabric, scale, repeats, progress)
         measured = tuple(
             run(schedules=list(times_s), options=used, **_for_rings(rings, times_s)) for used, times_s in groups.items()
         )
@@ -164,96 +170,100 @@ def compare(
         (),
         all(each.search_complete for each in found) if found else None,
     )
-    return Ranking(tuple(candidates), machine, provenance, measured)
+    return Ranking(tuple(candidates), machine, provenance, measured, work.kind, choice)
 
 
-@dataclass(frozen=True)
-class _OneCandidate:
-    """Predicts one schedule, with the fastest of these rings; `times_s` are those of schedules by digest."""
+def compare_kinds(
+    machine: MachineLike, layers: Sequence[Workload], schedules: ScheduleNames | None = None, **settings: Any
+) -> Rankings:
+    """A ranking per kind of attention: layers of different kinds are never in one.
 
-    machine: Machine
-    work: Workload
-    rings: Sequence[Decomposition | None]
-    engine: Engine
-    times_s: dict[str, float] = field(default_factory=dict)
+    Parameters
+    ----------
+    machine : see `compare`.
+    layers : layers or hybrids, one of each kind.
+    schedules : names to compare, each in the ranking of its kind; a kind without one is left out. By default all.
+    settings : further arguments of `compare`.
 
-    def candidate(self, name: str, options: AttentionOptions, tune: bool) -> Candidate:
-        """A schedule by name, or the reason why it does not apply."""
-        start = options_for(name, options)
-        try:
-            if not tune:
-                return self._predicted(name, start)
-            tuned = search(partial(self._time_s, name), start, axes_of(name, options))
-            return replace(self._predicted(name, tuned.options), untuned_s=tuned.untuned_s)
-        except NOT_APPLICABLE as error:
-            return Candidate(name, self.work.kind, start, reason=_without_name(first_line(error), name))
+    Raises `ScheduleError` for several layers of one kind and for names that none of them has, and what `compare`
+    raises.
 
-    def _time_s(self, name: str, options: AttentionOptions) -> float:
-        """The time of all passes; a pass that several options have in common is simulated once."""
-        return min(sum(map(self._pass_s, self._schedules(name, options, found))) for found in self.rings)
-
-    def _pass_s(self, schedule: Schedule) -> float:
-        if schedule.digest not in self.times_s:
-            timeline = simulate(schedule, self.machine, self.engine, events=False)
-            self.times_s[schedule.digest] = float(timeline.time_s)
-        return self.times_s[schedule.digest]
-
-    def _schedules(self, name: str, options: AttentionOptions, found: Decomposition | None) -> tuple[Schedule, ...]:
-        return build_schedules(name, self.machine.topology, self.work, found, options)
-
-    def _predicted(self, name: str, options: AttentionOptions) -> Candidate:
-        machine, tried = self.machine, []
-        for found in self.rings:
-            schedules = self._schedules(name, options, found)
-            predictions = [
-                predict_schedule(machine, each, self.work, options, self.engine, events=False) for each in schedules
-            ]
-            tried.append((sum(float(each.time_s) for each in predictions), schedules, predictions))
-        _, schedules, predictions = min(tried, key=lambda each: each[0])
-        layers = [each for each in predictions if isinstance(each, LayerPrediction)]
-        return Candidate(
-            name,
-            self.work.kind,
-            options,
-            replace(together(*layers) if len(layers) > 1 else layers[0], schedule=name),
-            sent_bytes=int(sum(each.bytes_sent().sum(axis=(0, 2)) for each in schedules).max()),
-            link_bytes=busiest_link_bytes(schedules, machine.topology),
-            bound_by=_bound_by(machine, schedules, layers),
-        )
+    >>> layer = Workload(4096, heads=4, mask="causal", kind="hybrid", layers="LS")
+    >>> found = compare_kinds("full-mesh:2", [layer.of("L"), layer.of("S")], ["lasp-2", "tasp", "ulysses"])
+    >>> [(each.kind, len(each.candidates)) for each in found]
+    [('linear', 1), ('softmax', 2)]
+    """
+    kinds = [each.kind for each in layers]
+    if len(set(kinds)) < len(kinds):
+        raise ScheduleError(f"layers of the kinds {', '.join(kinds)}, expected each kind once")
+    given = None if schedules is None else by_kind(as_names(schedules), kinds)
+    if settings.get("measure"):
+        for work in layers:
+            check_kernels(work, parse_compute(settings.get("compute")), settings.get("fabric", "emulated"))
+    chosen = [each for each in layers if given is None or given[each.kind]]
+    return Rankings(
+        tuple(compare(machine, each, None if given is None else given[each.kind], **settings) for each in chosen)
+    )
 
 
-def _without_name(text: str, name: str) -> str:
-    """A message about a schedule, beside its name."""
-    return text.removeprefix(f"schedule {name!r}").lstrip(":, ")
+def _rings(
+    machine: Machine,
+    rings: RingOptions,
+    decomposition: Decomposition | None,
+    names: Sequence[str],
+    progress: ProgressCallback,
+) -> tuple[Sequence[Decomposition], str]:
+    """The rings to try, none if no schedule uses any, and why there are none where some does."""
+    if decomposition is not None and decomposition.world_size != machine.topology.world_size:
+        where = f"{machine.topology.name} has {machine.topology.world_size}"
+        raise ScheduleError(f"decomposition: rings of {decomposition.world_size} ranks, {where}")
+    given = () if decomposition is None else (decomposition,)
+    if not rings.check_needed(names, given=bool(given)):
+        return given, ""
+    try:
+        return ring_candidates(machine, partial(rings.find, progress=progress), with_known=rings.is_free), ""
+    except NoDecompositionError as error:
+        return (), first_line(error)
 
 
-def busiest_link_bytes(schedules: Sequence[Schedule], topology: Topology) -> int:
-    """The bytes on the link that all transfers together occupy longest."""
-    load = np.zeros(len(topology.constraints), dtype=np.int64)
-    n = topology.world_size
-    for schedule in schedules:
-        between = np.zeros(n * n, dtype=np.int64)
-        for step in schedule.steps:
-            np.add.at(between, step.source * n + step.destination, schedule.block_bytes[step.block])
-        pairs = np.flatnonzero(between)
-        routes, _ = topology.routes(pairs // n, pairs % n)
-        hop, column = np.nonzero(routes >= 0)
-        np.add.at(load, routes[hop, column], between[pairs[hop]])
-    rates = np.array([float(each.bandwidth_bytes_per_s) for each in topology.constraints])
-    return int(load[np.argmax(load / rates)]) if len(load) else 0
+def _announce_tuning(names: Sequence[str], options: AttentionOptions, progress: ProgressCallback) -> None:
+    trials = sum(most_trials(axes_of(name, options)) for name in names)
+    plural = "" if len(names) == 1 else "s"
+    progress(f"tuning {len(names)} schedule{plural}: combinations of options to simulate: at most {trials}")
 
 
-def _bound_by(machine: Machine, schedules: Sequence[Schedule], layers: Sequence[LayerPrediction]) -> str:
-    """What most of the time was spent on; only computing or communicating where there are too many events to tell."""
-    if sum(each.transfers for each in schedules) > MANY_EVENTS:
-        compute_s, communication_s = (sum(float(x) for x in each) for each in zip(
-            *((p.compute_s, p.communication_s) for p in layers), strict=True))  # fmt: skip
-        return "compute" if compute_s >= communication_s else "communication"
-    spent: dict[str, float] = {}
-    for schedule in schedules:
-        for kind, seconds in time_by_kind(simulate(schedule, machine, explain=True), machine.topology):
-            spent[kind] = spent.get(kind, 0.0) + seconds
-    return max(spent, key=lambda kind: spent[kind]) if spent else "nothing"
+def _names_alone(work: Workload, world_size: int) -> dict[AttentionKind, list[str]]:
+    """The schedules of the layers of a hybrid, by kind; none of another layer."""
+    if work.kind != "hybrid":
+        return {}
+    letters = [letter for letter in LAYER_KINDS if letter in work.layers]
+    return {LAYER_KINDS[letter]: layer_names_on(world_size, work.of(letter)) for letter in letters}
+
+
+def _choice(
+    machine: Machine,
+    work: Workload,
+    alone: Mapping[AttentionKind, list[str]],
+    found: Sequence[Decomposition],
+    engine: Engine,
+    options: AttentionOptions,
+    count: CountCallback,
+    progress: ProgressCallback,
+) -> StackChoice:
+    """Choose the stacks of a hybrid to compare, by the times of all schedules of its layers."""
+    total = sum(map(len, alone.values()))
+    progress(f"hybrid {work.layers}: {total} schedules of its layers are predicted alone, the fastest are stacked")
+    numbers = iter(range(total))
+
+    def time_of(layer: Workload, name: str) -> float | None:
+        count(next(numbers), total, f"one layer by {name}")
+        tried = found if uses_rings(name) else (None,)
+        return OneCandidate(machine, layer, tried, engine).time_alone_s(name, options) if tried else None
+
+    choice = choose_stacks(work, machine.topology, alone, options, time_of)
+    count(total, total, "")
+    progress(str(choice))
+    return choice
 
 
 def _to_run(candidates: Iterable[Candidate], count: int) -> list[Candidate]:
@@ -273,7 +283,7 @@ def _by_options(candidates: Iterable[Candidate]) -> dict[AttentionOptions, dict[
 
 def _for_rings(rings: RingOptions, names: Iterable[str]) -> dict[str, Any]:
     """Which rings are sought, for schedules of which some use rings."""
-    return vars(rings) if any(name in USES_RINGS for name in names) else {}
+    return vars(rings) if any(map(uses_rings, names)) else {}
 
 
 def _announce(

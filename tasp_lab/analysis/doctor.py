@@ -24,6 +24,7 @@ _LIBRARIES = (
     "pyroute2",
     "torch",
     "flash-attn",
+    "flash-linear-attention",
     "ortools",
 )
 
@@ -41,6 +42,9 @@ def examine() -> Examination:
         "packages": {name: _finding(_folder, name) for name in _PACKAGES},
         "libraries": {name: _finding(_version, name) for name in _LIBRARIES},
         "gpus": _finding(_gpus),
+        "gpu_driver": _finding(_driver),
+        "gpu_libraries": _finding(_gpu_libraries),
+        "variables": _finding(_variables),
         "flash_attention_works": _flash_attention_works(),
         "simulator": _finding(_simulator),
         "emulated_fabric": _finding(_emulated_fabric),
@@ -80,6 +84,27 @@ def _gpus() -> list[str]:
         return []
     torch = importlib.import_module("torch")
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _driver() -> str | None:
+    from runtime.linux.gpus import driver_version
+
+    return driver_version()
+
+
+def _gpu_libraries() -> dict[str, object]:
+    """What torch was built for, and whether it has NCCL or RCCL, and which."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    from runtime.executor.transports import gpu_libraries
+
+    return gpu_libraries()
+
+
+def _variables() -> dict[str, str]:
+    from runtime.linux.gpus import library_variables
+
+    return library_variables()
 
 
 def _flash_attention_works() -> bool:

@@ -14,12 +14,13 @@ from tasp_lab.analysis.report import Report
 from tasp_lab.analysis.validate import (
     Comparison,
     calibrate_ranks,
+    check_backend,
     check_fabric,
     default_scale,
     fabric_constants,
     start_ranks,
 )
-from tasp_lab.choices import FabricKind
+from tasp_lab.choices import BackendKind, FabricKind
 from tasp_lab.files import write_whole
 from tasp_lab.machines.catalogue import LAUNCH, machine_file
 from tasp_lab.machines.constants import CONSTANTS
@@ -85,35 +86,44 @@ class FabricCalibration(Report):
 
 
 def measure_fabric(
-    machine: Machine, fabric: FabricKind, scale: float | None = None, progress: ProgressCallback = no_progress
+    machine: Machine,
+    fabric: FabricKind,
+    scale: float | None = None,
+    progress: ProgressCallback = no_progress,
+    backend: BackendKind = "auto",
 ) -> FabricCalibration:
     """Measure a machine on a fabric; the errors are those of `measure`."""
-    measured = measure(machine, fabric, scale, progress)
+    measured = measure(machine, fabric, scale, progress, backend)
     provenance = Provenance(
         {"machine": machine_inputs(machine, compute=False), "fabric": fabric, "scale": plain(scale)},
         fabric_constants(measured.calibration, fabric),
-        environment=host_environment() | {"fabric": fabric, "scale": measured.scale},
+        environment=dict(measured.environment) | {"fabric": fabric, "scale": measured.scale},
     )
     return FabricCalibration(measured, measured_machine(measured, datetime.date.today().isoformat()), provenance)
 
 
 def measure(
-    machine: Machine, fabric: FabricKind, scale: float | None = None, progress: ProgressCallback = no_progress
+    machine: Machine,
+    fabric: FabricKind,
+    scale: float | None = None,
+    progress: ProgressCallback = no_progress,
+    backend: BackendKind = "auto",
 ) -> Comparison:
     """Calibrate a machine on real processes, as `tasp_lab.analysis.validate.validate` does, without running schedules.
 
     Raises `RunError` (a rank failed), `FabricError` (no namespaces) and `QuantityError` (an impossible scale).
     """
     check_fabric(scale, fabric)
+    check_backend(backend, fabric)
     topology = machine.topology
     if fabric == "emulated":
         scale = default_scale(topology, math.inf) if scale is None else scale
         topology = topology.scaled(scale)
         progress(f"emulating {topology.name} at scale {scale:.3g}; latencies are not emulated")
-    with start_ranks(fabric, topology) as ranks:
-        return Comparison(
-            fabric, scale or 1.0, calibrate_ranks(fabric, topology, ranks, progress), (), ranks.is_reporter
-        )
+    with start_ranks(fabric, topology, backend, machine) as ranks:
+        calibration = calibrate_ranks(fabric, topology, ranks, progress)
+        environment = {**host_environment(), **ranks.environment}
+        return Comparison(fabric, scale or 1.0, calibration, (), ranks.is_reporter, environment=environment)
 
 
 def measured_machine(measured: Comparison, date: str) -> Machine:
@@ -128,7 +138,10 @@ def measured_machine(measured: Comparison, date: str) -> Machine:
 def _launch(calibration: Calibration, where: str) -> Constant:
     text = CONSTANTS[LAUNCH].format(float(calibration.machine.comm_library.launch_s))
     spreads = ", ".join(between(found.launch_s, format_time) for found in calibration.fits)
-    source = f"messages of one byte posted back to back, median; quartiles {spreads or 'none, one rank'}; {where}"
+    how = "messages of one byte posted back to back, median; quartiles"
+    if any(found.posting for found in calibration.fits):
+        how = "what a message of one byte adds to a batch on the device, slope by Theil and Sen; 95 %"
+    source = f"{how} {spreads or 'none, one rank'}; {where}"
     return Constant(LAUNCH, text, source)
 
 

@@ -22,7 +22,7 @@ from tasp_lab.analysis.inputs import (
     with_rate,
 )
 from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, plain, rings_inputs
-from tasp_lab.analysis.registry import USES_RINGS, Work, build_schedules, check_names
+from tasp_lab.analysis.registry import Work, build_schedules, check_names, uses_rings
 from tasp_lab.analysis.results import CollectivePrediction as CollectivePrediction
 from tasp_lab.analysis.results import LayerPrediction as LayerPrediction
 from tasp_lab.analysis.results import Prediction as Prediction
@@ -38,6 +38,8 @@ from tasp_lab.collectives.registry import kind_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError
+from tasp_lab.hybrid.bound import hybrid_bound_s
+from tasp_lab.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.linear_attention.bound import linear_bound_s
 from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
@@ -45,6 +47,7 @@ from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machin
 from tasp_lab.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 
@@ -76,14 +79,15 @@ def predict(
     options: AttentionOptions = DEFAULT_OPTIONS,
     **attention: Unpack[AttentionKeywords],
 ) -> Predictions:
-    """Predict a collective or an attention layer by each of the named schedules.
+    """Predict a collective, an attention layer or a hybrid by each of the named schedules.
 
     Parameters
     ----------
     machine : a machine, or its name; ranks without compute rates have `ASSUMED_COMPUTE`, in every dtype and pass.
         A `Topology` has no communication library.
     schedules : the name of a schedule, or several; see `tasp_lab.analysis.registry`.
-    work : the bytes per rank of a collective, a number or text such as ``"64MiB"``, or an attention layer.
+    work : the bytes per rank of a collective, a number or text such as ``"64MiB"``, or an attention layer or
+        a hybrid, a stack of them.
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
         `tasp_lab.topology.edits`.
@@ -111,8 +115,8 @@ def predict(
     machine = as_machine(machine, library, without_links, links)
     check_names(names, work)
     machine = with_compute(with_rate(machine, _of_layer(compute, work)))
-    if isinstance(work, Workload) and work.kind == "linear" and compute is None:
-        machine = at_softmax_rates(machine)
+    if isinstance(work, Workload) and compute is None:
+        machine = with_assumptions(machine, work)
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
     given = (decomposition,) if isinstance(decomposition, Decomposition) else tuple(decomposition or ())
     sought = rings.check_needed(names, given=bool(given))
@@ -132,7 +136,7 @@ def predict(
         },
         machine_constants(machine.constants) + layer_constants(predictions),
         tuple(sorted(one_schedule.engines)),
-        all(each.search_complete for each in candidates) if any(name in USES_RINGS for name in names) else None,
+        all(each.search_complete for each in candidates) if any(map(uses_rings, names)) else None,
     )
     return Predictions(tuple(predictions), machine, provenance, explain)
 
@@ -158,7 +162,7 @@ class _OneSchedule:
 
     def predictions(self, name: str, candidates: Sequence[Decomposition]) -> list[Prediction]:
         """The predictions of a schedule by name: its passes with the fastest rings, and both passes together."""
-        tried = [self._passes(name, found) for found in (candidates if name in USES_RINGS else [None])]
+        tried = [self._passes(name, found) for found in (candidates if uses_rings(name) else [None])]
         passes = min(tried, key=lambda passes: sum(each.time_s for each in passes))
         return [*passes, together(*passes)] if self.options.passes == "both" else passes
 
@@ -195,11 +199,15 @@ def with_compute(machine: Machine) -> Machine:
     return replace(machine, compute=ASSUMED_COMPUTE) if machine.compute == INSTANT else machine
 
 
-def at_softmax_rates(machine: Machine) -> Machine:
-    """The machine with its compute rates marked as assumed: kernels of linear attention have none of their own."""
+def with_assumptions(machine: Machine, work: Workload) -> Machine:
+    """The machine with its compute rates marked as assumed for linear layers, whose kernels have none of their own."""
+    if work.kind == "softmax" or (work.kind == "hybrid" and "L" not in work.layers):
+        return machine
+    what = f"assumed{'' if work.kind == 'linear' else ' of linear layers'}: as softmax attention"
 
     def assumed(rate: ComputeRate) -> ComputeRate:
-        return replace(rate, source=f"assumed: as softmax attention ({rate.source})", assumed=True)
+        source = rate.source if rate.source.startswith(what) else f"{what} ({rate.source})"
+        return replace(rate, source=source, assumed=True)
 
     known = machine.compute
     if isinstance(known, ComputeRate):
@@ -231,7 +239,7 @@ def predict_schedule(
     if not isinstance(work, Workload):
         return CollectivePrediction(*head, bound, timeline, kind_of([schedule.name]), work)
     task = schedule.task
-    assert isinstance(task, AttentionTask | LinearTask), "a schedule of a layer has a task"
+    assert task is not None, "a schedule of a layer has a task"
     has_dataflow = isinstance(task, AttentionTask) and task.is_backward
     flops, rate = schedule.flops().sum(axis=0).tolist(), machine.rate_of(task)
     return LayerPrediction(
@@ -242,7 +250,7 @@ def predict_schedule(
         options=options,
         passing=pass_of(schedule),
         dataflow=dataflow_of(schedule) if has_dataflow else None,
-        gradient_dtype=task.gradient_dtype,
+        gradient_dtype=gradient_dtype(schedule),
         rates={task.passing: rate},
         compute_flops_per_s=rate.flops_per_s,
         compute_s=rate.time_s(max(flops)),
@@ -256,7 +264,16 @@ def predict_schedule(
         bytes_sent=int(schedule.bytes_sent().sum()),
         memory_bytes=int(memory_bytes(schedule).max()),
         flops=sum(flops),
+        relayout_bytes=relayout_bytes(schedule) if work.kind == "hybrid" else None,
     )
+
+
+def gradient_dtype(schedule: Schedule) -> str | None:
+    """The dtype of gradients on the wire, None forward; of a hybrid that of softmax layers, if there are any."""
+    tasks = [task for task, _ in layers_of(schedule)]
+    first = next((task for task in tasks if isinstance(task, AttentionTask)), tasks[0])
+    assert isinstance(first, AttentionTask | LinearTask), "there are no other layers"
+    return first.gradient_dtype
 
 
 def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
@@ -265,5 +282,7 @@ def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
         return collective_bound_s(kind_of([schedule.name]), machine.topology, work)
     if isinstance(schedule.task, LinearTask):
         return linear_bound_s(machine, schedule.task)
+    if isinstance(schedule.task, StackedTask):
+        return hybrid_bound_s(machine, schedule)
     assert isinstance(schedule.task, AttentionTask), "a schedule of a layer has a task"
     return attention_bound_s(machine, schedule.task, schedule.initial)

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import tasp_lab
+from runtime.linux.gpus import driver_version, library_variables
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Constant, Machine
@@ -89,13 +90,15 @@ class Provenance:
 
 
 def host_environment() -> dict[str, object]:
-    """The host and the versions behind a measurement; without the name of the host."""
+    """The host, the versions and the variables behind a measurement; without the name of the host."""
     return {
         "torch": _version("torch"),
         "python": platform.python_version(),
         "processor": platform.machine(),
         "kernel": platform.release().partition("-")[0],
         "cores": os.cpu_count(),
+        "gpu_driver": driver_version(),
+        "variables": library_variables(),
     }
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from tasp_lab.analysis.provenance import Provenance
 from tasp_lab.analysis.registry import USES_RINGS, options_of
 from tasp_lab.analysis.report import Report, flat
 from tasp_lab.analysis.results import LayerPrediction, ratio, rows_table
+from tasp_lab.analysis.stack_choice import StackChoice
 from tasp_lab.analysis.validate import Comparison
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.choices import AttentionKind
+from tasp_lab.hybrid.registry import LASP_2H
 from tasp_lab.machines.machine import Machine
 from tasp_lab.tables import Part, Table
 from tasp_lab.units import format_size_about, format_time
@@ -19,8 +23,16 @@ from tasp_lab.units import format_size_about, format_time
 SINGLE_RINGS = (
     *(name for name in CIRCULATIONS if name not in USES_RINGS),
     *("ring-linear-attention", "ring-linear-attention-right"),
+    LASP_2H,
 )
-"""The schedules over one ring; speed-ups are over the fastest of them."""
+"""The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
+
+COMPUTES: Mapping[AttentionKind, str] = {
+    "softmax": "softmax attention",
+    "linear": "linear attention",
+    "hybrid": "hybrid",
+}
+"""What the schedules of a ranking compute."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Candidate:
             "untuned_time_s": self.untuned_s,
             "bound_s": None if p is None else float(p.bound_s),
             "sent_bytes": None if p is None else self.sent_bytes,
+            **({"relayout_bytes": None if p is None else p.relayout_bytes} if self.computes == "hybrid" else {}),
             "link_bytes": None if p is None else self.link_bytes,
             "peak_bytes": None if p is None else p.memory_bytes,
             "ccr": None if p is None else p.ccr,
@@ -75,13 +88,16 @@ class Candidate:
 class Ranking(Report):
     """All candidates, the fastest first; those that do not apply last.
 
-    `fabric` are the comparisons of the schedules that were run, one for each set of options.
+    `fabric` are the comparisons of the schedules that were run, one for each set of options. All candidates compute
+    layers of one `kind`. Of a hybrid `choice` says which stacks are compared, None if they were given.
     """
 
     candidates: tuple[Candidate, ...]
     machine: Machine
     provenance: Provenance
     fabric: tuple[Comparison, ...] = ()
+    kind: AttentionKind = "softmax"
+    choice: StackChoice | None = None
 
     @property
     def is_reporter(self) -> bool:
@@ -104,7 +120,9 @@ class Ranking(Report):
 
     def to_dict(self) -> dict[str, object]:
         return {
+            "computes": COMPUTES[self.kind],
             "library": self.machine.comm_library.name,
+            **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
             "results": [each.to_dict() for each in self.candidates],
             "fabric": [each.to_dict() for each in self.fabric],
             "provenance": self.provenance.to_dict(),
@@ -120,6 +138,7 @@ class Ranking(Report):
             library = self.machine.comm_library.name
             where = f"{first.topology}, {first.ranks}" + ("" if library == "ideal" else f", {library}")
             found += [rows_table(first.title(where), [self._row(each) for each in self._applying])]
+            found += [] if self.choice is None else [str(self.choice)]
             found += first.assumptions()
         refused = [each for each in self.candidates if each.prediction is None]
         if refused:
@@ -149,3 +168,34 @@ class Ranking(Report):
                 row["on the fabric"] = format_time(each.measured_s)
                 row["error"] = f"{ratio(each.measured_prediction_s, each.measured_s) - 1:+.1%}"
         return row if each.untuned_s is None else row | {"options": each.options.arguments}
+
+
+@dataclass(frozen=True, repr=False)
+class Rankings(Report, Sequence[Ranking]):
+    """A ranking for each kind of attention."""
+
+    items: tuple[Ranking, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Ranking: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Ranking, ...]: ...
+    def __getitem__(self, index: int | slice) -> Ranking | tuple[Ranking, ...]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def is_reporter(self) -> bool:
+        """False on the ranks of a torchrun group that leave the output to rank 0."""
+        return all(each.is_reporter for each in self.items)
+
+    def to_dict(self) -> dict[str, object]:
+        return {"parts": [each.to_dict() for each in self.items]}
+
+    def records(self) -> list[dict[str, object]]:
+        return [row for each in self.items for row in each.records()]
+
+    def parts(self) -> list[Part]:
+        return [part for each in self.items for part in each.parts()]

@@ -1,4 +1,4 @@
-"""Schedules by name: of a collective, or of the passes of a layer of softmax or linear attention.
+"""Schedules by name: of a collective, of the passes of a layer of softmax or linear attention, or of a hybrid.
 
 The *work* is a number of bytes per rank, or a `tasp_lab.workload.layer.Workload`. Each kind of work has schedules of
 its own, and a name of another kind is refused. The name of a schedule determines the collective.
@@ -7,7 +7,7 @@ its own, and a name of another kind is refused. The name of a schedule determine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import USES_RINGS as ATTENTION_OVER_RINGS
@@ -19,11 +19,14 @@ from tasp_lab.attention.registry import (
     is_attention,
 )
 from tasp_lab.attention.registry import options_of as attention_options_of
+from tasp_lab.choices import AttentionKind
 from tasp_lab.choices import Pass as Pass
 from tasp_lab.collectives.kinds import with_article
 from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import ScheduleError, unknown
+from tasp_lab.hybrid import registry as hybrid
+from tasp_lab.hybrid.stack import hybrid_schedules
 from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
 from tasp_lab.linear_attention.registry import USES_RINGS as LINEAR_OVER_RINGS
 from tasp_lab.schedule.schedule import Schedule
@@ -38,11 +41,14 @@ USES_RINGS = (
     *ATTENTION_OVER_RINGS,
     *LINEAR_OVER_RINGS,
 )
-"""The schedules that accept a decomposition."""
+"""The schedules of single layers and of collectives that accept a decomposition."""
 
 
-COLLECTIVE, SOFTMAX, LINEAR_KIND = "a collective", "softmax attention", "linear attention"
+COLLECTIVE, SOFTMAX, LINEAR_KIND, HYBRID = "a collective", "softmax attention", "linear attention", "a hybrid"
 """Kinds of work, in messages."""
+
+KINDS: Mapping[AttentionKind, str] = {"softmax": SOFTMAX, "linear": LINEAR_KIND, "hybrid": HYBRID}
+"""Those of layers."""
 
 
 def build_schedules(
@@ -57,10 +63,10 @@ def build_schedules(
     Parameters
     ----------
     name : a name in `COLLECTIVES` for bytes, for a layer one of `tasp_lab.attention.registry` or of
-        `tasp_lab.linear_attention.registry`.
+        `tasp_lab.linear_attention.registry`, for a hybrid one of each (`tasp_lab.hybrid.registry`).
     topology : the ranks and links.
     work : bytes per rank, or the layer.
-    decomposition : the rings of the schedules in `USES_RINGS`, if not the topology's own.
+    decomposition : the rings of schedules that use some (`uses_rings`), if not the topology's own.
     options : of a layer, see `tasp_lab.attention.registry.attention_schedules`.
 
     Raises `ScheduleError` for an unknown name, one of the other kind, options of a collective, and more than can be
@@ -79,18 +85,30 @@ def build_schedules(
             kind = with_article(COLLECTIVES[name].kind)
             raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
         return (collective(name, topology, work, decomposition),)
-    build = linear_schedules if work.kind == "linear" else attention_schedules
+    build = {"softmax": attention_schedules, "linear": linear_schedules, "hybrid": hybrid_schedules}[work.kind]
     return build(name, topology, work, decomposition, options)
+
+
+def uses_rings(name: str) -> bool:
+    """Whether a schedule accepts a decomposition.
+
+    >>> uses_rings("multi-ring"), uses_rings("lasp-2+tasp"), uses_rings("usp:2x4")
+    (True, True, False)
+    """
+    return hybrid.uses_rings(name) if hybrid.is_hybrid(name) else name in USES_RINGS
 
 
 def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -> list[str]:
     """The names of all schedules for the kind of a layer, of families each split of a number of ranks.
 
-    With `variants` also each split of a family with each of its variants.
+    With `variants` also each split of a family with each of its variants. None of hybrids, which have too many: those
+    to compare follow from the schedules of their layers (`tasp_lab.analysis.stack_choice`).
 
     >>> layer_names_on(8, Workload(sequence=64, kind="linear"))[:2]
     ['lasp', 'lasp-2']
     """
+    if work.kind == "hybrid":
+        return []
     return list(LINEAR) if work.kind == "linear" else attention_names_on(world_size, variants=variants)
 
 
@@ -109,6 +127,8 @@ def options_of(name: str) -> tuple[str, ...]:
     >>> options_of("all-scan")
     ('pieces',)
     """
+    if hybrid.is_hybrid(name):
+        return hybrid.options_of(name)
     return LINEAR[name].options if name in LINEAR else attention_options_of(name)
 
 
@@ -122,7 +142,7 @@ def check_names(names: Iterable[str], work: Work) -> None:
     tasp_lab.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for softmax attention: ...
     """
     names, wanted = list(names), _kind_of_work(work)
-    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR)}
+    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [hybrid.EXPECTED]}
     right: Sequence[str] = of_layers.get(wanted, list(COLLECTIVES))
     for name in names:
         kind = _kind_of_name(name)
@@ -132,20 +152,44 @@ def check_names(names: Iterable[str], work: Work) -> None:
             raise ScheduleError(f"schedule {name!r} is {what}, expected {expected}: {', '.join(right)}")
         if not kind:
             raise ScheduleError(unknown("schedule", name, right))
-    if wanted == SOFTMAX:
+    if wanted == HYBRID:
+        for name in names:
+            hybrid.names_of(name)
+    elif wanted == SOFTMAX:
         check_attention(names)
     elif wanted == COLLECTIVE and names:
         kind_of(names)
 
 
+def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[AttentionKind, list[str]]:
+    """The names of schedules of each of these kinds of layers. Raises `ScheduleError` for one of no such kind.
+
+    >>> by_kind(["tasp", "lasp"], ["softmax", "linear", "hybrid"])
+    {'softmax': ['tasp'], 'linear': ['lasp'], 'hybrid': []}
+    """
+    of_kinds = {kind: [name for name in names if _kind_of_name(name) == KINDS[kind]] for kind in kinds}
+    for name in names:
+        if not any(name in each for each in of_kinds.values()):
+            known = [*attention_names(), *LINEAR]
+            what = _kind_of_name(name)
+            if not what:
+                raise ScheduleError(unknown("schedule", name, known))
+            what = with_article(COLLECTIVES[name].kind) if what == COLLECTIVE else f"for {what}"
+            expected = " or ".join(KINDS[kind] for kind in kinds)
+            raise ScheduleError(f"schedule {name!r} is {what}, expected one for {expected}")
+    return of_kinds
+
+
 def _kind_of_work(work: Work) -> str:
     if not isinstance(work, Workload):
         return COLLECTIVE
-    return LINEAR_KIND if work.kind == "linear" else SOFTMAX
+    return KINDS[work.kind]
 
 
 def _kind_of_name(name: str) -> str:
     """What a schedule is for; empty for an unknown name."""
+    if hybrid.is_hybrid(name):
+        return HYBRID
     if name in COLLECTIVES or name in LINEAR:
         return COLLECTIVE if name in COLLECTIVES else LINEAR_KIND
     return SOFTMAX if is_attention(name) else ""

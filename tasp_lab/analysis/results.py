@@ -161,7 +161,8 @@ class LayerPrediction(Prediction):
     is the compute time of the busiest rank, `communication_s` the time of the same schedule with instant compute.
     `bytes_sent` and `flops` are of all ranks; `memory_bytes` is the largest memory of a rank for blocks of others and
     sums that are sent. `rates` has the compute rate of each pass, `compute_flops_per_s` that of this row; None when
-    computing takes no time.
+    computing takes no time. `relayout_bytes` are those of `bytes_sent` that re-layouts of a hybrid send; None of a
+    layer.
     """
 
     layer: Workload
@@ -176,6 +177,7 @@ class LayerPrediction(Prediction):
     bytes_sent: int
     memory_bytes: int
     flops: int
+    relayout_bytes: int | None = None
 
     computes: ClassVar[bool] = True
 
@@ -242,9 +244,8 @@ class LayerPrediction(Prediction):
         documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
         cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
         positions = f"{batch}{layer.sequence} positions{documents}{cached}"
-        attention = "attention" if layer.kind == "softmax" else f"linear attention (decay: {layer.decay})"
         return (
-            f"{layer.mask.capitalize()} {attention}{window}, {PASS_NAMES[self.options.passes]}, "
+            f"{layer.mask.capitalize()} {_attention_text(layer)}{window}, {PASS_NAMES[self.options.passes]}, "
             f"{positions}, {heads} of {layer.head_dim}, {layer.dtype}, on {where}"
         )
 
@@ -262,6 +263,7 @@ class LayerPrediction(Prediction):
             "dtype": layer.dtype,
             "computes": layer.kind,
             "decay": layer.decay,
+            **({"layers": layer.layers} if layer.kind == "hybrid" else {}),
             "mask": layer.mask,
             "window": layer.window,
             "documents": None if layer.documents is None else list(layer.documents),
@@ -278,6 +280,7 @@ class LayerPrediction(Prediction):
             "communication_s": float(self.communication_s),
             "ccr": self.ccr,
             "bytes_sent": self.bytes_sent,
+            **({} if self.relayout_bytes is None else {"relayout_bytes": self.relayout_bytes}),
             "memory_bytes": self.memory_bytes,
             "flops": self.flops,
         }
@@ -297,6 +300,7 @@ class LayerPrediction(Prediction):
             "compute": format_time(self.compute_s),
             "communication": format_time(self.communication_s),
             "bytes sent": format_size_about(self.bytes_sent),
+            **({} if self.relayout_bytes is None else {"re-layout": format_size_about(self.relayout_bytes)}),
             "bound": format_time(self.bound_s),
             "share of bound": f"{ratio(self.bound_s, self.time_s):.1%}",
         }
@@ -310,6 +314,14 @@ class LayerPrediction(Prediction):
     def explanation(self, topology: Topology) -> dict[str, object]:
         found = super().explanation(topology)
         return found | {"calls": _calls(self.timeline)} if found else found
+
+
+def _attention_text(layer: Workload) -> str:
+    """The kind of attention of a layer, or of the layers of a hybrid."""
+    decay = f" (decay: {layer.decay})"
+    if layer.kind == "hybrid":
+        return f"hybrid {layer.layers}{decay if 'L' in layer.layers else ''}"
+    return "attention" if layer.kind == "softmax" else f"linear attention{decay}"
 
 
 def _transfers(timeline: Timeline) -> list[dict[str, object]]:
@@ -392,7 +404,12 @@ def together(forward: Prediction, backward: Prediction) -> LayerPrediction:
         bytes_sent=forward.bytes_sent + backward.bytes_sent,
         memory_bytes=max(forward.memory_bytes, backward.memory_bytes),
         flops=forward.flops + backward.flops,
+        relayout_bytes=_sum(forward.relayout_bytes, backward.relayout_bytes),
     )
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
 
 
 def _common_rate_flops_per_s(forward: LayerPrediction, backward: LayerPrediction) -> Number | None:

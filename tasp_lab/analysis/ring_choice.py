@@ -22,7 +22,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from tasp_lab.analysis.registry import USES_RINGS
+from tasp_lab.analysis.registry import USES_RINGS, uses_rings
 from tasp_lab.arrays import Int32Array, IntArray
 from tasp_lab.decomposition.closed_forms import closed_forms
 from tasp_lab.decomposition.decompose import Decomposition, decompose, ring_limit_bytes_per_s
@@ -63,7 +63,7 @@ class RingOptions:
 
         Raises `NoDecompositionError` for options that have no effect.
         """
-        if not any(name in USES_RINGS for name in schedules):
+        if not any(map(uses_rings, schedules)):
             if self != RingOptions():
                 names = f"{', '.join(USES_RINGS[:-1])} and {USES_RINGS[-1]}"
                 raise NoDecompositionError(f"fold, lanes, rail-aligned and search-budget apply to {names} only")

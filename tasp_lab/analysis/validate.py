@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import add
 from typing import Literal, Unpack
 
 from runtime.calibration import (
     Calibration,
     ClassFit,
+    Posting,
     Spread,
     calibrate,
     calibrate_shared_medium,
@@ -24,9 +25,9 @@ from runtime.calibration import (
     route_classes,
 )
 from runtime.linux.host import usable_cores
-from runtime.protocol.jobs import MeasureCompute, Ranks, RunSchedule
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.rank_setup import RankLocation
-from runtime.protocol.records import merge_records
+from runtime.protocol.records import duration_s, merge_records
 from runtime.ranks.launcher import launch
 from sim.simulate import engine_of, simulate
 from tasp_lab.analysis.inputs import (
@@ -42,7 +43,14 @@ from tasp_lab.analysis.inputs import (
     parse_compute,
     wires,
 )
-from tasp_lab.analysis.predict import LayerPrediction, Prediction, bound_s, predict_schedule, with_compute
+from tasp_lab.analysis.predict import (
+    LayerPrediction,
+    Prediction,
+    bound_s,
+    predict_schedule,
+    with_assumptions,
+    with_compute,
+)
 from tasp_lab.analysis.provenance import (
     Provenance,
     UsedConstant,
@@ -64,7 +72,7 @@ from tasp_lab.analysis.results import (
 )
 from tasp_lab.analysis.ring_choice import RingOptions
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.choices import FabricKind
+from tasp_lab.choices import BackendKind, FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError, RunError
@@ -102,6 +110,8 @@ class Run:
     `prediction` follows from the calibration, its bound and `nominal_s` from the nominal machine (see `validate`);
     `measured` are the repeats. `cpu_busy_share` is the share of the time of all cores of the first rank's host that any
     process used while the repeats ran. `compute`: whether a layer's kernel calls were timed waits or real.
+    `kernel_host_s`: on GPUs, the longest that a host takes to make the kernel calls of its rank; where that is the time
+    of the calls, their rate is that of the host.
     """
 
     prediction: Prediction
@@ -110,6 +120,7 @@ class Run:
     measured_timeline: Timeline
     cpu_busy_share: float
     compute: ComputeKind = "timed"
+    kernel_host_s: float | None = None
 
     @property
     def measured_s(self) -> float:
@@ -168,6 +179,7 @@ class Comparison(Report):
     """All runs on one fabric, and how it was calibrated.
 
     `is_reporter` is False on the ranks of a torchrun group that leave the output to rank 0.
+    `environment` is what all ran on.
     """
 
     fabric: FabricKind
@@ -176,6 +188,7 @@ class Comparison(Report):
     runs: tuple[Run, ...]
     is_reporter: bool = True
     provenance: Provenance | None = None
+    environment: Mapping[str, object] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         kernels = [run for run in self.runs if run.compute == "real" and not run.prediction.is_sum]
@@ -211,7 +224,12 @@ def _fit_document(fit: ClassFit) -> dict[str, object]:
         "bandwidth_bytes_per_s": _spread_document(fit.bandwidth_bytes_per_s),
         "latency_s": _spread_document(fit.latency_s),
         "launch_s": _spread_document(fit.launch_s),
-    }
+    } | ({} if fit.posting is None else {"posting": _posting_document(fit.posting)})
+
+
+def _posting_document(posting: Posting) -> dict[str, object]:
+    """The host's time to post a batch."""
+    return {"batch_s": _spread_document(posting.batch_s), "message_s": _spread_document(posting.message_s)}
 
 
 def _spread_document(spread: Spread) -> dict[str, object]:
@@ -221,7 +239,9 @@ def _spread_document(spread: Spread) -> dict[str, object]:
 def _kernel_document(run: Run) -> dict[str, object]:
     """The rate of a schedule's kernel calls."""
     row = run.to_dict()
-    return {key: row[key] for key in ("schedule", "pass", "compute_flops_per_s")}
+    return {key: row[key] for key in ("schedule", "pass", "compute_flops_per_s")} | (
+        {} if run.kernel_host_s is None else {"host_s": run.kernel_host_s}
+    )
 
 
 def runs_together(forward: Run, backward: Run) -> Run:
@@ -280,6 +300,7 @@ def validate(
     scale: float | None = None,
     repeats: int = 5,
     transport: str = "auto",
+    backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
     options: AttentionOptions = DEFAULT_OPTIONS,
     **attention: Unpack[AttentionKeywords],
@@ -298,11 +319,13 @@ def validate(
         calls are waits of the time that they take at this rate. ``"real"``: kernels are executed, and a rate for each
         schedule is calibrated from its kernel calls, alone and without communication. By default the emulated fabric
         has waits at the machine's rate times the scale, which keeps the ratio of compute to communication; the others
-        are ``"real"``.
+        are ``"real"``. A hybrid has waits only.
     fabric : ``emulated`` (network namespaces), ``local`` (plain processes) or ``torchrun`` (this process is a rank).
     scale : bandwidth of the emulated fabric over that of the machine; chosen by `default_scale` when None.
     repeats : timed repetitions per schedule, after one to warm up.
-    transport : how blocks are sent: ``auto``, ``p2p``, ``batched`` or ``all-to-all``.
+    transport : how blocks are sent: ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory``.
+    backend : of torch under torchrun: ``nccl`` with a GPU per rank, ``gloo`` on CPUs; ``auto`` is gloo only where
+        neither the host nor the machine has GPUs.
     progress : called with lines of progress.
     options, attention : `AttentionOptions` of a layer, and its fields as keywords. Each pass is a run of its own; both
         together are one more, see `runs_together`.
@@ -317,7 +340,9 @@ def validate(
     machine = wires(machine)
     machine = replace(machine, topology=edited(machine.topology, without_links, links))
     check_runs(scale, fabric, repeats)
+    check_backend(backend, fabric)
     check_names(names, work)
+    check_kernels(work, parse_compute(compute), fabric)
     rate, rings, given = parse_compute(compute), RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
     if rings.check_needed(names, given=given is not None):
         decomposition = rings.find(machine.topology, progress)
@@ -337,10 +362,10 @@ def validate(
         schedule for name in names for schedule in build_schedules(name, machine.topology, work, decomposition, options)
     ]
     topology = machine.topology
-    real = isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
+    real = _is_real(work, rate, fabric)
     timed: ComputeRate | ComputeRates = ComputeRate(rate) if isinstance(rate, float) else INSTANT
     if fabric == "emulated":
-        own = with_compute(machine).compute if rate is None else INSTANT
+        own = _own_compute(machine, work) if rate is None else INSTANT
         at_full_speed_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, own))
         scale = default_scale(topology, at_full_speed_s) if scale is None else scale
         topology, runs_s = topology.scaled(scale), at_full_speed_s / scale
@@ -350,22 +375,23 @@ def validate(
             runs_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, timed))
         _announce(progress, topology, scale, runs_s, real)
     engines = {engine_of(schedule, machine) for schedule in built}
-    with start_ranks(fabric, topology) as ranks:
+    with start_ranks(fabric, topology, backend, machine) as ranks:
         if not ranks.is_reporter:
             progress = no_progress
         built = ranks.agree(built)
         calibration = calibrate_ranks(fabric, topology, ranks, progress)
         nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
-        trials = _Trials(ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, progress)
+        trials = Trials(ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, progress)
         runs, reports = tuple(trials.run_all(built)), ranks.is_reporter
+        environment = {**host_environment(), **ranks.environment}
     provenance = Provenance(
         inputs,
         layer_constants([run.prediction for run in runs]) + fabric_constants(calibration, fabric),
         tuple(sorted(engines)),
         None if decomposition is None else decomposition.search_complete,
-        host_environment() | {"fabric": fabric, "scale": scale or 1.0},
+        environment | {"fabric": fabric, "scale": scale or 1.0},
     )
-    return Comparison(fabric, scale or 1.0, calibration, runs, reports, provenance)
+    return Comparison(fabric, scale or 1.0, calibration, runs, reports, provenance, environment)
 
 
 def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[UsedConstant, ...]:
@@ -384,6 +410,32 @@ def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
     if repeats < 1:
         raise QuantityError(f"repeat: {repeats}, expected 1 or more")
     check_fabric(scale, fabric)
+
+
+def _own_compute(machine: Machine, work: Work) -> ComputeRate | ComputeRates:
+    """The machine's own compute rates, or those that are assumed."""
+    machine = with_compute(machine)
+    return (with_assumptions(machine, work) if isinstance(work, Workload) else machine).compute
+
+
+def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` where the kernels of a hybrid would be real: nothing makes inputs of layers of results."""
+    if isinstance(work, Workload) and work.kind == "hybrid" and _is_real(work, rate, fabric):
+        raise QuantityError(
+            f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "
+            "runs them: python -m experiments.train_gpt --layers"
+        )
+
+
+def _is_real(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> bool:
+    """Whether kernels are executed."""
+    return isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
+
+
+def check_backend(backend: BackendKind, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for NCCL on a fabric of processes that share no GPUs."""
+    if backend == "nccl" and fabric != "torchrun":
+        raise QuantityError(f"backend: the {fabric} fabric has gloo, expected nccl with the fabric torchrun only")
 
 
 def check_fabric(scale: float | None, fabric: FabricKind) -> None:
@@ -426,15 +478,20 @@ def _announce(progress: ProgressCallback, topology: Topology, scale: float, runs
 
 
 @contextlib.contextmanager
-def start_ranks(fabric: FabricKind, topology: Topology) -> Iterator[Ranks]:
-    """Start the ranks of a fabric, and end them on exit. Raises `RunError` for another number than the topology's."""
+def start_ranks(
+    fabric: FabricKind, topology: Topology, backend: BackendKind = "auto", machine: Machine | None = None
+) -> Iterator[Ranks]:
+    """Start the ranks of a fabric, and end them on exit; `machine` is the one that they stand for.
+
+    Raises `RunError` for another number than the topology's, and for a backend that cannot be used.
+    """
     if fabric == "torchrun":
         from runtime.ranks.torchrun import join, started_ranks
 
         started = started_ranks()
         if started != topology.world_size:  # before joining: a rank that left a group could fail others on their way in
             raise RunError(f"{topology.name} has {topology.world_size} ranks, but {started} were started")
-        with join() as ranks:
+        with join(backend, topology.name if machine is not None and machine.has_accelerators else None) as ranks:
             yield ranks
     elif fabric == "local":
         with launch([RankLocation()] * topology.world_size) as launched:
@@ -453,7 +510,7 @@ def calibrate_ranks(fabric: FabricKind, topology: Topology, ranks: Ranks, progre
 
 
 @dataclass(frozen=True)
-class _Trials:
+class Trials:
     """Predicts and runs schedules; kernel calls are waits at the rate `timed`, or `real`."""
 
     ranks: Ranks
@@ -478,7 +535,7 @@ class _Trials:
 
     def run(self, schedule: Schedule) -> Run:
         """Predict a schedule, run it, and compare."""
-        rate = self._compute_of(schedule)
+        rate, host_s = self._compute_of(schedule)
         nominal = replace(self.nominal, compute=rate)
         prediction = predict_schedule(replace(self.calibrated, compute=rate), schedule, self.work, self.options)
         prediction = replace(prediction, bound_s=bound_s(nominal, schedule, self.work))
@@ -488,28 +545,33 @@ class _Trials:
         job = RunSchedule(schedule, self.transport, self.repeats, warm_ups=1, flops_per_s=waits)
         results = self.ranks.perform(job, self._longest_silence_s(schedule, prediction))
         records = [of_rank for of_rank in results if isinstance(of_rank, list)]
-        measured = [max(of_rank[repeat].time_s for of_rank in records) for repeat in range(self.repeats)]
+        measured = [duration_s([of_rank[repeat] for of_rank in records]) for repeat in range(self.repeats)]
         typical = measured.index(statistics.median_low(measured))
         merged = merge_records([of_rank[typical] for of_rank in records], schedule, prediction.topology)
         timeline = replace(merged, schedule=name)
         busy = statistics.mean(record.busy_share for record in records[0])
         nominal_s = simulate(schedule, nominal).time_s
-        run = Run(prediction, nominal_s, tuple(measured), timeline, busy, "real" if self.real else "timed")
+        run = Run(prediction, nominal_s, tuple(measured), timeline, busy, "real" if self.real else "timed", host_s)
         self.progress(f"{name}: predicted {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
         return run
 
-    def _compute_of(self, schedule: Schedule) -> ComputeRate:
-        """The rate of a schedule's kernel calls, measured per schedule since it depends on their shapes."""
+    def _compute_of(self, schedule: Schedule) -> tuple[ComputeRate, float | None]:
+        """The rate of a schedule's kernel calls, and the longest that a host takes to make those of its rank.
+
+        They are measured per schedule since they depend on the shapes of calls; the latter is None without GPUs.
+        """
         if not self.real:
-            return replace(self.nominal, compute=self.timed).rate_of(schedule.task)
+            return replace(self.nominal, compute=self.timed).rate_of(schedule.task), None
         name = label(schedule, self.options)
         self.progress(f"calibrating the kernels of {name}")
-        seconds = self.ranks.perform(MeasureCompute(schedule, _COMPUTE_REPEATS), _slow_compute_s(schedule))
-        flops = _flops(schedule)
-        rates = [each / s for each, s in zip(flops, seconds, strict=True) if each and isinstance(s, float)]
-        rate = statistics.median(rates)
-        self.progress(f"kernels of {name}: {format_flops(rate)}")
-        return ComputeRate(rate, "measured: its kernel calls, alone and without communication")
+        results = self.ranks.perform(MeasureCompute(schedule, _COMPUTE_REPEATS), _slow_compute_s(schedule))
+        pairs = zip(_flops(schedule), results, strict=True)
+        found = [(flops, times) for flops, times in pairs if flops and isinstance(times, KernelTimes)]
+        rate = statistics.median(flops / times.time_s for flops, times in found)
+        host_s = max((times.host_s for _, times in found if times.host_s is not None), default=None)
+        beside = "" if host_s is None else f", which the host makes in {format_time(host_s)}"
+        self.progress(f"kernels of {name}: {format_flops(rate)}{beside}")
+        return ComputeRate(rate, "measured: its kernel calls, alone and without communication"), host_s
 
     def _longest_silence_s(self, schedule: Schedule, prediction: Prediction) -> float:
         """The time without progress after which a rank is considered hung, in seconds.

@@ -10,6 +10,7 @@ from tasp_lab.cli.commands.calibrate import calibrate
 from tasp_lab.cli.commands.compare import compare
 from tasp_lab.cli.commands.decompose import decompose
 from tasp_lab.cli.commands.doctor import doctor
+from tasp_lab.cli.commands.gpu_check import gpu_check
 from tasp_lab.cli.commands.predict import predict
 from tasp_lab.cli.commands.profile import profile
 from tasp_lab.cli.commands.topologies import topologies
@@ -32,6 +33,7 @@ app.command(accuracy, sort_key=6)
 app.command(calibrate, sort_key=7)
 app.command(profile)
 app.command(doctor, sort_key=9)
+app.command(gpu_check, sort_key=10)
 app.register_install_completion_command(
     help="Install completion for bash, zsh or fish; see --install-completion --help.", group="Options"
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Group, Parameter, Token
 
 from tasp_lab.attention.registry import attention_names
+from tasp_lab.choices import BackendKind
 from tasp_lab.collectives.kinds import KINDS, shard_help
 from tasp_lab.collectives.registry import COLLECTIVES
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
@@ -68,6 +69,7 @@ def schedules_help() -> str:
     of_kind = {kind: [name for name, spec in COLLECTIVES.items() if spec.kind == kind] for kind in KINDS}
     layers = ("Attention", attention_names()), ("Linear attention", list(LINEAR))
     lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), *layers)]
+    lines.append("Hybrids: one of linear attention + one of attention, like lasp-2+kv-all-gather. ")
     variants = "What may follow the split, like usp:2x4:tasp: see the guide to attention. "
     return "".join(lines) + variants + "Repeatable."
 
@@ -103,6 +105,14 @@ Library = Annotated[
         group=MACHINE,
         help="The communication library: auto (that of the machine's profile, if it has one), ideal (links alone), "
         "nccl, rccl or gloo.",
+    ),
+]
+Backend = Annotated[
+    BackendKind,
+    Parameter(
+        group=RUN,
+        help="With --fabric torchrun: nccl with a GPU per rank (RCCL on AMD), gloo on CPUs; auto is gloo only where "
+        "neither this host nor the machine has GPUs.",
     ),
 ]
 Scale = Annotated[

@@ -10,10 +10,10 @@ from cyclopts import Parameter
 from tasp_lab.choices import (
     DEFAULT_BUFFERS,
     DEFAULT_STAGES,
-    AttentionKind,
     Dataflow,
     Decay,
     Dtype,
+    KindChoice,
     Mask,
     Pass,
     Travelling,
@@ -26,6 +26,7 @@ from tasp_lab.units import parse_count, parse_size_bytes
 if TYPE_CHECKING:
     from tasp_lab.analysis.registry import Work
     from tasp_lab.attention.options import AttentionOptions
+    from tasp_lab.choices import AttentionKind
     from tasp_lab.workload.layer import Workload
 
 MAX_DOCUMENTS = 100_000
@@ -68,9 +69,20 @@ class LayerChoice:
             LAYER,
         ),
     ] = "0"
-    kind: Annotated[AttentionKind, _choice("linear: a state instead of scores; it has schedules of its own.")] = (
-        "softmax"
-    )
+    kind: Annotated[
+        KindChoice | None,
+        _choice(
+            "softmax, unless --layers is given; linear: a state instead of scores; hybrid: a stack of both. Each has "
+            "schedules of its own; all: a table of each (compare only).",
+        ),
+    ] = None
+    layers: Annotated[
+        str | None,
+        _choice(
+            "The layers of a hybrid, L for linear and S for softmax attention, like LLSLLS or 4xLLLS. It makes --kind "
+            "hybrid the default.",
+        ),
+    ] = None
     decay: Annotated[
         Decay,
         _choice(
@@ -130,7 +142,9 @@ class LayerChoice:
     ] = "auto"
     pieces: Annotated[
         int | None,
-        whole("Pieces in which All-Scan sends states; those with the least estimated time if not given.", PASSES),
+        whole(
+            "Pieces in which All-Scan sends states; the best by latency and bandwidth of links if not given.", PASSES
+        ),
     ] = None
 
     def work(self, shard_bytes: str | None) -> Work:
@@ -149,12 +163,29 @@ class LayerChoice:
         return self.seq is not None or self.documents is not None
 
     def workload(self) -> Workload:
-        """The layer. Raises `QuantityError` where its length is not given."""
+        """The layer, or the hybrid. Raises `QuantityError` where its length is not given, and for the kind ``all``."""
+        if self.kind == "all":
+            raise QuantityError("kind: all, expected softmax, linear or hybrid; all of them are compared by compare")
+        return self._workload(self.kind or ("softmax" if self.layers is None else "hybrid"), self.layers)
+
+    def workloads(self) -> list[Workload]:
+        """With the kind ``all`` a layer of softmax and one of linear attention, and the hybrid if there are layers."""
+        if self.kind != "all":
+            return [self.workload()]
+        if parse_count(self.cached_keys, "cached keys", least=0):
+            raise QuantityError("cached keys: expected none with --kind all, as linear attention has no cache of keys")
+        hybrid = self._workload("hybrid", "LS" if self.layers is None else self.layers)
+        return [hybrid.of("S"), hybrid.of("L"), *([] if self.layers is None else [hybrid])]
+
+    def _workload(self, kind: AttentionKind, layers: str | None) -> Workload:
         from tasp_lab.workload.layer import Workload as Layer
 
         if not self._is_layer:
             raise QuantityError("expected an attention layer: --seq, or --documents")
-
+        if kind == "hybrid" and layers is None:
+            raise QuantityError("kind: hybrid without --layers, expected a pattern such as LLSLLS or 4xLLLS")
+        if kind != "hybrid" and layers is not None:
+            raise QuantityError(f"layers: {layers[:40]!r} with --kind {kind}, expected --kind hybrid")
         documents = None if self.documents is None else parse_documents(self.documents)
         return Layer(
             sequence=sum(documents or ()) if self.seq is None else parse_count(self.seq, "sequence"),
@@ -167,8 +198,9 @@ class LayerChoice:
             window=self.window,
             documents=documents,
             cached_keys=parse_count(self.cached_keys, "cached keys", least=0),
-            kind=self.kind,
+            kind=kind,
             decay=self.decay,
+            layers=layers or "",
         )
 
     def options(self) -> AttentionOptions:

@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except Exception:
             if interrupts.heard:  # some libraries turn an interrupt of their import into an ImportError
                 _leave(130, "interrupted")
+            from tasp_lab.leaving import leave, leaves_at_once
+
+            if leaves_at_once():
+                traceback.print_exc()
+                leave(1)
             raise
 
 
@@ -134,12 +140,16 @@ def _prepare_streams() -> None:
 
 def _leave(code: int, message: str = "") -> NoReturn:
     """Exit with a message on one line; buffered output that cannot be written is dropped."""
+    from tasp_lab.progress import print_line
+
     with contextlib.suppress(OSError):
         if message:
-            print(f"tasp-lab: {message}", file=sys.stderr)
+            print_line(f"tasp-lab: {message}", sys.stderr)
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
         except OSError:
             setattr(sys, name, io.StringIO())
-    sys.exit(code)
+    from tasp_lab.leaving import leave
+
+    leave(code)

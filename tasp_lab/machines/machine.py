@@ -93,6 +93,11 @@ class Machine:
     summary: str = ""
     constants: tuple[Constant, ...] = ()
 
+    @property
+    def has_accelerators(self) -> bool:
+        """Whether its ranks are known GPUs or other accelerators: those of a profile or of a machine file."""
+        return isinstance(self.compute, ComputeRates)
+
     def rate_of(self, task: Task | None, kernel: str | None = None) -> ComputeRate:
         """The compute rate for the calls of a task, or of one of its kernels; `INSTANT` without a task."""
         if task is None:

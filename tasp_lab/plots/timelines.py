@@ -23,6 +23,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from tasp_lab.arrays import FloatArray
 from tasp_lab.errors import OutputError
 from tasp_lab.files import PICTURE_SUFFIXES
+from tasp_lab.linear_attention.task import BACKWARD as BACKWARD_KERNELS
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
 from tasp_lab.units import format_time
 
@@ -47,6 +48,10 @@ _MIN_COMPUTE_SHARE = 0.25
 """Minimum fraction of the bars of a rank for its kernel calls, for any number of lanes."""
 
 
+BACKWARD = {DIFFERENTIATE, *BACKWARD_KERNELS}
+"""Kernels drawn in the colours of a backward pass; all others, also unknown ones, have those of a forward pass."""
+
+
 class _Shades(NamedTuple):
     """Colours of a kind of events: its name, a range of a matplotlib colormap, and the colour of merged bars."""
 
@@ -62,6 +67,13 @@ _SHADES = {
     ATTEND: _Shades("kernel call", "YlOrRd_r", 0.05, 0.75, "#cc5522"),
     DIFFERENTIATE: _Shades("backward kernel call", "RdPu_r", 0.2, 0.8, "#ae017e"),
 }
+
+
+def _shades_of(kind: str) -> str:
+    """The kind of events in whose colours one is drawn: `SEND`, or that of the kernel calls of its pass."""
+    if kind == SEND:
+        return kind
+    return DIFFERENTIATE if kind in BACKWARD else ATTEND
 
 
 def render(figure: Figure, suffix: str) -> bytes:
@@ -150,7 +162,7 @@ def _lane_count(timeline: Timeline) -> int:
 
 
 class _Band(NamedTuple):
-    """A part of the row of each rank, `height` high from `top`, that shows events of one kind in its lanes."""
+    """A part of the row of each rank, `height` high from `top`, that shows events of one colour in its lanes."""
 
     kind: str
     events: Sequence[Event]
@@ -164,7 +176,7 @@ def _bands(timeline: Timeline) -> list[_Band]:
     """Kernel calls, if any, above transfers, as high as a lane but at least `_MIN_COMPUTE_SHARE`."""
     events: dict[str, list[Event]] = {}
     for event in timeline.events:
-        events.setdefault(event.kind, []).append(event)
+        events.setdefault(_shades_of(event.kind), []).append(event)
     transfers = events.pop(SEND, [])
     lanes, top, height = _lane_count(timeline), -_ROW_SHARE / 2, 0.0
     if events:
@@ -189,7 +201,7 @@ def _step_scales(timelines: Iterable[Timeline]) -> dict[str, _StepScale]:
     steps: dict[str, set[int]] = {}
     for timeline in timelines:
         for event in timeline.events:
-            steps.setdefault(event.kind, set()).add(event.step)
+            steps.setdefault(_shades_of(event.kind), set()).add(event.step)
     scales = {}
     for kind in (kind for kind in _SHADES if kind in steps):
         first, count = min(steps[kind]), max(steps[kind]) - min(steps[kind]) + 1

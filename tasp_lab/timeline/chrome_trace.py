@@ -9,7 +9,7 @@ of the previous one on its lane goes to an additional track of that lane (`rank 
 |---|---|
 | `pid`, `tid` | timeline and track, both numbered from 1 in display order |
 | `ts`, `dur` | start and duration in microseconds, rounded to whole nanoseconds, the resolution of viewers |
-| `name`, `cat` | a description, and the kind of event: `send`, `attend`, or `differentiate` (backward) |
+| `name`, `cat` | a description, and the kind of event: `send`, or the name of a kernel |
 | `args` | as in `timeline.Event`: `step`, `block`, `peer` and `bytes` or `flops`, `bound_by`, `waited_for` |
 """
 
@@ -120,12 +120,13 @@ def _complete_event(event: Event, pid: int, tid: int) -> Record:
 
 
 _CALLS = {ATTEND: "attend to", DIFFERENTIATE: "gradients of"}
+"""Descriptions of calls; those of other kernels begin with the name of the kernel."""
 
 
 def _describe(event: Event) -> tuple[str, Record]:
     """A description of the event, and the arguments specific to its kind."""
     if event.kind != SEND:
-        return f"{_CALLS[event.kind]} block {event.block}", {"flops": event.flops}
+        return f"{_CALLS.get(event.kind, f'{event.kind} of')} block {event.block}", {"flops": event.flops}
     return f"block {event.block} to rank {event.peer}", {"peer": event.peer, "bytes": event.bytes}
 
 

@@ -244,8 +244,9 @@ def test_validate_takes_names_and_states_where_it_ran(monkeypatch: pytest.Monkey
     class StoppedError(Exception):
         pass
 
-    def start(fabric: str, topology: tasp_lab.Topology) -> None:
-        assert (fabric, topology) == ("local", full_mesh(3))
+    def start(fabric: str, topology: tasp_lab.Topology, backend: str, machine: tasp_lab.Machine) -> None:
+        assert (fabric, topology, backend) == ("local", full_mesh(3), "auto")
+        assert not machine.has_accelerators
         raise StoppedError
 
     monkeypatch.setattr(module, "start_ranks", start)

@@ -53,6 +53,15 @@ def test_options_are_searched(tell: Tell) -> None:
         (LAYER, "ring", "schedule 'ring' is an AllGather, expected one for linear attention"),
         (LAYER, "lasp-3", "unknown schedule 'lasp-3', did you mean 'lasp-2'?"),
         ((*LAYER, "--decay", "head"), "lasp-2", "decay 'head' with a full mask has no agreed meaning"),
+        (
+            (*LAYER, "--mask", "causal", "--decay", "2"),
+            "lasp-2",
+            'Invalid value "2" for --decay. Choose from: "none", "head"',
+        ),
+        ((*LAYER, "--mask", "causal", "--pieces", "3"), "all-scan", "8 KV heads in 3 groups, expected groups of equal"),
+        ((*LAYER, "--buffers", "5"), "lasp-2", "schedule 'lasp-2': buffers 5 does not apply to it, expected 3"),
+        ((*LAYER, "--head-dim", "0"), "lasp-2", "head dim: 0, expected 1 or more"),
+        ((*LAYER, "--head-dim", "1000000000"), "lasp-2", "layer too large: 4096 positions, 8 heads of 1000000000 elem"),
         ((*LAYER, "--cached-keys", "9"), "lasp-2", "cached keys: 9, expected none for linear attention"),
         (
             ("--seq", "64"),

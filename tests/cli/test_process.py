@@ -22,7 +22,7 @@ from tests.conftest import ROOT, Command
 
 PREDICT = ("predict", "full-mesh:4", "--schedule", "multi-ring", "--shard-bytes", "1MiB")
 HEAVY = {"numpy", "scipy", "networkx", "matplotlib", "msgspec", "simpy", "torch", "ortools", "sim", "runtime"}
-COMMANDS = ("topologies", "decompose", "predict", "validate", "accuracy", "calibrate", "profile", "doctor")
+COMMANDS = ("topologies", "decompose", "predict", "validate", "accuracy", "calibrate", "profile", "doctor", "gpu-check")
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

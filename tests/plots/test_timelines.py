@@ -18,11 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
+from sim.simulate import simulate
+from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.errors import OutputError
 from tasp_lab.files import PICTURE_SUFFIXES
+from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.plots import timelines as pictures
 from tasp_lab.plots.timelines import draw_timelines, render
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, Event, Timeline
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
 
 
 def regular(ranks: int, lanes: int, steps: int, step_s: Fraction = Fraction(1, 1000)) -> Timeline:
@@ -137,6 +143,18 @@ class TestEvents:
         shown = [set(map(tuple, band.get_facecolor())) for band in bands(panel)]
         assert [len(colors) for colors in shown] == [4, 4, 4], "a shade for every step of each kind"
         assert not any(one & other for one, other in itertools.combinations(shown, 2))
+        scales = [axes.get_xlabel() for axes in figure.axes if axes not in panels(figure)]
+        assert scales == ["step of a transfer", "step of a kernel call", "step of a backward kernel call"]
+
+    def test_kernels_of_any_name_have_the_colours_of_their_pass(self) -> None:
+        """Those of linear attention, and forward those that are not known."""
+        layer = Workload(sequence=64, mask="causal", kind="linear")
+        passes = linear_schedules("all-scan", full_mesh(4), layer, None, AttentionOptions("both"))
+        timelines = [simulate(schedule, Machine(full_mesh(4), compute=ComputeRate(1e9))) for schedule in passes]
+        own = computing(regular(2, 3, 4), "a kernel of one's own")
+        (panel, behind, last) = panels(figure := draw_timelines([*timelines, own], "attention"))
+        calls = [bands(each)[0].get_array() for each in (panel, behind, last)]
+        assert [len(each) for each in calls] == [sum(e.kind != "send" for e in t.events) for t in (*timelines, own)]
         scales = [axes.get_xlabel() for axes in figure.axes if axes not in panels(figure)]
         assert scales == ["step of a transfer", "step of a kernel call", "step of a backward kernel call"]
 

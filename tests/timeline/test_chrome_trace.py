@@ -175,6 +175,11 @@ def test_calls_of_backward_passes_say_so() -> None:
     assert (record["name"], record["cat"]) == ("step 4: gradients of block 7", "differentiate")
 
 
+def test_calls_of_other_kernels_have_its_name() -> None:
+    (record,) = complete(records(timeline(Event(0, COMPUTE_LANE, 4, "fold", 0, 7, 0, 1, 3, "compute", "block", 4096))))
+    assert (record["name"], record["cat"]) == ("step 4: fold of block 7", "fold")
+
+
 def test_tracks_are_named_by_rank_and_lane_in_numeric_order() -> None:
     found = records(timeline(event(0, 1, 10, 0), event(0, 1, 2, 10), event(0, 1, 2, 9)))
     assert list(names(found, "thread_name").values()) == ["rank 2 lane 9", "rank 2 lane 10", "rank 10 lane 0"]

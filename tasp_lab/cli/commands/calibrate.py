@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from tasp_lab.choices import FabricKind
 from tasp_lab.cli.console import print_json, print_parts
-from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, Scale
+from tasp_lab.cli.options import OUTPUT, RUN, WORK, Backend, Json, Scale
 from tasp_lab.errors import OutputError
 from tasp_lab.files import check_writable
 from tasp_lab.progress import print_progress
@@ -54,6 +54,7 @@ def calibrate(
         FabricKind | None, Parameter(group=RUN, help="Measure running ranks instead of reading files: see validate.")
     ] = None,
     scale: Scale = None,
+    backend: Backend = "auto",
     output: Annotated[
         Path | None,
         Parameter(group=OUTPUT, help="Write the profile (.toml), or with --fabric the machine (.toml, .json)."),
@@ -80,6 +81,7 @@ def calibrate(
         in_place=in_place,
         fabric=fabric,
         scale=scale,
+        backend=backend,
         progress=print_progress,
     )
     if not found.is_reporter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -26,6 +26,9 @@ from tasp_lab.cli.options import (
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
 from tasp_lab.errors import QuantityError
+
+if TYPE_CHECKING:
+    from tasp_lab.analysis.ranking import Ranking, Rankings
 
 
 def compare(
@@ -58,36 +61,41 @@ def compare(
     repeat: Annotated[int, whole("Timed repetitions of each schedule that is run.", RUN)] = 5,
     json: Json = False,
 ) -> None:
-    """Predict every schedule of attention that applies to a layer, and rank them by time.
+    """Predict every schedule of attention that applies to a layer, and rank them by time; or stacks of a hybrid.
 
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
 
     Example: tasp-lab compare full-mesh:8 --seq 4Ki --heads 8 --compute timed:1000TFLOP/s --validate 2
 
     Example: tasp-lab compare h100-2x4 --seq 16Ki --heads 8 --mask causal --tune
+
+    Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
     """
     from tasp_lab.analysis import compare as comparison
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
+    machine, layers = numbers.load(topology, library), layer.workloads()
     with Progress(lines_only=json) as shown:
-        found = comparison.compare(
-            numbers.load(topology, library),
-            layer.workload(),
-            schedule,
-            without_links=changes.without_link,
-            links=changes.link,
+        settings: dict[str, Any] = {
+            "without_links": changes.without_link,
+            "links": changes.link,
             **vars(rings),
-            options=layer.options(),
-            compute=layer.compute,
-            tune=tune,
-            measure=validate,
-            fabric=fabric,
-            scale=scale,
-            repeats=repeat,
-            progress=shown.line,
-            count=shown.count,
-        )
+            "options": layer.options(),
+            "compute": layer.compute,
+            "tune": tune,
+            "measure": validate,
+            "fabric": fabric,
+            "scale": scale,
+            "repeats": repeat,
+            "progress": shown.line,
+            "count": shown.count,
+        }
+        found: Ranking | Rankings
+        if layer.kind == "all":
+            found = comparison.compare_kinds(machine, layers, schedule, **settings)
+        else:
+            found = comparison.compare(machine, layers[0], schedule, **settings)
     if not found.is_reporter:
         return
     if json:

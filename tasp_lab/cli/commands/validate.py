@@ -13,6 +13,7 @@ from tasp_lab.cli.options import (
     DEFAULT_RINGS,
     NO_CHANGES,
     RUN,
+    Backend,
     ExpressionNumbers,
     Json,
     LinkEdits,
@@ -51,6 +52,7 @@ def validate(
     scale: Scale = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
     transport: Annotated[TransportKind, Parameter(group=RUN, help="How ranks exchange blocks.")] = "auto",
+    backend: Backend = "auto",
     trace: Trace = None,
     plot: Plot = None,
     json: Json = False,
@@ -83,6 +85,7 @@ def validate(
         scale=scale,
         repeats=repeat,
         transport=transport,
+        backend=backend,
         progress=print_progress,
     )
     if not found.is_reporter:
