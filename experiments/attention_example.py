@@ -6,11 +6,14 @@ TASP, each process on its own shard, and compares the result with a single proce
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.distributed as dist
 
 from runtime import attention, positions, shard
 from tasp_lab.attention.registry import attention_layout
+from tasp_lab.progress import print_line
 from tasp_lab.workload.layer import Workload
 
 
@@ -32,7 +35,7 @@ def main() -> None:
     alone = torch.nn.functional.scaled_dot_product_attention(whole_q, whole_k, whole_v, is_causal=True, enable_gqa=True)
     alone = alone.transpose(1, 2)
     error = float((out - shard(alone, layout, rank)).norm() / alone.norm())
-    print(f"rank {rank}: {len(here)} of {layer.sequence} positions, error {error:.0e}", flush=True)
+    print_line(f"rank {rank}: {len(here)} of {layer.sequence} positions, error {error:.0e}", sys.stdout)
     dist.destroy_process_group()
 
 

@@ -18,7 +18,7 @@ from experiments.common import Record, markdown_table, write_record
 from runtime.calibration import Calibration, calibrate
 from runtime.fabric.emulated import emulate
 from runtime.protocol.jobs import Ranks, RunSchedule
-from runtime.protocol.records import RankRecord
+from runtime.protocol.records import RankRecord, duration_s
 from runtime.ranks.launcher import launch
 from sim.simulate import simulate
 from tasp_lab.analysis.validate import default_scale
@@ -87,7 +87,7 @@ def _run(ranks: Ranks, calibration: Calibration, schedule: Schedule, size_bytes:
     results = ranks.perform(job, longest_silence_s=10 + predicted_s)
     records = [[record for record in of_rank if isinstance(record, RankRecord)]
                for of_rank in results if isinstance(of_rank, list)]  # fmt: skip
-    measured = [max(of_rank[repeat].time_s for of_rank in records) for repeat in range(REPEATS)]
+    measured = [duration_s([of_rank[repeat] for of_rank in records]) for repeat in range(REPEATS)]
     error = predicted_s / statistics.median(measured) - 1
     progress(f"{schedule.name}, {format_size(size_bytes)}: predicted {predicted_s:.4g} s, error {error:+.1%}")
     return {

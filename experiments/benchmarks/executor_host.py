@@ -32,7 +32,7 @@ from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import ATTENTION
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.files import write_whole
-from tasp_lab.schedule.rank_part import CallRow
+from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -57,8 +57,14 @@ class Nothing:
         self.whole_steps, self.receives_ahead = whole_steps, 0 if whole_steps else 4
         self.sent = 0
 
-    def open(self, channels: int) -> None:
-        """No-op."""
+    def open(self, *_: object, **__: object) -> None:
+        """No-op; earlier checkouts give fewer arguments."""
+
+    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
+        return torch.empty(part.memory_bytes, dtype=torch.uint8, device=device)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """No-op: the memory is free when nothing uses it."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return [_at_once] * len(messages)

@@ -21,7 +21,7 @@ from experiments.common import Record, markdown_table, write_record
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
 from runtime.protocol.jobs import Ranks, RunSchedule
-from runtime.protocol.records import RankRecord
+from runtime.protocol.records import RankRecord, duration_s
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
 from tasp_lab.analysis.validate import default_scale
@@ -88,7 +88,7 @@ def _measure(ranks: Ranks, schedule: Schedule, rate: float, predicted_s: float) 
     results = ranks.perform(job, longest_silence_s=10 + predicted_s)
     records = [[record for record in of_rank if isinstance(record, RankRecord)]
                for of_rank in results if isinstance(of_rank, list)]  # fmt: skip
-    return [max(of_rank[repeat].time_s for of_rank in records) for repeat in range(REPEATS)]
+    return [duration_s([of_rank[repeat] for of_rank in records]) for repeat in range(REPEATS)]
 
 
 def _law(ratio: float, rings: int) -> float:

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
-from experiments.common import Record, markdown_table, write_record
-from experiments.tables.schedules_on_the_fabric import (
-    Part,
+from experiments.common import Record, markdown_table
+from experiments.tables.on_the_fabric import (
+    RESULTS,
     Variant,
-    applying,
     chosen,
     layer_text,
     one_pass,
-    run_on_fabric,
+    replace_part,
+    rows_on_fabric,
 )
+from experiments.tables.schedules_on_the_fabric import Part, applying
 from sim.simulate import simulate
 from tasp_lab import Workload
 from tasp_lab.attention.options import AttentionOptions
@@ -42,7 +43,6 @@ PARTS = {
 CCR = 0.25
 REPEATS = 3
 TIE, TARGET = 0.03, 0.10
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,15 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(key: str, part: Part, repeats: int = REPEATS, folder: Path = RESULTS) -> None:
     """Run all schedules on the fabric of a part and put them into the record, replacing those of an earlier one."""
-    path = folder / "ranking_on_the_fabric.json"
-    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     rate = rate_of(part)
-    rows = run_on_fabric(part, applying(part)[0], rate, repeats)
-    parts[key] = {
+    rows = rows_on_fabric(part, applying(part)[0], rate, repeats)
+    found = {
         "topology": part.topology, "scale": part.scale, "repeats": repeats, "layer": layer_text(part.layer),
         "flops_per_s": rate, "rows": sorted(rows, key=lambda row: float(row["predicted_s"])),
     }  # fmt: skip
-    write_record(path, {"parts": parts})
+    replace_part(folder / "ranking_on_the_fabric.json", key, found)
 
 
 def rate_of(part: Part) -> float:

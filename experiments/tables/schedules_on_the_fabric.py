@@ -13,22 +13,32 @@ of log-sum-exps, 1/64 of a tensor with heads of 128 in 16 bits, are left out of 
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
-from experiments.common import Record, markdown_table, write_record
-from tasp_lab import Workload, validate
+from experiments.common import Record, markdown_table
+from experiments.tables import on_the_fabric
+from experiments.tables.on_the_fabric import (
+    NO_COMPUTE,
+    RESULTS,
+    Variant,
+    chosen,
+    layer_text,
+    one_pass,
+    replace_part,
+    rows_on_fabric,
+    verdict,
+)
+from tasp_lab import Workload
 from tasp_lab.analysis.registry import options_for
-from tasp_lab.analysis.validate import Run, default_scale
 from tasp_lab.arrays import IntArray
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_names_on, attention_schedules
+from tasp_lab.attention.registry import attention_names_on
 from tasp_lab.errors import NoDecompositionError, NoRouteError, ScheduleError
 from tasp_lab.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
@@ -46,32 +56,15 @@ ALIKE = {
 BUFFERS = 4
 """With fewer, gloo may answer a receive of queries behind the returns that flow the other way (decision 17)."""
 
-NO_COMPUTE = 1e30
-"""FLOP/s at which kernel calls take no time."""
-
 REPEATS = 5
-TARGET = 0.05
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A layer on a topology; of all schedules if `names` is empty, and of TokenRing with each of `tail_chunks`.
+class Part(on_the_fabric.Part):
+    """Of all schedules if `names` is empty, and of TokenRing with each of `tail_chunks`."""
 
-    `slow_motion` is an additional slow-down of the fabric: at the default scale the ports of a switch are so fast that
-    a step takes only a few times as long as its host overhead.
-    """
-
-    topology: str
-    layer: Workload
     names: tuple[str, ...] = ()
-    slow_motion: float = 1.0
     tail_chunks: tuple[int, ...] = ()
-
-    @property
-    def scale(self) -> float:
-        """Bandwidth of the fabric over that of the topology: what this machine's cores can feed, in slow motion."""
-        return default_scale(load_machine(self.topology).topology, nominal_s=1.0) / self.slow_motion
 
 
 PARTS = {
@@ -79,22 +72,9 @@ PARTS = {
     "switch": Part("switch:8", Workload(8 * 28 * 6, heads=8, head_dim=128), slow_motion=2.0),
     "nodes": Part("nodes:2x4", Workload(8 * 28 * 8, heads=8, head_dim=128)),
     "few-kv-heads": Part(
-        "full-mesh:8", Workload(8 * 28 * 20, heads=8, kv_heads=1, head_dim=128), (RING, "token-ring", "tasp")
+        "full-mesh:8", Workload(8 * 28 * 20, heads=8, kv_heads=1, head_dim=128), names=(RING, "token-ring", "tasp")
     ),
 }
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A schedule by name with options, and how it is called in tables."""
-
-    name: str
-    options: AttentionOptions
-
-    @property
-    def label(self) -> str:
-        chunks = self.options.tail_chunks
-        return f"{self.name}, {chunks} tail chunks" if chunks > 1 else self.name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,20 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     publish()
 
 
-def chosen(description: str, parts: Iterable[str], arguments: Sequence[str] | None) -> Iterable[str]:
-    """The parts to measure, of those that a command has: those after ``--only``, else all."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--only", action="append", choices=list(parts), help="measure this part only; several times")
-    return parser.parse_args(arguments).only or parts
-
-
 def measure(key: str, part: Part, repeats: int = REPEATS, folder: Path = RESULTS) -> None:
     """Run all schedules of a part and put them into the record, replacing those of an earlier one."""
-    path = folder / "schedules_on_the_fabric.json"
-    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     topology = load_machine(part.topology).topology
     variants, alike = applying(part)
-    rows = run_on_fabric(part, variants, NO_COMPUTE, repeats)
+    rows = rows_on_fabric(part, variants, NO_COMPUTE, repeats)
     tensor_s = shard_s(part.layer, topology)
     for row, variant in zip(rows, variants, strict=True):
         row["tensors"] = str(busiest_link_s(one_pass(variant, topology, part.layer), topology) / tensor_s)
@@ -125,8 +96,7 @@ def measure(key: str, part: Part, repeats: int = REPEATS, folder: Path = RESULTS
         "topology": part.topology, "scale": part.scale, "repeats": repeats, "layer": layer_text(part.layer),
         "alike": alike,
     }  # fmt: skip
-    parts[key] = setting | {"rows": rows}
-    write_record(path, {"parts": parts})
+    replace_part(folder / "schedules_on_the_fabric.json", key, setting | {"rows": rows})
 
 
 def applying(part: Part) -> tuple[list[Variant], dict[str, str]]:
@@ -155,12 +125,6 @@ def applying(part: Part) -> tuple[list[Variant], dict[str, str]]:
             like.setdefault(loads, variant.label)
             kept.append(variant)
     return kept, alike
-
-
-def one_pass(variant: Variant, topology: Topology, layer: Workload) -> Schedule:
-    """The forward pass of a schedule."""
-    (schedule,) = attention_schedules(variant.name, topology, layer, None, variant.options)
-    return schedule
 
 
 def shard_s(layer: Workload, topology: Topology) -> Fraction:
@@ -204,32 +168,6 @@ def _tensor_bytes(schedule: Schedule) -> IntArray:
     return found
 
 
-def run_on_fabric(part: Part, variants: Sequence[Variant], flops_per_s: float, repeats: int) -> list[Record]:
-    """Predict and run schedules on the fabric of a part, those with equal options together; a row for each of them."""
-    rows: dict[Variant, Record] = {}
-    for options in dict.fromkeys(each.options for each in variants):
-        alike = [each for each in variants if each.options == options]
-        names = [each.name for each in alike]
-        comparison = validate(
-            part.topology, names, part.layer, compute=flops_per_s, scale=part.scale, repeats=repeats, options=options,
-            progress=progress,
-        )  # fmt: skip
-        rows |= {variant: _row(variant, run) for variant, run in zip(alike, comparison.runs, strict=True)}
-    return [rows[each] for each in variants]
-
-
-def _row(variant: Variant, run: Run) -> Record:
-    return {
-        "schedule": variant.label,
-        "buffers": variant.options.buffers,
-        "predicted_s": float(run.prediction.time_s),
-        "measured_s": run.measured_s,
-        "measured_spread_s": run.measured_spread_s,
-        "relative_error": run.relative_error,
-        "cpu_busy_share": run.cpu_busy_share,
-    }
-
-
 def publish(folder: Path = RESULTS) -> None:
     """Write the table from the record."""
     record = json.loads((folder / "schedules_on_the_fabric.json").read_text())
@@ -268,24 +206,6 @@ def _cells(row: Record, ring: Record) -> list[str]:
         f"{row['relative_error']:+.1%}",
         f"{row['cpu_busy_share']:.0%}",
     ]
-
-
-def verdict(parts: Iterable[Record]) -> str:
-    """How many runs are within the target, and the worst."""
-    runs = [(abs(row["relative_error"]), row["schedule"], part["topology"]) for part in parts for row in part["rows"]]
-    within, (error, name, topology) = sum(each[0] <= TARGET for each in runs), max(runs)
-    return (
-        f"Verdict: {within} of {len(runs)} runs are within {TARGET:.0%} of their prediction; the worst is {name} on "
-        f"{topology}, {error:.1%}."
-    )
-
-
-def layer_text(layer: Workload) -> str:
-    """A layer in words."""
-    return (
-        f"{layer.sequence} positions, {layer.heads} heads ({layer.kv_head_count} KV) of {layer.head_dim}, "
-        f"{layer.dtype}, {layer.mask} mask"
-    )
 
 
 if __name__ == "__main__":

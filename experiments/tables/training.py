@@ -26,7 +26,7 @@ from experiments.train_gpt.options import Recipe
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
 from runtime.linux.host import usable_cores
-from runtime.protocol.jobs import MeasureCompute, Ranks
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks
 from runtime.protocol.rank_setup import RankLocation
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
@@ -71,7 +71,7 @@ def publish() -> None:
     host = [_host_row(run, alone) for run in record["on_host"]]
     mesh = [_mesh_row(run) for run in record["on_mesh"]]
     head = (
-        f"The training example ({RECIPE.layers} layers, {RECIPE.heads} heads of {RECIPE.head_dim}, {RECIPE.seq} "
+        f"The training example ({len(RECIPE.layers)} layers, {RECIPE.heads} heads of {RECIPE.head_dim}, {RECIPE.seq} "
         f"positions, batch {RECIPE.batch}, float32), made by `python -m experiments.tables.training`."
     )
     parts = [
@@ -123,7 +123,7 @@ def _on_mesh(world_size: int) -> list[dict[str, Any]]:
     """Every schedule on an emulated mesh, measured and predicted."""
     mesh = full_mesh(world_size)
     mesh = mesh.scaled(default_scale(mesh, nominal_s=1.0))
-    layer = RECIPE.attention(RECIPE.batch)
+    layer = RECIPE.layer("S", RECIPE.batch)
     passes = {name: attention_passes(name, mesh, layer) for name in CIRCULATIONS}
     with emulate(mesh) as fabric:
         with launch(fabric.locations) as ranks:
@@ -138,11 +138,12 @@ def _on_mesh(world_size: int) -> list[dict[str, Any]]:
 def _predict(passes: Sequence[Schedule], ranks: Ranks, machine: Machine) -> Predicted:
     attention_s = kernels_s = 0.0
     for schedule in passes:
-        seconds = [float(str(each)) for each in ranks.perform(MeasureCompute(schedule, repeats=3), 120.0)]
+        found = ranks.perform(MeasureCompute(schedule, repeats=3), 120.0)
+        seconds = [each.time_s for each in found if isinstance(each, KernelTimes)]
         rate = ComputeRate(float(schedule.flops().sum()) / sum(seconds))
         attention_s += float(simulate(schedule, Machine(machine.topology, machine.comm_library, rate)).time_s)
         kernels_s += sum(seconds) / len(seconds)
-    return Predicted(RECIPE.layers * attention_s, RECIPE.layers * kernels_s)
+    return Predicted(len(RECIPE.layers) * attention_s, len(RECIPE.layers) * kernels_s)
 
 
 def _train_on_fabric(locations: Sequence[RankLocation], schedule: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import signal
 import statistics
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from json import dumps
 from typing import Annotated
@@ -19,8 +20,10 @@ from experiments.train_gpt.gradients import LostRankError
 from experiments.train_gpt.options import Recipe, RunOptions
 from experiments.train_gpt.train import Step, train
 from runtime.ranks.torchrun import join
+from tasp_lab.choices import BackendKind
 from tasp_lab.errors import TaspLabError
-from tasp_lab.progress import on_one_line
+from tasp_lab.leaving import at_once, leave, leaves_at_once
+from tasp_lab.progress import on_one_line, print_line
 
 WARM_UP = 2
 """Number of first steps that are excluded from timing."""
@@ -41,20 +44,26 @@ def run(
     *,
     recipe: Recipe = _DEFAULT_RECIPE,
     run: RunOptions = _DEFAULT_RUN,
+    backend: Annotated[
+        BackendKind,
+        Parameter(help="Under torchrun: nccl, gloo on CPUs, or auto, which is gloo only where the host has no GPUs."),
+    ] = "auto",
     json: Annotated[
         bool, Parameter(negative=(), help="Print one JSON object at the end and nothing else on stdout.")
     ] = False,
 ) -> None:
     """Train. Only rank 0 prints.
 
-    Example: torchrun --nproc-per-node 4 -m experiments.train_gpt --schedule tasp --steps 50
+    Examples:
+    torchrun --nproc-per-node 4 -m experiments.train_gpt --schedule tasp --steps 50
+    torchrun --nproc-per-node 4 -m experiments.train_gpt --layers LLLS --linear-schedule lasp-2 --decay scalar
     """
 
     def progress(step: Step) -> None:
         line = f"step {step.number}  loss {step.loss:.6f}  {recipe.tokens / step.step_s:.0f} tokens/s"
         print(line, file=sys.stderr if json else sys.stdout, flush=True)
 
-    with process_group():
+    with process_group(backend):
         first = dist.get_rank() == 0
         steps = train(recipe, run, progress if first else lambda _: None)
         if json and first:
@@ -67,26 +76,29 @@ def document(recipe: Recipe, run: RunOptions, steps: Sequence[Step]) -> dict[str
     timed = steps[WARM_UP:] or steps
     total_s = sum(step.step_s for step in timed)
     return {
-        "schedule": run.schedule,
+        "layers": recipe.layers,
+        "schedule": run.schedule if "S" in recipe.layers else None,
+        "linear_schedule": run.linear_schedule if "L" in recipe.layers else None,
         "sequence_parallel": ranks,
         "data_parallel": groups,
         "first_step": steps[0].number,
         "losses": [step.loss for step in steps],
         "tokens_per_s": recipe.tokens / statistics.median(step.step_s for step in timed),
         "attention_share": sum(step.attention_s for step in timed) / total_s,
+        "relayout_share": sum(step.relayout_s for step in timed) / total_s,
         "gradient_sum_share": sum(step.gradient_sum_s for step in timed) / total_s,
     }
 
 
 @contextlib.contextmanager
-def process_group() -> Iterator[None]:
+def process_group(backend: BackendKind) -> Iterator[None]:
     """The process group of torchrun, or a group of this process only."""
     if "RANK" in os.environ:
-        with join():
+        with join(backend):
             yield
         return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    found = ("nccl" if torch.cuda.is_available() else "gloo") if backend == "auto" else backend
+    dist.init_process_group(found, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -100,13 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except LostRankError as error:  # each rank reports its own error
         _print_error(str(error))
-        os._exit(2)  # immediately: threads that wait for other ranks would block an orderly exit
+        at_once()  # threads that wait for other ranks would block an orderly exit
+        leave(2)
     except (TaspLabError, CycloptsError) as error:  # the same error on all ranks
         if first:
             _print_error(str(error))
-        sys.exit(2)
+        leave(2)
     except BrokenPipeError:  # the reader has closed the pipe
         os._exit(1)
+    except Exception:
+        if not leaves_at_once():
+            raise
+        traceback.print_exc()
+        leave(1)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun forwards the terminal's signal a second time
         if first:
@@ -115,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print_error(message: str) -> None:
-    print(f"train_gpt: {on_one_line(message)}", file=sys.stderr, flush=True)
+    print_line(f"train_gpt: {on_one_line(message)}", sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tasp_lab.errors import RunError, first_line
+from runtime.executor.transports import LostPeer, call_peers
+from tasp_lab.errors import RunError
 
 
 class LostRankError(RunError):
@@ -34,8 +35,8 @@ class Gradients:
         """Sum the gradients and the loss over all ranks; returns the loss. Raises `LostRankError`."""
         self._all[-1] = loss.detach()
         try:
-            dist.all_reduce(self._all)
-            return float(self._all[-1])
-        except RuntimeError as error:
-            lost = f"rank {dist.get_rank()}: lost a rank while gradients were summed ({first_line(error)})"
+            call_peers(self._all.is_cuda, dist.all_reduce, self._all)
+        except LostPeer as error:
+            lost = f"rank {dist.get_rank()}: lost a rank while gradients were summed ({error})"
             raise LostRankError(lost) from None
+        return float(self._all[-1])

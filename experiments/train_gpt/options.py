@@ -10,9 +10,14 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 
-from tasp_lab.errors import QuantityError, WorkloadError
+from tasp_lab.attention.registry import attention_layout
+from tasp_lab.choices import Decay
+from tasp_lab.errors import QuantityError, ScheduleError, WorkloadError
+from tasp_lab.linear_attention.registry import LINEAR, linear_spec
 from tasp_lab.units import parse_integer
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer_pattern import expand_layers
+from tasp_lab.workload.sequence_layout import SequenceLayout
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 
@@ -37,7 +42,14 @@ class Recipe:
     128
     """
 
-    layers: Annotated[int, _whole("Blocks of the model.")] = 2
+    layers: Annotated[
+        str,
+        Parameter(
+            help="Layers: L for linear and S for softmax attention, such as LLSLLS or 4xLLLS; or their number, "
+            "all of softmax attention."
+        ),
+    ] = "2"
+    decay: Annotated[Decay, Parameter(help="Decay of the states of linear layers.")] = "none"
     heads: Annotated[int, _whole("Query heads.")] = 4
     kv_heads: Annotated[int, _whole("Heads of keys and values.")] = 2
     head_dim: Annotated[int, _whole("Elements per head, an even number.")] = 32
@@ -48,9 +60,10 @@ class Recipe:
     dtype: Annotated[Literal["fp32", "bf16"], Parameter(help="bf16: autocast.")] = "fp32"
 
     def __post_init__(self) -> None:
-        self.attention(self.batch)
+        object.__setattr__(self, "layers", _expanded(self.layers))
+        self.layer("S", self.batch)
         for name, fits, expected in (
-            ("layers", self.layers >= 1, "1 or more"),
+            ("decay", self.decay == "none" or "L" in self.layers, "none, as no layer is linear"),
             ("head dim", self.head_dim % 2 == 0, "an even number"),
             ("learning rate", self.learning_rate > 0 and math.isfinite(self.learning_rate), "a finite number above 0"),
             ("seed", self.seed >= 0, "0 or more"),
@@ -68,9 +81,29 @@ class Recipe:
         """Tokens per step, over all ranks."""
         return self.batch * self.seq
 
-    def attention(self, batch: int) -> Workload:
-        """One attention layer on `batch` sequences."""
-        return Workload(self.seq, batch, self.heads, self.kv_heads, self.head_dim, self.dtype, "causal")
+    def layer(self, kind: str, batch: int) -> Workload:
+        """A layer of linear (``L``) or softmax (``S``) attention on `batch` sequences."""
+        stack = Workload(
+            self.seq, batch, self.heads, self.kv_heads, self.head_dim, self.dtype, "causal",
+            kind="hybrid", decay=self.decay, layers=self.layers,
+        )  # fmt: skip
+        return stack.of(kind)
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """With decay ``head`` that of each KV head, 1 - 2^(-5 - h) as in RetNet (arXiv:2307.08621); else none."""
+        return tuple(1 - 2.0 ** (-5 - head) for head in range(self.kv_heads)) if self.decay == "head" else ()
+
+
+def _expanded(layers: str) -> str:
+    """The letters of all layers; a number means as many of softmax attention."""
+    try:
+        number = parse_integer(layers)
+    except QuantityError:
+        return expand_layers(layers)
+    if number < 1:
+        raise WorkloadError(f"layers: {number}, expected 1 or more")
+    return expand_layers(f"{number}xS")
 
 
 @Parameter(name="*")
@@ -80,8 +113,11 @@ class RunOptions:
 
     steps: Annotated[int, _whole("Total steps, including those before a checkpoint.")] = 50
     schedule: Annotated[
-        str, Parameter(help="Any attention schedule, such as tasp, zigzag-token-ring, ulysses or usp:2x4.")
+        str, Parameter(help="Any schedule of softmax attention, such as tasp, zigzag-token-ring, ulysses or usp:2x4.")
     ] = "tasp"
+    linear_schedule: Annotated[
+        str, Parameter(help="Any schedule of linear attention, such as lasp-2, all-scan or lasp.")
+    ] = "lasp-2"
     sequence_parallel: Annotated[
         int | None, _whole("Ranks per sequence; all, if not given. Groups of ranks are data-parallel.")
     ] = None
@@ -100,6 +136,24 @@ class RunOptions:
         for name in ("steps", "save_every"):
             if vars(self)[name] < 1:
                 raise WorkloadError(f"{name.replace('_', ' ')}: {vars(self)[name]}, expected 1 or more")
+
+    def layouts(self, recipe: Recipe, ranks: int) -> dict[str, SequenceLayout]:
+        """Where positions lie in the layers of each kind that the model has. Raises `ScheduleError`.
+
+        Both schedules are checked, also that of a kind of layers that the model does not have.
+
+        >>> {kind: each.name for kind, each in RunOptions(schedule="tasp").layouts(Recipe("LLS"), ranks=4).items()}
+        {'L': 'contiguous', 'S': 'zigzag'}
+        """
+        if self.schedule in LINEAR:
+            raise ScheduleError(
+                f"schedule {self.schedule!r} is for linear attention, expected one for softmax attention"
+            )
+        found = {
+            "L": linear_spec(self.linear_schedule).layout(recipe.layer("L", 1), ranks),
+            "S": attention_layout(self.schedule, recipe.layer("S", 1), ranks),
+        }
+        return {kind: found[kind] for kind in sorted(set(recipe.layers))}
 
     def shape(self, recipe: Recipe, world_size: int) -> tuple[int, int]:
         """The number of groups of ranks, and of ranks in each. Raises `WorkloadError`.

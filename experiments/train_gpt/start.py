@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from experiments.train_gpt.checkpoint import FILE, State, load
 from experiments.train_gpt.options import Recipe, RunOptions
-from runtime.executor.transports import default_device
-from runtime.sequence_parallel.agreement import Proposal, exchange, require_equal
-from tasp_lab.attention.registry import attention_layout
+from runtime.sequence_parallel import agreement
+from runtime.sequence_parallel.agreement import Proposal
+from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.errors import OutputError, RunError, TaspLabError, WorkloadError
 from tasp_lab.files import check_writable
+from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.topology.builders import full_mesh
 
 TIMEOUT_S = 120.0
 
@@ -43,19 +44,18 @@ def agree(recipe: Recipe, run: RunOptions) -> Start:
 
 def check_agreement(own: Proposal | TaspLabError) -> None:
     """Raise `TaspLabError` on all ranks if one of them has an error or their proposals differ."""
-    proposals = exchange(own, torch.device(default_device()), None, TIMEOUT_S)
-    require_equal(proposals, list(proposals[0]))
+    agreement.agree(own, None, TIMEOUT_S)
 
 
 def _message_options(run: RunOptions) -> dict[str, object]:
     """The options that determine which messages a rank sends and expects."""
-    names = ("steps", "schedule", "sequence_parallel", "checkpoint_activations", "save_every")
+    names = ("steps", "schedule", "linear_schedule", "sequence_parallel", "checkpoint_activations", "save_every")
     return {name: vars(run)[name] for name in names} | {"save": run.save is not None}
 
 
 def _check(recipe: Recipe, run: RunOptions) -> Start:
     groups, ranks = run.shape(recipe, dist.get_world_size())
-    attention_layout(run.schedule, recipe.attention(recipe.batch // groups), ranks)
+    _check_schedules(recipe, run, recipe.batch // groups, ranks)
     text = _read(run.text)
     if recipe.seq >= len(text):
         raise WorkloadError(f"seq: {recipe.seq}, expected less than the {len(text)} bytes of {run.text}")
@@ -66,6 +66,13 @@ def _check(recipe: Recipe, run: RunOptions) -> Start:
     if state is not None and state["step"] >= run.steps:
         raise RunError(f"steps: {run.steps}, expected more than the {state['step']} of the checkpoint")
     return Start(text, decisive, state)
+
+
+def _check_schedules(recipe: Recipe, run: RunOptions, batch: int, ranks: int) -> None:
+    """Raise `ScheduleError` for unknown schedules, and for one of linear attention that cannot do these layers."""
+    if "L" in run.layouts(recipe, ranks):
+        layer, decays = recipe.layer("L", batch), recipe.decays
+        linear_schedules(run.linear_schedule, full_mesh(ranks), layer, None, AttentionOptions("both"), decays)
 
 
 def _read(file: Path) -> bytes:

@@ -23,18 +23,21 @@ from experiments.train_gpt.start import agree, check_agreement
 from runtime.executor.transports import default_device
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.sharding import positions, shard
-from tasp_lab.attention.registry import attention_layout
 from tasp_lab.errors import RunError, TaspLabError
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its loss, the mean over all tokens in nats, and the times of this rank."""
+    """One step: its loss, the mean over all tokens in nats, and the times of this rank.
+
+    That of attention includes that of re-layouts.
+    """
 
     number: int
     loss: float
     step_s: float
     attention_s: float
+    relayout_s: float
     gradient_sum_s: float
 
 
@@ -48,9 +51,9 @@ class Trainer:
         self._batches = Batches(self._start.text, recipe.seed)
         shape = run.shape(recipe, dist.get_world_size())
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("data", "sequence"))
-        layout = attention_layout(run.schedule, recipe.attention(1), self._mesh.size(1))
-        self._layout, self._rank = layout, self._mesh.get_local_rank("sequence")
-        self._attend = TimedAttention(run.schedule, self._mesh.get_group("sequence"))
+        self._layouts, self._rank = run.layouts(recipe, self._mesh.size(1)), self._mesh.get_local_rank("sequence")
+        schedules = {"S": run.schedule, "L": run.linear_schedule}
+        self._attend = TimedAttention(schedules, self._layouts, self._mesh.get_group("sequence"))
         torch.manual_seed(recipe.seed)
         self.model = GPT(recipe, self._attend, run.checkpoint_activations).to(self._device)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), recipe.learning_rate, betas=(0.9, 0.95))
@@ -61,7 +64,7 @@ class Trainer:
 
     def step(self) -> Step:
         """Make one step. Raises `LostRankError` that names the lost rank if known."""
-        began_s, attention_s = time.perf_counter(), self._attend.seconds
+        began_s, attention_s, relayout_s = time.perf_counter(), self._attend.seconds, self._attend.relayout_seconds
         tokens, targets = self._draw()
         self._gradients.clear()
         with self._locating_lost_ranks():
@@ -75,7 +78,8 @@ class Trainer:
         self._optimizer.step()
         self.done += 1
         step_s = time.perf_counter() - began_s
-        return Step(self.done, total, step_s, self._attend.seconds - attention_s, gradient_sum_s)
+        attention_s, relayout_s = self._attend.seconds - attention_s, self._attend.relayout_seconds - relayout_s
+        return Step(self.done, total, step_s, attention_s, relayout_s, gradient_sum_s)
 
     def save(self) -> None:
         """Write the checkpoint on rank 0 and wait until it is complete. Raises `TaspLabError` on all ranks."""
@@ -99,17 +103,19 @@ class Trainer:
     def _draw(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets of this rank, [batch of its group, positions of its shard] each.
 
-        All ranks draw the whole batch. The target of a token is the next token, which may be in another shard, so
-        tokens are shifted before sharding.
+        Tokens are in the layout of the first layer, targets in that of the last one. All ranks draw the whole batch.
+        The target of a token is the next token, which may be in another shard, so tokens are shifted before sharding.
         """
         batch = self._batches.draw(self._recipe.batch, self._recipe.seq)
         mine = batch.chunk(self._mesh.size(0))[self._mesh.get_local_rank("data")].to(self._device)
-        return shard(mine[:, :-1], self._layout, self._rank), shard(mine[:, 1:], self._layout, self._rank)
+        first, last = (self._layouts[self._recipe.layers[end]] for end in (0, -1))
+        return shard(mine[:, :-1], first, self._rank), shard(mine[:, 1:], last, self._rank)
 
     def _loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The contribution of this rank's positions to the mean over all tokens of the step."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._recipe.dtype == "bf16"):
-            logits = self.model(tokens, positions(self._layout, self._rank, self._device))
+            at = {kind: positions(each, self._rank, self._device) for kind, each in self._layouts.items()}
+            logits = self.model(tokens, at)
         total = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return total / self._recipe.tokens
 

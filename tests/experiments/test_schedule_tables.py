@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.tables import published, ranking, ranking_on_the_fabric, schedules_on_the_fabric
+from experiments.tables.on_the_fabric import Variant, one_pass
 from experiments.tables.ranking_on_the_fabric import TIE, out_of_order
-from experiments.tables.schedules_on_the_fabric import ALIKE, Part, Variant, applying, busiest_link_s, one_pass, shard_s
+from experiments.tables.schedules_on_the_fabric import ALIKE, Part, applying, busiest_link_s, shard_s
 from sim.simulate import simulate
 from tasp_lab.analysis.registry import options_for
 from tasp_lab.attention.options import AttentionOptions
@@ -151,7 +152,7 @@ def test_a_ranking_is_by_time_and_a_part_of_a_record_is_replaced(tmp_path: Path)
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_small_layers_run_on_the_fabric_and_are_written(tmp_path: Path) -> None:
-    part = Part("full-mesh:3", Workload(3 * 24, heads=2, head_dim=128), ("ring-attention", "tasp", "ulysses"))
+    part = Part("full-mesh:3", Workload(3 * 24, heads=2, head_dim=128), names=("ring-attention", "tasp", "ulysses"))
     schedules_on_the_fabric.measure("mesh", part, 1, tmp_path)
     schedules_on_the_fabric.publish(tmp_path)
     rows = json.loads((tmp_path / "schedules_on_the_fabric.json").read_text())["parts"]["mesh"]["rows"]

@@ -23,13 +23,14 @@ from experiments.train_gpt.model import GPT
 from experiments.train_gpt.options import Recipe, RunOptions
 from experiments.train_gpt.train import train
 from tasp_lab.errors import TaspLabError
+from tasp_lab.workload.sequence_layout import contiguous, zigzag
 from tests.support.ranks import ROOT, on_ranks
 from tests.support.signals import hear_interrupts
 from tests.support.systems import schedules_for
 
 pytestmark = pytest.mark.distributed
 
-RECIPE = Recipe(layers=2, heads=4, kv_heads=2, head_dim=8, seq=61, batch=2, seed=3)
+RECIPE = Recipe("SS", heads=4, kv_heads=2, head_dim=8, seq=61, batch=2, seed=3)
 """61 positions: no number of ranks divides them."""
 
 IMPORTED_BY_RANKS = ("torch._dynamo",)
@@ -87,7 +88,7 @@ def test_one_process_learns(alone: list[float]) -> None:
 
 @pytest.mark.parametrize(("world_size", "steps"), [(1, 10), (4, STEPS), (8, 5)])
 def test_the_losses_are_those_of_one_process(world_size: int, steps: int, alone: list[float]) -> None:
-    names = schedules_for(RECIPE.attention(1), world_size)
+    names = schedules_for(RECIPE.layer("S", 1), world_size)
     for name, found in zip(names, on(world_size, *(RunOptions(steps, name) for name in names)), strict=True):
         assert found == pytest.approx(alone[:steps], rel=LARGEST_ERROR), name
 
@@ -153,7 +154,7 @@ def test_what_cannot_work_is_refused_by_all_ranks(alone: list[float], saved: Pat
             RunOptions(resume=saved, steps=STEPS),
             f"steps: {STEPS}, expected more than the {STEPS} of the checkpoint",
         ),
-        (replace(RECIPE, layers=3), RunOptions(resume=saved), "layers is 2, here it is 3"),
+        (replace(RECIPE, layers="3"), RunOptions(resume=saved), "layers is SS, here it is SSS"),
         (replace(RECIPE, seq=10**6), RunOptions(), "seq: 1000000, expected less than"),
     ]
     differ = RECIPE, RunOptions(), RunOptions(schedule="ring-attention")
@@ -184,15 +185,32 @@ class Slow(torch.autograd.Function):
         return out, of_group, of_group
 
 
+class SlowMove(torch.autograd.Function):
+    """Its argument; takes a hundred seconds forward and a thousand backward."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        Slow.now_s += 100
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, out: torch.Tensor) -> torch.Tensor:
+        Slow.now_s += 1000
+        return out
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_the_stopwatch_counts_both_ways_of_every_layer(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a forward pass that is made again."""
-    monkeypatch.setattr("runtime.attention", lambda q, k, v, **_: Slow.apply(q, k, v))
+    """And a forward pass that is made again; a re-layout is not."""
+    for name in ("attention", "linear_attention"):
+        monkeypatch.setattr(f"runtime.{name}", lambda q, k, v, **_: Slow.apply(q, k, v))
+    monkeypatch.setattr("runtime.relayout", lambda x, *_: SlowMove.apply(x))
     monkeypatch.setattr("time.perf_counter", lambda: Slow.now_s)
-    attend = TimedAttention("tasp", None)
-    model = GPT(RECIPE, attend, checkpoint_activations=again)
-    model(torch.zeros(1, 5, dtype=torch.int64), torch.arange(5)).sum().backward()
-    assert attend.seconds == RECIPE.layers * (12 if again else 11)
+    attend = TimedAttention({"S": "tasp", "L": "lasp"}, {"S": zigzag(5, 1), "L": contiguous(5, 1)}, None)
+    model = GPT(replace(RECIPE, layers="SLL", decay="scalar"), attend, checkpoint_activations=again)
+    model(torch.zeros(1, 5, dtype=torch.int64), {kind: torch.arange(5) for kind in "LS"}).sum().backward()
+    assert attend.seconds == 3 * (12 if again else 11) + 1100
+    assert attend.relayout_seconds == 1100
 
 
 def torchrun(*program: str) -> list[str]:
@@ -226,6 +244,19 @@ def test_under_torchrun_it_prints_one_object() -> None:
         (("--head-dim", "7"), "head dim: 7, expected an even number"),
         (("--kv-heads", "3"), "4 heads are not a multiple of 3 KV heads"),
         (("--learning-rate", "nan"), "learning rate: nan, expected a finite number above 0"),
+        (("--layers", "0"), "layers: 0, expected 1 or more"),
+        (("--layers", "LLX"), "layers 'LLX': unknown layer 'X', expected L (linear) or S (softmax attention)"),
+        (("--layers", "2x"), "layers '2x': no layers in part 1"),
+        (("--layers", "SS", "--decay", "head"), "decay: head, expected none, as no layer is linear"),
+        (("--layers", "LS", "--decay", "often"), "--decay"),
+        (("--layers", "LS", "--linear-schedule", "tasp"), "schedule 'tasp' is for softmax attention, expected one for"),
+        (("--layers", "LS", "--linear-schedule", "lasp-3"), "unknown schedule 'lasp-3'"),
+        (("--layers", "LS", "--schedule", "lasp-2"), "schedule 'lasp-2' is for linear attention, expected one for"),
+        (
+            ("--layers", "L", "--linear-schedule", "ring-linear-attention", "--decay", "scalar"),
+            "decay 'scalar' depends",
+        ),
+        (("--linear-schedule", "tasp"), "schedule 'tasp' is for softmax attention"),
         (("--colour", "red"), "Unknown option: --colour"),
     ],
 )
@@ -247,13 +278,13 @@ def test_a_rank_that_dies_is_named() -> None:
         "import os, signal\n"
         "from experiments.train_gpt.__main__ import main\n"
         "from experiments.train_gpt.attention import TimedAttention\n"
-        "call = TimedAttention.__call__\n"
+        "call = TimedAttention.softmax\n"
         "def die(*arguments):\n"
         "    die.calls += 1\n"
         "    return os.kill(os.getpid(), signal.SIGKILL) if die.calls == 3 else call(*arguments)\n"
         "die.calls = 0\n"
         "if os.environ['RANK'] == '1':\n"
-        "    TimedAttention.__call__ = die\n"
+        "    TimedAttention.softmax = die\n"
         "main()\n"
     )
     done = run(*torchrun("--no-python", sys.executable, "-c", program, *TINY, "--steps", "9"))
