@@ -38,10 +38,13 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.trimming
 	$(BIN)/python -m experiments.tables.passes
 	$(BIN)/python -m experiments.tables.training
+	$(BIN)/python -m experiments.tables.hybrids
 	$(BIN)/python -m experiments.tables.ranking
 	$(BIN)/python -m experiments.tables.schedules_on_the_fabric
 	$(BIN)/python -m experiments.tables.ranking_on_the_fabric
+	$(BIN)/python -m experiments.tables.linear_on_the_fabric
 	$(BIN)/python -m experiments.tables.published
+	$(BIN)/python -m experiments.tables.published_linear
 	$(BIN)/python -m experiments.accuracy.report
 	$(BIN)/python -m experiments.accuracy.step_curve
 	$(BIN)/python -m experiments.accuracy.fabric

@@ -20,9 +20,18 @@ PUBLIC = {"predict", "validate", "compare", "decompose", "load_machine", "Worklo
           "calibrate", "__version__"}  # fmt: skip
 """What `import tasp_lab` offers."""
 
-OF_OTHER_TOOLS = {"--nproc-per-node", "--showtopo", "--nnodes", "--node-rank", "--rdzv-endpoint", "--strict", "--slave"}
+OF_OTHER_TOOLS = {
+    "--nproc-per-node",
+    "--showtopo",
+    "--nnodes",
+    "--node-rank",
+    "--rdzv-endpoint",
+    "--kill-on-bad-exit",
+    "--strict",
+    "--slave",
+}
 OF_TRAIN_GPT = {"--text", "--sequence-parallel", "--checkpoint-activations", "--save", "--save-every", "--resume",
-                "--learning-rate", "--seed"}  # fmt: skip
+                "--learning-rate", "--seed", "--linear-schedule"}  # fmt: skip
 
 SHELL = ("sh", "bash", "console", "")
 
