@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sim.unique_rows import numbered
-from tasp_lab.arrays import IntArray
+from tasp_lab.arrays import IntArray, numbered
 from tasp_lab.libraries.library import CommLibrary, Message
 from tasp_lab.schedule.dependencies import Transfers
 from tasp_lab.schedule.schedule import Schedule

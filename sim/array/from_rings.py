@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.array.operations import TRANSFER, CostTable, Edges, Incidence, Operations, hosts
 from sim.messages import Messages
-from sim.unique_rows import numbered
+from tasp_lab.arrays import numbered
 from tasp_lab.collectives.all_gather import RingSteps
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, LANE, SENT

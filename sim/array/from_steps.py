@@ -6,8 +6,7 @@ import numpy as np
 
 from sim.array.operations import CALL, FREED, TRANSFER, Cost, CostTable, Edges, Incidence, Operations, hosts
 from sim.messages import Messages
-from sim.unique_rows import numbered
-from tasp_lab.arrays import IntArray
+from tasp_lab.arrays import IntArray, numbered
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import CallTable, Dependencies, Transfers
 from tasp_lab.schedule.schedule import Schedule
@@ -18,7 +17,7 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
     table = CostTable(machine.topology, Messages(schedule, machine.comm_library))
     transfer_cost, routes = _transfer_costs(schedule, derived.transfers, table)
     calls, buffers = derived.calls, derived.buffers
-    call_cost = _call_costs(schedule, machine, calls, table)
+    call_cost = _call_costs(machine, calls, table)
     free = table.number(Cost(0.0, 0.0, 0.0, None, ""))
     cost = np.concatenate([transfer_cost, call_cost, np.full(len(buffers.step), free)])
     step = np.concatenate([derived.transfers.step, calls.step, buffers.step])
@@ -40,14 +39,11 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
     )
 
 
-def _call_costs(schedule: Schedule, machine: Machine, calls: CallTable, table: CostTable) -> IntArray:
-    """The cost of each call, by its FLOPs and the rate of its kernel."""
-    rates = [machine.rate_of(schedule.task, kernel) for kernel in calls.kernels]
-    flops, number = np.unique(calls.flops, return_inverse=True)
-    costs = [
-        table.number(Cost(float(rate.time_s(each)), 0.0, 0.0, None, "")) for each in flops.tolist() for rate in rates
-    ]
-    found: IntArray = np.array(costs, dtype=np.int64).reshape(len(flops), len(rates))[number, calls.kernel]
+def _call_costs(machine: Machine, calls: CallTable, table: CostTable) -> IntArray:
+    """The cost of each call, by its shape."""
+    seconds = [float(machine.compute.time_s(shape)) for shape in calls.shapes]
+    costs = np.array([table.number(Cost(each, 0.0, 0.0, None, "")) for each in seconds], dtype=np.int64)
+    found: IntArray = costs[calls.shape]
     return found
 
 

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.messages import Messages
-from sim.unique_rows import numbered
-from tasp_lab.arrays import FloatArray, IntArray
+from tasp_lab.arrays import FloatArray, IntArray, numbered
 from tasp_lab.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.graph import Topology

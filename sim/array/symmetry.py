@@ -33,8 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.array.operations import Edges, Operations
-from sim.unique_rows import numbered
-from tasp_lab.arrays import IntArray
+from tasp_lab.arrays import IntArray, numbered
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -95,7 +95,7 @@ class _Run:
     def __init__(self, schedule: Schedule, machine: Machine, derived: Dependencies, explain: bool) -> None:
         self._schedule, self._derived, self._explain = schedule, derived, explain
         self._topology = machine.topology
-        self._rates = [machine.rate_of(schedule.task, kernel) for kernel in derived.calls.kernels]
+        self._call_s = [machine.compute.time_s(shape) for shape in derived.calls.shapes]
         self._comm_library = machine.comm_library
         self._env = simpy.Environment()
         self._network = Network(self._env, machine.topology, self._deliver)
@@ -172,7 +172,7 @@ class _Run:
             operation = self._derived.first_call + number
             waited_for, waited_s = yield from self._wait(operation, waited_for)
             start_s, flops = self._env.now, int(calls.flops[number])
-            if time_s := self._rates[int(calls.kernel[number])].time_s(flops):
+            if time_s := self._call_s[int(calls.shape[number])]:
                 yield self._env.timeout(time_s)  # type: ignore[arg-type]
             self._progress.record(operation, SENT)
             self._progress.record(operation, ARRIVED)

@@ -42,8 +42,9 @@ from tasp_lab.hybrid.bound import hybrid_bound_s
 from tasp_lab.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.linear_attention.bound import linear_bound_s
 from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
-from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
@@ -204,15 +205,7 @@ def with_assumptions(machine: Machine, work: Workload) -> Machine:
     if work.kind == "softmax" or (work.kind == "hybrid" and "L" not in work.layers):
         return machine
     what = f"assumed{'' if work.kind == 'linear' else ' of linear layers'}: as softmax attention"
-
-    def assumed(rate: ComputeRate) -> ComputeRate:
-        source = rate.source if rate.source.startswith(what) else f"{what} ({rate.source})"
-        return replace(rate, source=source, assumed=True)
-
-    known = machine.compute
-    if isinstance(known, ComputeRate):
-        return replace(machine, compute=assumed(known))
-    return replace(machine, compute=ComputeRates({kind: assumed(rate) for kind, rate in known.rates.items()}))
+    return replace(machine, compute=machine.compute.as_assumed(what))
 
 
 def predict_schedule(
@@ -253,7 +246,7 @@ def predict_schedule(
         gradient_dtype=gradient_dtype(schedule),
         rates={task.passing: rate},
         compute_flops_per_s=rate.flops_per_s,
-        compute_s=rate.time_s(max(flops)),
+        compute_s=max(busy_s(schedule, machine.compute)),
         communication_s=simulate(
             schedule,
             replace(machine, compute=INSTANT),

@@ -27,7 +27,7 @@ import tasp_lab
 from runtime.linux.gpus import driver_version, library_variables
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
-from tasp_lab.machines.machine import ComputeRate, ComputeRates, Constant, Machine
+from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Constant, Machine
 from tasp_lab.measurements import MeasuredTable
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_flops
@@ -168,9 +168,11 @@ def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:
     return found | ({"compute": _rates(machine.compute)} if compute else {})
 
 
-def _rates(compute: ComputeRate | ComputeRates) -> object:
+def _rates(compute: Compute) -> object:
     if isinstance(compute, ComputeRate):
         return plain(compute.flops_per_s)
+    if not isinstance(compute, ComputeRates):
+        return plain(compute)
     return {" ".join(kind): plain(rate.flops_per_s) for kind, rate in sorted(compute.rates.items())}
 
 

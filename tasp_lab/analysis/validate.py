@@ -76,7 +76,7 @@ from tasp_lab.choices import BackendKind, FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError, RunError
-from tasp_lab.machines.machine import IDEAL, INSTANT, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
 from tasp_lab.progress import ProgressCallback, no_progress
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.tables import Part
@@ -363,7 +363,7 @@ def validate(
     ]
     topology = machine.topology
     real = _is_real(work, rate, fabric)
-    timed: ComputeRate | ComputeRates = ComputeRate(rate) if isinstance(rate, float) else INSTANT
+    timed: Compute = ComputeRate(rate) if isinstance(rate, float) else INSTANT
     if fabric == "emulated":
         own = _own_compute(machine, work) if rate is None else INSTANT
         at_full_speed_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, own))
@@ -412,7 +412,7 @@ def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
     check_fabric(scale, fabric)
 
 
-def _own_compute(machine: Machine, work: Work) -> ComputeRate | ComputeRates:
+def _own_compute(machine: Machine, work: Work) -> Compute:
     """The machine's own compute rates, or those that are assumed."""
     machine = with_compute(machine)
     return (with_assumptions(machine, work) if isinstance(work, Workload) else machine).compute
@@ -449,7 +449,7 @@ def check_fabric(scale: float | None, fabric: FabricKind) -> None:
             raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
 
 
-def _nominal(topology: Topology, fabric: FabricKind, compute: ComputeRate | ComputeRates = INSTANT) -> Machine:
+def _nominal(topology: Topology, fabric: FabricKind, compute: Compute = INSTANT) -> Machine:
     """The machine as it is described; without latency where the fabric has none of its own."""
     if fabric == "torchrun":
         return Machine(topology, compute=compute)
@@ -516,7 +516,7 @@ class Trials:
     ranks: Ranks
     work: Work
     options: AttentionOptions
-    timed: ComputeRate | ComputeRates
+    timed: Compute
     real: bool
     calibrated: Machine
     nominal: Machine

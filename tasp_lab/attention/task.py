@@ -28,6 +28,7 @@ from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Join, Kind, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, check_blocks
 from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
+from tasp_lab.workload.kernel_shapes import ShapeRows
 from tasp_lab.workload.layer import ELEMENT_BYTES
 
 ATTEND, DIFFERENTIATE = "attend", "differentiate"
@@ -254,9 +255,32 @@ class AttentionTask(LayerBlocks):
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, int array (calls,)."""
-        sizes = [np.add.reduceat(self.count[each.block], each.offset[:-1]) for each in calls.operands]
         heads = self._head_columns[1][calls.operands[0].first]
-        return pairs_in_band(calls.params[:, 0], calls.params[:, 1], *sizes) * heads * self.flops_per_pair_and_head
+        pairs = pairs_in_band(calls.params[:, 0], calls.params[:, 1], *self._lengths(calls))
+        return pairs * heads * self.flops_per_pair_and_head
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        """The shape of each call: the positions of its operands, their heads and its clipped band."""
+        queries, keys = self._lengths(calls)
+        low, high = clip_band(calls.params[:, 0], calls.params[:, 1], queries, keys)
+        heads, kv_heads = (self._head_columns[1][each.first] for each in calls.operands)
+        return ShapeRows.of(
+            "softmax",
+            self.flops(calls),
+            batch=self.workload.batch,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=self.workload.head_dim,
+            queries=queries,
+            keys=keys,
+            low=low,
+            high=high,
+        )
+
+    def _lengths(self, calls: Calls) -> tuple[IntArray, IntArray]:
+        """The positions of the queries and of the keys of each call."""
+        queries, keys = (np.add.reduceat(self.count[each.block], each.offset[:-1]) for each in calls.operands)
+        return queries, keys
 
 
 def _tiles(queries: BlockLists, keys: BlockLists) -> tuple[IntArray, IntArray, IntArray]:

@@ -45,5 +45,5 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
             flops += least_flops(task)
             if id(task) not in bounds_s:
                 bounds_s[id(task)] = linear_bound_s(machine, task)
-    compute_s = machine.rate_of(schedule.task).time_s(-(-flops // schedule.world_size))
+    compute_s = machine.rate_of(schedule.task).flops_time_s(-(-flops // schedule.world_size))
     return max(compute_s, *bounds_s.values())

@@ -29,6 +29,7 @@ from tasp_lab.schedule.proof import check_holdings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.kernel_shapes import ShapeRows
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
@@ -195,6 +196,10 @@ class RelayoutTask:
     def flops(self, calls: Calls) -> IntArray:
         """None."""
         return np.zeros(len(calls), dtype=np.int64)
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        """None."""
+        return ShapeRows.of("dense", self.flops(calls))
 
 
 def moved(before: SequenceLayout, after: SequenceLayout) -> IntArray:

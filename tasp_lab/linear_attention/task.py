@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from tasp_lab.linear_attention.chunks import TENSORS as TENSORS
 from tasp_lab.linear_attention.chunks import LinearBlocks
 from tasp_lab.linear_attention.flops import FlopCounts
 from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, check_blocks, ranges
+from tasp_lab.workload.kernel_shapes import ShapeRows
 
 MAKE_STATE, ATTEND, ATTEND_BY_STATE = "make_state", "attend", "attend_by_state"
 FOLD, ADVANCE, APPLY_STATE = "fold", "advance", "apply_state"
@@ -202,16 +204,52 @@ class LinearTask(LinearBlocks):
         """Raise `ScheduleError` unless blocks have these sizes and numbers of parts."""
         check_blocks(sizes_bytes, parts, self.block_bytes, self.parts)
 
+    @cached_property
+    def _counts(self) -> FlopCounts:
+        return FlopCounts(self)
+
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, see `tasp_lab.linear_attention.flops`."""
-        counts = FlopCounts(self)
         if calls.kernel in _FOLDS or calls.kernel in _CHAINS:
             states = np.sum([each.sizes for each in calls.operands], axis=0)
-            return counts.of_states(states)
+            return self._counts.of_states(states)
         chunks = [self.chunk[each.first] for each in calls.operands[:2]]
         if calls.kernel in _TILES:
-            return counts.of_tiles(calls.kernel, chunks[0], chunks[1])
-        return counts.of_chunks(calls.kernel, chunks[0])
+            return self._counts.of_tiles(calls.kernel, chunks[0], chunks[1])
+        return self._counts.of_chunks(calls.kernel, chunks[0])
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        """The shape of each call, of a group of heads; a call on states has pieces of them and no positions."""
+        layer, groups = self.workload, self.head_groups * (self.pieces if calls.kernel in _CHAINS else 1)
+        queries, keys, is_causal = self._positions(calls)
+        return ShapeRows.of(
+            "linear",
+            self.flops(calls),
+            batch=layer.batch,
+            heads=layer.heads // groups,
+            kv_heads=layer.kv_head_count // groups,
+            head_dim=layer.head_dim,
+            queries=queries,
+            keys=keys,
+            low=np.where(is_causal, 0, np.minimum(1 - keys, 0)),
+            high=np.maximum(queries - 1, 0),
+        )
+
+    def _positions(self, calls: Calls) -> tuple[IntArray, IntArray, BoolArray]:
+        """The positions of the queries and of the keys of each call, and whether later keys are masked."""
+        firsts = {tensor: each.first for tensor, each in zip(self.operands(calls.kernel), calls.operands, strict=True)}
+        query, key = (self.chunk[firsts[each]] if each in firsts else None for each in (QUERIES, KEYS))
+        nothing = np.zeros(len(calls), dtype=np.int64)
+        queries = nothing if query is None else self._counts.leading[query]
+        keys = nothing if key is None else self._counts.trailing[key]
+        if query is None or key is None:
+            return queries, keys, nothing > 0
+        own = query == key
+        return (
+            np.where(own, self.count[query], queries),
+            np.where(own, self.count[key], keys),
+            own & (not self.is_full),
+        )
 
     # -- effects ------------------------------------------------------------------------------------------------------
     def effects(self, calls: Calls) -> Effects:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
+from tasp_lab.workload.kernel_shapes import ShapeRows
 
 Passing = Literal["forward", "backward"]
 """A pass of a layer."""
@@ -158,7 +159,7 @@ class Effects(NamedTuple):
 class Task(Protocol):
     """What the calls of a schedule are to compute.
 
-    `dtype` and the pass of a kernel select the compute rate. `content` is all that distinguishes tasks.
+    `content` is all that distinguishes tasks.
     """
 
     @property
@@ -183,6 +184,9 @@ class Task(Protocol):
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, int array (calls,)."""
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        """The shape of each call, by which its time is known."""
 
 
 def check_blocks(sizes_bytes: IntArray, parts: IntArray, expected_bytes: IntArray, expected_parts: IntArray) -> None:

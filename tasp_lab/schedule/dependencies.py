@@ -26,9 +26,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray, distinct
+from tasp_lab.schedule.call_shapes import call_shapes
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.workload.kernel_shapes import KernelShape
 
 SENT, ARRIVED = 0, 1
 """The event that an edge waits for: the last byte has left, or has arrived. For calls and releases both coincide."""
@@ -53,7 +55,8 @@ class Transfers(NamedTuple):
 class CallTable(NamedTuple):
     """All kernel calls in the order of steps, arrays (calls,). `block` names a call in events: see `Dependencies`.
 
-    `kernel` are indices in `kernels`; `reads` and `adds` list the blocks that each call reads and adds to.
+    `kernel` are indices in `kernels`, and `shape` in `shapes`, which are distinct. `reads` and `adds` list the blocks
+    that each call reads and adds to.
     """
 
     step: IntArray
@@ -65,6 +68,8 @@ class CallTable(NamedTuple):
     reads: BlockLists
     adds: BlockLists
     kernels: tuple[str, ...]
+    shape: IntArray
+    shapes: tuple[KernelShape, ...]
 
 
 class Buffers(NamedTuple):
@@ -244,23 +249,26 @@ def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, C
 def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:
     task, blocks = schedule.task, len(schedule.blocks)
     kernels = tuple(dict.fromkeys(each.kernel for _, each in calls))
+    shapes = call_shapes(task, [each for _, each in calls])
     nothing = np.zeros(0, dtype=np.int64)
-    rows: list[tuple[IntArray, ...]] = [(nothing,) * 6]
+    rows: list[tuple[IntArray, ...]] = [(nothing,) * 5]
     reads, adds = [(nothing, nothing)], [(nothing, nothing)]
     for index, each in calls:
         assert task is not None, "a schedule with calls has a task"
         count = len(each)
         constants = (np.full(count, value) for value in (index, each.lane, kernels.index(each.kernel)))
-        rows.append((*constants, each.rank, task.flops(each), _named_block(schedule, each)))
+        rows.append((*constants, each.rank, _named_block(schedule, each)))
         reads.append(_interleaved(each.operands))
         effects = task.effects(each)
         added = distinct(effects.call * blocks + effects.block)
         adds.append((np.bincount(added // blocks, minlength=count), added % blocks))
-    step, lane, kernel, rank, flops, block = (np.concatenate(column) for column in zip(*rows, strict=True))
+    step, lane, kernel, rank, block = (np.concatenate(column) for column in zip(*rows, strict=True))
     read, added_to = (
         BlockLists.of_sizes(*(np.concatenate(column) for column in zip(*each, strict=True))) for each in (reads, adds)
     )
-    return CallTable(step, rank, lane, kernel, flops, block, read, added_to, kernels)
+    return CallTable(
+        step, rank, lane, kernel, shapes.flops, block, read, added_to, kernels, shapes.number, shapes.distinct
+    )
 
 
 def _interleaved(operands: Sequence[BlockLists]) -> tuple[IntArray, IntArray]:

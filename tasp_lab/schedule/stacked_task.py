@@ -12,6 +12,7 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task
+from tasp_lab.workload.kernel_shapes import ShapeRows
 
 DENSE, DENSE_BACKWARD = "dense", "dense_backward"
 """The kernels that make inputs of a layer from what the layer computed before yields: of a forward pass from results,
@@ -133,6 +134,15 @@ class StackedTask:
         for number, chosen, own in self._by_layer(calls):
             found[chosen] = self.layers[number].flops(own)
         return found
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        """The shape of each call, as its layer says."""
+        if calls.kernel in (DENSE, DENSE_BACKWARD):
+            return ShapeRows.of("dense", self.flops(calls))
+        found = np.zeros((len(ShapeRows._fields), len(calls)), dtype=np.int64)
+        for number, chosen, own in self._by_layer(calls):
+            found[:, chosen] = self.layers[number].shapes(own)
+        return ShapeRows(*found)
 
     def _by_layer(self, calls: Calls) -> Iterator[tuple[int, IntArray, Calls]]:
         """The layers of calls: each with the indices of its calls, and with these as the layer knows them."""

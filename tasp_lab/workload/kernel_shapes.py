@@ -1,11 +1,18 @@
-"""The shape of a kernel call: all that its time depends on, in numbers."""
+"""The shapes of kernel calls: all that their times depend on, in numbers."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from tasp_lab.arrays import IntArray, numbered
 
 ShapeKind = Literal["softmax", "linear", "dense"]
 """Softmax attention; a kernel of linear attention; anything else, of which only the FLOPs are known."""
+
+KINDS: tuple[ShapeKind, ...] = get_args(ShapeKind)
 
 
 class KernelShape(NamedTuple):
@@ -18,7 +25,7 @@ class KernelShape(NamedTuple):
     passing : ``forward`` or ``backward``.
     dtype : of its operands.
     batch, heads, kv_heads, head_dim : those of this call.
-    queries, keys : positions; of a kernel of linear attention, `keys` is 0 where it reads queries only.
+    queries, keys : positions; a kernel of linear attention has 0 of what it does not read.
     low, high : the band of the mask (`tasp_lab.workload.kernel_calls`).
     flops : FLOPs of the call; masked pairs are not counted.
     """
@@ -36,3 +43,62 @@ class KernelShape(NamedTuple):
     low: int
     high: int
     flops: int
+
+
+class ShapeRows(NamedTuple):
+    """The shapes of calls of a kernel, int arrays (calls,): numbers of `KernelShape`; `kind` is an index in `KINDS`."""
+
+    kind: IntArray
+    batch: IntArray
+    heads: IntArray
+    kv_heads: IntArray
+    head_dim: IntArray
+    queries: IntArray
+    keys: IntArray
+    low: IntArray
+    high: IntArray
+    flops: IntArray
+
+    @classmethod
+    def of(cls, kind: ShapeKind, flops: IntArray, **numbers: IntArray | int) -> ShapeRows:
+        """Calls of one kind; numbers are 0 unless given, and may be common to all calls.
+
+        >>> ShapeRows.of("dense", np.array([30, 40])).kind
+        array([2, 2])
+        """
+        given: dict[str, IntArray | int] = {"kind": KINDS.index(kind), "flops": flops, **numbers}
+        columns = (np.asarray(given.get(name, 0), dtype=np.int64) for name in cls._fields)
+        return cls(*(np.broadcast_to(column, flops.shape) for column in columns))
+
+    @classmethod
+    def joined(cls, parts: Sequence[ShapeRows]) -> ShapeRows:
+        """The calls of all parts, one after another."""
+        nothing = cls(*(np.zeros(0, dtype=np.int64),) * len(cls._fields))
+        return cls(*(np.concatenate(columns) for columns in zip(nothing, *parts, strict=True)))
+
+
+class KernelName(NamedTuple):
+    """What all calls of a kernel of a task have in common, see `KernelShape`."""
+
+    kernel: str
+    passing: Literal["forward", "backward"]
+    dtype: str
+
+
+def distinct_shapes(
+    names: Sequence[KernelName], name: IntArray, rows: ShapeRows
+) -> tuple[tuple[KernelShape, ...], IntArray]:
+    """The distinct shapes of calls, and for each call the index of its own; `name` are indices in `names`.
+
+    >>> rows = ShapeRows.of("dense", np.array([30, 40, 30]))
+    >>> shapes, number = distinct_shapes([KernelName("dense", "forward", "bf16")], np.zeros(3, dtype=int), rows)
+    >>> [shape.flops for shape in shapes], number
+    ([30, 40], array([0, 1, 0]))
+    """
+    first, number = numbered(name, *rows)
+    found = zip(name[first].tolist(), *(column[first].tolist() for column in rows), strict=True)
+    return tuple(_shape(names[each], *row) for each, *row in found), number
+
+
+def _shape(name: KernelName, kind: int, *numbers: int) -> KernelShape:
+    return KernelShape(name.kernel, KINDS[kind], name.passing, name.dtype, *numbers)

@@ -18,6 +18,7 @@ import pytest
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls, Effects
+from tasp_lab.workload.kernel_shapes import ShapeRows
 from tests.support.attention_worlds import Layer, ring, small
 from tests.support.mutations import Findings, campaign, is_accepted, is_right_in_orders
 from tests.support.numeric_executor import CannotExecuteError, Kernel, is_right
@@ -111,6 +112,9 @@ class MadeSum:
 
     def flops(self, calls: Calls) -> IntArray:
         return np.ones(len(calls), dtype=np.int64)
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        return ShapeRows.of("dense", self.flops(calls))
 
 
 class MadeNumbers(SumNumbers):

@@ -159,7 +159,7 @@ def test_without_compute_tasp_is_a_multi_ring_all_gather(
 @given(attention_cases(), computes)
 def test_never_faster_than_the_busiest_rank(case: tuple[Topology, Schedule], compute: ComputeRate) -> None:
     topology, schedule = case
-    assert time_s(schedule, topology, compute) >= max(map(compute.time_s, schedule.flops().sum(axis=0).tolist()))
+    assert time_s(schedule, topology, compute) >= max(map(compute.flops_time_s, schedule.flops().sum(axis=0).tolist()))
 
 
 @st.composite
@@ -280,7 +280,7 @@ def test_events_say_what_the_schedule_says(case: tuple[Topology, Schedule], comp
     events = [e for e in simulate(schedule, Machine(topology, compute=compute)).events if e.kind == ATTEND]
     for event in events:
         assert (event.lane, event.peer, event.bytes, event.bound_by) == (COMPUTE_LANE, event.rank, 0, "compute")
-        assert event.end_s - event.start_s == compute.time_s(event.flops)
+        assert event.end_s - event.start_s == compute.flops_time_s(event.flops)
     flops = schedule.flops() * 0
     for event in events:
         flops[event.step, event.rank] += event.flops

@@ -17,6 +17,7 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import Calls, Effects, Passing
+from tasp_lab.workload.kernel_shapes import ShapeRows
 from tests.support.world import KernelCall, Transfer, World, table, world
 
 Key = tuple[str, int, int]
@@ -74,6 +75,9 @@ class ChunkTask:
 
     def flops(self, calls: Calls) -> IntArray:
         return np.ones(len(calls), dtype=np.int64)
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        return ShapeRows.of("dense", self.flops(calls))
 
     def effects(self, calls: Calls) -> Effects:
         found = []

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from tasp_lab.machines.machine import INSTANT, ComputeRate
+from tasp_lab.machines.machine import INSTANT, Compute
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.call_shapes import call_shapes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
@@ -181,7 +182,7 @@ class State:
 
 
 def reference_times(
-    schedule: Schedule, topology: Topology, launch_s: Number, compute: ComputeRate = INSTANT
+    schedule: Schedule, topology: Topology, launch_s: Number, compute: Compute = INSTANT
 ) -> tuple[dict[Key, Span], dict[int, list[tuple[int, Span]]]]:
     """When every transfer starts and ends; and for each rank that computes its calls' steps, starts and ends."""
     capacity = [Fraction(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
@@ -221,7 +222,7 @@ def _transfers(schedule: Schedule, topology: Topology) -> Iterator[Transfer]:
             yield Transfer((index, rank, peer, lane, block), route.constraints, Fraction(route.latency_s), size)
 
 
-def _computations(schedule: Schedule, compute: ComputeRate) -> Iterator[Computation]:
+def _computations(schedule: Schedule, compute: Compute) -> Iterator[Computation]:
     """The calls of a step, kernel by kernel, each with what the task says that it yields."""
     for index, step in enumerate(schedule.steps):
         for calls in step.calls:
@@ -230,11 +231,11 @@ def _computations(schedule: Schedule, compute: ComputeRate) -> Iterator[Computat
             effects = schedule.task.effects(calls)
             for call, block in zip(effects.call.tolist(), effects.block.tolist(), strict=True):
                 added[call].add(block)
-            flops = schedule.task.flops(calls).tolist()
+            shapes = call_shapes(schedule.task, [calls])
             for number, (rank, operands, _) in enumerate(calls.rows()):
                 reads = {(rank, block) for operand in operands for block in operand}
                 adds = {(rank, block) for block in added[number]}
-                time_s = Fraction(compute.time_s(flops[number]))
+                time_s = Fraction(compute.time_s(shapes.distinct[shapes.number[number]]))
                 yield Computation(index, rank, calls.lane, reads, adds, time_s)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from sim.event.engine import simulate
 from tasp_lab.arrays import IntArray
 from tasp_lab.attention.task import AttentionTask
-from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.machine import INSTANT, Compute, Machine
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
@@ -32,6 +32,6 @@ def parts(schedule: Schedule) -> list[RankPart]:
     return [rank_part(schedule, rank) for rank in range(schedule.world_size)]
 
 
-def time_s(schedule: Schedule, topology: Topology, compute: ComputeRate = INSTANT) -> Number:
+def time_s(schedule: Schedule, topology: Topology, compute: Compute = INSTANT) -> Number:
     """How long it takes without a library."""
     return simulate(schedule, Machine(topology, compute=compute)).time_s

@@ -17,6 +17,7 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.calls import BlockLists, Calls, Effects
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.workload.kernel_shapes import ShapeRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,9 @@ class SmallTask:
 
     def flops(self, calls: Calls) -> IntArray:
         return np.ones(len(calls), dtype=np.int64)
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        return ShapeRows.of("dense", self.flops(calls))
 
 
 def adding(*rows: tuple[int, list[int], int, int]) -> Calls:
