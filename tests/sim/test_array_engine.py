@@ -20,7 +20,7 @@ from tasp_lab.collectives.all_gather import multi_ring_all_gather, ring_all_gath
 from tasp_lab.collectives.registry import COLLECTIVES, collective
 from tasp_lab.errors import ScheduleError
 from tasp_lab.libraries.library import Message
-from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
+from tasp_lab.machines.machine import CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
@@ -154,14 +154,14 @@ def test_gossip(case: tuple[Topology, Schedule], library: CommLibrary) -> None:
 
 @some
 @given(attention_cases(), libraries, computes)
-def test_attention(case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate) -> None:
+def test_attention(case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute) -> None:
     topology, schedule = case
     assert_agree(schedule, Machine(topology, library, compute))
 
 
 @some
 @given(backward_cases(), libraries, computes)
-def test_backward_passes(case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate) -> None:
+def test_backward_passes(case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute) -> None:
     topology, schedule = case
     assert_agree(schedule, Machine(topology, library, compute))
 

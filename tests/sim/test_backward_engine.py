@@ -13,7 +13,7 @@ from sim.event.engine import simulate
 from tasp_lab.attention.backward import DATAFLOWS, Dataflow, attention_passes
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.machines.machine import INSTANT, CommLibrary, ComputeRate, Machine
+from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import DIFFERENTIATE, SEND
 from tasp_lab.topology.builders import full_mesh, ring, switch
@@ -55,7 +55,7 @@ def backward_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
 @settings(max_examples=150)
 @given(backward_cases(), launches, computes)
 def test_every_transfer_and_call_begins_and_ends_when_the_reference_says(
-    case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate
+    case: tuple[Topology, Schedule], launch_s: Fraction, compute: Compute
 ) -> None:
     topology, schedule = case
     events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events

@@ -21,7 +21,7 @@ from sim.array.quotient import MAX_PASSES, Program, program_of
 from sim.array.symmetry import classes_of
 from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import ScheduleError
-from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
+from tasp_lab.machines.machine import CommLibrary, Compute, Machine
 from tasp_lab.schedule.dependencies import dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh, nodes
@@ -54,7 +54,7 @@ def assert_equal(found: tuple[Record, float], expected: tuple[Record, float]) ->
 @some
 @given(gossip_cases() | backward_cases(), libraries, computes)
 def test_a_simulation_in_stages_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute
 ) -> None:
     found = program(case[1], Machine(case[0], library, compute))
     monkeypatch.setattr(event_loop, "STAGES", 1)
@@ -67,7 +67,7 @@ def test_a_simulation_in_stages_is_the_same(
 @some
 @given(gossip_cases() | backward_cases(), libraries, computes)
 def test_compiled_functions_say_what_python_says(
-    monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute
 ) -> None:
     found = program(case[1], Machine(case[0], library, compute))
     assert_equal(run(found, monkeypatch, fast=True), run(found, monkeypatch, fast=False))

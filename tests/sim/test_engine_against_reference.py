@@ -15,7 +15,7 @@ from sim.event.engine import simulate
 from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.collectives.registry import collective
-from tasp_lab.machines.machine import INSTANT, CommLibrary, ComputeRate, Machine
+from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -26,6 +26,7 @@ from tasp_lab.units import Number
 from tasp_lab.workload.layer import Mask, Workload
 from tests.support.reference import max_min, reference_times
 from tests.support.strategies import complete_topologies, topologies_and_schedules
+from tests.support.tile_times import tile_times
 
 # Either few values, so that much happens at the same time, or many, so that little does.
 bandwidths = (
@@ -177,11 +178,12 @@ def attention_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
     return topology, attention(name, topology, layer, trim=draw(st.booleans()), buffers=draw(st.integers(2, 4)))
 
 
-computes = st.just(INSTANT) | st.builds(ComputeRate, st.fractions(Fraction(1, 4), Fraction(200), max_denominator=4))
+rates = st.just(INSTANT) | st.builds(ComputeRate, st.fractions(Fraction(1, 4), Fraction(200), max_denominator=4))
+computes = rates | tile_times()
 
 
 @given(attention_cases(), launches, computes)
-def test_attention(case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate) -> None:
+def test_attention(case: tuple[Topology, Schedule], launch_s: Fraction, compute: Compute) -> None:
     topology, schedule = case
     events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events
     sends = {(e.step, e.rank, e.peer, e.lane, e.block): (e.start_s, e.end_s) for e in events if e.kind == SEND}

@@ -20,7 +20,7 @@ from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import CIRCULATIONS, attention_names_on
 from tasp_lab.collectives.all_gather import ring_all_gather
 from tasp_lab.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
-from tasp_lab.machines.machine import CommLibrary, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.machine import CommLibrary, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import SEND
@@ -90,9 +90,7 @@ def composed_collectives(draw: st.DrawFn) -> tuple[Topology, Schedule]:
 
 @few
 @given(system_cases(), libraries, computes)
-def test_the_engines_agree_on_systems(
-    case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate
-) -> None:
+def test_the_engines_agree_on_systems(case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute) -> None:
     topology, schedule = case
     assert_agree(schedule, Machine(topology, library, compute))
 
@@ -106,7 +104,7 @@ def test_the_engines_agree_on_composed_collectives(case: tuple[Topology, Schedul
 
 @few
 @given(system_cases() | composed_collectives(), launches, computes)
-def test_the_reference_agrees(case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate) -> None:
+def test_the_reference_agrees(case: tuple[Topology, Schedule], launch_s: Fraction, compute: Compute) -> None:
     topology, schedule = case
     events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events
     sends = {(e.step, e.rank, e.peer, e.lane, e.block): (e.start_s, e.end_s) for e in events if e.kind == SEND}
