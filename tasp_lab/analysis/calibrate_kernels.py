@@ -1,0 +1,198 @@
+"""``calibrate --kernels``: the constants of an attention kernel on a GPU, from a table of times or measured live."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, get_args
+
+import msgspec
+import numpy as np
+
+from tasp_lab.analysis.report import Report
+from tasp_lab.calibration.fit_kernels import FittedKernel, KernelTime, Passing, fit_kernel
+from tasp_lab.errors import FitError, QuantityError, TableError
+from tasp_lab.files import write_whole
+from tasp_lab.kernels.catalogue import gpu_names
+from tasp_lab.kernels.constants import Gpu, KernelConstant, KernelFile, Variant, gpus, kernel_document
+from tasp_lab.measurements.file_position import FilePosition
+from tasp_lab.measurements.kernel_table import KernelTable, parse_kernel_table, read_kernel_table
+from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.tables import Part, Table
+
+LIVE = "live"
+PASSES: tuple[Passing, ...] = get_args(Passing)
+_ASSUMED_GPU = "h100"
+_HARDWARE = {"sms": 1.0, "peak_tflops": 1e12, "vector_tflops": 1e12, "memory_gb_per_s": 1e9}
+_NO_ROWS_WIDER = 0.5
+
+
+@dataclass(frozen=True, repr=False)
+class KernelCalibration(Report):
+    """A fitted kernel. `residuals` are logarithms of predicted over measured of the rows it was fitted to, by pass."""
+
+    file: KernelFile
+    residuals: dict[str, tuple[float, ...]]
+    notes: tuple[str, ...] = ()
+
+    is_reporter: ClassVar[bool] = True
+
+    def save(self, path: Path | str) -> None:
+        """Write the file that ``--kernel`` takes. Raises `OutputError`."""
+        write_whole(Path(path), kernel_document(self.file))
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per constant."""
+        return [
+            {"pass": variant.passing, "head_dim": variant.head_dim, "name": name, **msgspec.to_builtins(constant)}
+            for variant in self.file.variants
+            for name, constant in constants_of(variant).items()
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        errors = {passing: float(abs(np.expm1(found)).mean()) for passing, found in self.residuals.items()}
+        return {
+            "gpu": self.file.gpu,
+            "kernel": self.file.kernel,
+            "constants": self.records(),
+            "mean_relative_error_of_fit": errors,
+            "rows": {passing: len(found) for passing, found in self.residuals.items()},
+            "notes": list(self.notes),
+        }
+
+    def parts(self) -> list[Part]:
+        rows = [
+            (variant.passing, str(variant.head_dim), name, *_numbers(value), value.source)
+            for variant in self.file.variants
+            for name, value in constants_of(variant).items()
+        ]
+        columns = ("pass", "head dim", "constant", "value", "90 % from", "to", "source")
+        errors = {passing: abs(np.expm1(found)) for passing, found in self.residuals.items()}
+        fits = [(passing, str(len(found)), f"{found.mean():.1%}") for passing, found in errors.items()]
+        return [
+            Table(f"{self.file.kernel} on {self.file.gpu}", columns, rows, (0, 2, 6)),
+            Table("predicted against measured, of what was fitted to", ("pass", "rows", "mean error"), fits, (0,)),
+            *self.notes,
+        ]
+
+
+def _numbers(constant: KernelConstant) -> list[str]:
+    return [f"{each:.4g}" for each in (constant.value, constant.low, constant.high)]
+
+
+def constants_of(variant: Variant) -> dict[str, KernelConstant]:
+    """The constants of a variant by name."""
+    values = {name: getattr(variant, name) for name in variant.__struct_fields__}
+    return {name: value for name, value in values.items() if isinstance(value, KernelConstant)}
+
+
+def calibrate_kernels(
+    measurements: Sequence[Path | str], profile: str | None = None, progress: ProgressCallback = no_progress
+) -> KernelCalibration:
+    """Fit one kernel on one GPU.
+
+    Parameters
+    ----------
+    measurements : tables of kernel times (`tasp_lab.measurements.kernel_table`), or ``live``: time the fastest
+        kernel of this machine's GPU, or of its processor where it has none.
+    profile : the machine that the rows must be of.
+
+    A GPU that is not known is described by headers ``sms``, ``peak_tflops``, ``vector_tflops`` and
+    ``memory_gb_per_s``; without them it is assumed to be like an H100, with wide intervals.
+
+    Raises `TableError` for rows of another GPU than the profile's or of several kernels, and `FitError`.
+    """
+    if not measurements:
+        raise QuantityError("--kernels: nothing to calibrate from, expected tables of kernel times, or live")
+    if LIVE in map(str, measurements):
+        if len(measurements) > 1:
+            raise QuantityError("--kernels live: measured here, expected no tables beside it")
+        tables = [_measured_here(progress)]
+    else:
+        tables = [read_kernel_table(Path(path)) for path in measurements]
+    gpu, kernel = _only_kernel(tables, profile)
+    hardware = gpus().get(gpu) or _described(gpu, tables)
+    fitted = {passing: _fit(hardware, kernel, passing, tables) for passing in PASSES}
+    found = {passing: fit for passing, fit in fitted.items() if fit is not None}
+    if not found:
+        raise FitError(f"{tables[0].name}: no row of one pass, expected fwd or bwd")
+    notes, variants = [], [variant for fit in found.values() for variant in fit.variants]
+    for passing in PASSES:
+        if passing not in found:
+            other = next(iter(found))
+            notes.append(f"{passing}: no rows; assumed at the rate of {other}")
+            variants += [_assumed(variant, passing, other) for variant in found[other].variants]
+    if hardware.name not in gpus():
+        notes.append(f"GPU {gpu}: {hardware.sms.source}")
+    own = None if gpu in gpus() else hardware
+    residuals: dict[str, tuple[float, ...]] = {name: tuple(fit.residuals.tolist()) for name, fit in found.items()}
+    return KernelCalibration(KernelFile(gpu, kernel, tuple(variants), own), residuals, tuple(notes))
+
+
+def _fit(gpu: Gpu, kernel: str, passing: Passing, tables: Sequence[KernelTable]) -> FittedKernel | None:
+    rows = [
+        KernelTime(row.shapes[0], row.measured_s, table.name)
+        for table in tables
+        for row in table.rows
+        if len(row.shapes) == 1 and row.shapes[0].passing == passing
+    ]
+    return (
+        fit_kernel(gpu, kernel, passing, rows, ", ".join(Path(table.name).name for table in tables)) if rows else None
+    )
+
+
+def _only_kernel(tables: Sequence[KernelTable], profile: str | None) -> tuple[str, str]:
+    """The GPU and the kernel of all rows."""
+    expected = gpu_of_profile(profile) if profile else None
+    first = tables[0].rows[0]
+    for table in tables:
+        for row in table.rows:
+            place = FilePosition(table.name, row.line)
+            if expected and row.gpu != expected:
+                raise place.error(f"measured on {row.gpu}", f"{expected}, the GPU of {profile}")
+            if (row.gpu, row.kernel) != (first.gpu, first.kernel):
+                raise place.error(f"{row.kernel} on {row.gpu}", f"one kernel on one GPU, {first.kernel} on {first.gpu}")
+    return first.gpu, first.kernel
+
+
+def gpu_of_profile(profile: str) -> str:
+    """The GPU of a profile's machines: the name begins with it. Raises `TableError` if it does not.
+
+    >>> gpu_of_profile("h100-2x8"), gpu_of_profile("a100_100g")
+    ('h100', 'a100')
+    """
+    found = [gpu for gpu in gpu_names() if re.match(rf"{gpu}($|[-_:.])", profile)]
+    if not found:
+        raise TableError(f"profile {profile}: its GPU is not known, expected a name that begins with one of ours")
+    return max(found, key=len)
+
+
+def _described(name: str, tables: Sequence[KernelTable]) -> Gpu:
+    """A GPU that is not ours, from the headers of its tables; what they do not tell is assumed."""
+    headers = {key: value for table in tables for key, value in table.headers.items()}
+    like = gpus()[_ASSUMED_GPU]
+    defaults = (like.sms, like.peak_flops, like.vector_flops, like.memory_bytes_per_s)
+    constants = []
+    for (header, unit), default in zip(_HARDWARE.items(), defaults, strict=True):
+        if header in headers:
+            value = FilePosition(tables[0].name, 1).positive(headers[header], header) * unit
+            constants.append(KernelConstant(value, value, value, f"header {header!r} of the table"))
+        else:
+            source = f"assumed: no header {header!r}, that of {_ASSUMED_GPU}"
+            constants.append(KernelConstant(default.value, default.value / 2, default.value * 2, source))
+    return Gpu(name, (), *constants)
+
+
+def _assumed(variant: Variant, passing: Passing, other: str) -> Variant:
+    rate = variant.rate.value
+    low, high = rate * (1 - _NO_ROWS_WIDER), rate * (1 + _NO_ROWS_WIDER)
+    constant = KernelConstant(rate, low, high, f"assumed: no {passing} rows; the rate of {other}")
+    return msgspec.structs.replace(variant, passing=passing, rate=constant)
+
+
+def _measured_here(progress: ProgressCallback) -> KernelTable:
+    from runtime.kernels.timing import measured_table
+
+    return parse_kernel_table(measured_table(progress), LIVE)
