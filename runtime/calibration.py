@@ -104,8 +104,24 @@ def _route_key(topology: Topology, source: int, destination: int) -> _RouteKey:
 
 def calibrate(topology: Topology, ranks: Ranks, progress: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measure every class of routes of a topology whose bandwidths are already scaled to the fabric."""
-    fits = [_measure(route_class, ranks, progress) for route_class in route_classes(topology)]
+    fits = _in_order(topology, [_measure(route_class, ranks, progress) for route_class in route_classes(topology)])
     return Calibration(tuple(fits), Machine(_apply(topology, fits), _comm_library(fits)))
+
+
+def _in_order(topology: Topology, fits: Sequence[ClassFit]) -> list[ClassFit]:
+    """The fits, in which a route is slower than a nominally faster one of as many links.
+
+    Latency decides between routes of as many links. If noise swapped two latencies, the fitted topology would have
+    other routes than the one that was measured.
+    """
+    floor_s: dict[int, float] = {}
+    ordered: dict[int, ClassFit] = {}
+    for at in sorted(range(len(fits)), key=lambda each: topology.route(*fits[each].route_class.pairs[0]).latency_s):
+        links, latency = fits[at].route_class.links, fits[at].latency_s
+        value = max(latency.value, floor_s.get(links, 0.0))
+        floor_s[links] = value + 1e-12
+        ordered[at] = replace(fits[at], latency_s=replace(latency, value=value, high=max(value, latency.high)))
+    return [ordered[at] for at in range(len(fits))]
 
 
 def calibrate_shared_medium(

@@ -46,7 +46,7 @@ def build(plan: dict[str, Any]) -> list[int]:
     for vertex in plan["vertices"]:
         unshare(CLONE_NEWNET)
         descriptors.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
-        vertices.append(_add_vertex(vertex, plan["sysctl"]))
+        vertices.append(_add_vertex(vertex))
     for cable in plan["cables"]:
         _add_cable(cable, vertices, descriptors)
     for route in plan["routes"]:
@@ -54,8 +54,8 @@ def build(plan: dict[str, Any]) -> list[int]:
     return descriptors
 
 
-def _add_vertex(vertex: dict[str, Any], sysctl: dict[str, str]) -> IPRoute:
-    for key, value in sysctl.items():
+def _add_vertex(vertex: dict[str, Any]) -> IPRoute:
+    for key, value in vertex["sysctl"].items():
         with open(f"/proc/sys/net/{key}", "w") as stream:
             stream.write(value)
     netlink = IPRoute()

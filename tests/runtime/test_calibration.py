@@ -13,9 +13,9 @@ from tasp_lab.topology.graph import Link, Topology
 LAUNCH_S, LATENCY_S, CREDIT_S = 1e-5, 2e-4, 1e-4
 
 
-def pair_times(job: MeasurePair, bandwidth_bytes_per_s: float) -> PairTimes:
+def pair_times(job: MeasurePair, bandwidth_bytes_per_s: float, latency_s: float = LATENCY_S) -> PairTimes:
     """What a pair would measure on a link of this bandwidth whose token bucket gives a credit of 0.1 ms."""
-    one_way = LAUNCH_S + LATENCY_S
+    one_way = LAUNCH_S + latency_s
     large = [(size, 2 * one_way + size / bandwidth_bytes_per_s - CREDIT_S) for size in job.sizes_bytes] * job.repeats
     return PairTimes(tuple(large), (2 * one_way,) * job.tiny, (LAUNCH_S,) * job.tiny)
 
@@ -92,6 +92,23 @@ def test_each_class_gets_its_own_fit() -> None:
     assert inside.latency_s == pytest.approx(LATENCY_S)
     assert across.latency_s == pytest.approx(LATENCY_S)
     assert machine.comm_library.launch_s == pytest.approx(LAUNCH_S)
+
+
+def test_a_noisy_latency_does_not_change_routes() -> None:
+    """Inside a node two links over its switch, between nodes two over the network, here measured to be the faster."""
+    topology = nodes(2, 2, "switch")
+
+    class Noisy(FakeRanks):
+        def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
+            assert isinstance(job, MeasurePair)
+            inside = job.source // 2 == job.destination // 2
+            results: list[Result] = [None] * self.world_size
+            results[job.source] = pair_times(job, 1e9, LATENCY_S if inside else LATENCY_S / 2)
+            return results
+
+    fitted = calibrate(topology, Noisy(topology, {})).machine.topology
+    for pair in topology.rank_pairs():
+        assert fitted.route(*pair).links == topology.route(*pair).links
 
 
 def test_local_processes_share_one_medium() -> None:

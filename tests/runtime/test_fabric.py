@@ -97,6 +97,52 @@ def test_namespaces_are_private_and_shaped() -> None:
         os.fstat(namespace)
 
 
+TWO_RECEIVERS = """
+import select, socket, sys
+from runtime.linux.namespaces import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
+
+user, *ranks = map(int, sys.argv[1:])
+if user >= 0:
+    join_namespace(user, CLONE_NEWUSER)
+
+def connection(receiver):
+    join_namespace(ranks[receiver], CLONE_NEWNET)
+    listener = socket.create_server((f"10.64.0.{receiver + 1}", 0))
+    join_namespace(ranks[0], CLONE_NEWNET)
+    return socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+(to_first, first), (to_second, second) = connection(1), connection(2)
+for sender, receiver in ((to_first, first), (to_second, second)):  # only then a connection knows its pace
+    sender.sendall(bytes(50_000))
+    receiver.recv(50_000, socket.MSG_WAITALL)
+for sender in (to_first, to_second):
+    sender.sendall(bytes(500_000))
+received = 0
+while not select.select([second], [], [], 0)[0]:
+    if select.select([first, second], [], [])[0] == [first]:
+        received += len(first.recv(2**20))
+print(received)
+"""
+
+
+def test_connections_share_a_link_in_turns() -> None:
+    """Of two messages to two ranks, sent at once, the second one arrives as soon as a few packets of the first have.
+
+    Without turns 100 kB of the first message pass before, and the second receiver's port is idle meanwhile.
+    """
+    with emulate(switch(3, 1e6, 0.0)) as built:
+        ranks = [each.network_namespace for each in built.locations]
+        user = built.locations[0].user_namespace
+        passed = []
+        for _ in range(3):  # a busy host reads late
+            done = subprocess.run(
+                [sys.executable, "-c", TWO_RECEIVERS, str(user), *map(str, ranks)], cwd=ROOT, check=True,
+                pass_fds=[*ranks, *([user] if user >= 0 else [])], capture_output=True, text=True,
+            )  # fmt: skip
+            passed.append(int(done.stdout))
+    assert min(passed) < 50_000
+
+
 def test_nothing_is_left_outside() -> None:
     before = sorted(os.listdir("/sys/class/net"))
     with emulate(switch(3, RATE, 0.0)):
