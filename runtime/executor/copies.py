@@ -51,6 +51,7 @@ class Copies:
                 for kind, each in zip(self._kinds, wire, strict=True)]  # fmt: skip
         self._formats = wire, home
         self._lock = threading.Lock()
+        self._in_place: dict[int, torch.Tensor] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -87,10 +88,14 @@ class Copies:
     def message(self, message: PlannedMessage) -> torch.Tensor:
         """The bytes of a message: where it is received, or what is sent.
 
-        The copy of a bound kind, or of one that is wider at home, is gathered into bytes of its own first.
+        The copy of a bound kind, or of one that is wider at home, is gathered into bytes of its own first. All others
+        are views, made once for all runs.
         """
         if message.offset != OUTSIDE:
-            return self.memory[message.offset : message.offset + message.size_bytes]
+            if message.node not in self._in_place:
+                end = message.offset + message.size_bytes
+                self._in_place[message.node] = self.memory[message.offset : end]
+            return self._in_place[message.node]
         (row,) = message.rows
         data = self.memory.new_empty(message.size_bytes)
         place = self.part.resident.get(row.block)

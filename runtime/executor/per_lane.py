@@ -10,10 +10,12 @@ What a message or a call of one step waits for belongs to earlier steps of any r
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -88,7 +90,7 @@ class PerLane:
     def run(self) -> None:
         """Execute the part; kernel calls of the first compute lane are made by the calling thread."""
         self._post(self._outgoing, self._incoming)
-        self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        self._modes = _modes()
         lanes = zip(self._lanes.calls, self._calls_are_free, strict=True)
         computing = [partial(self._compute, calls, is_free) for calls, is_free in lanes]
         receiving = [partial(self._run_lane, messages) for messages in self._lanes.waits]
@@ -119,9 +121,8 @@ class PerLane:
     def _guarded(self, run_lane: Callable[[], None]) -> None:
         """Run a lane in torch's modes of the calling thread, which are those of its tensors."""
         error: Exception | None = None
-        inference, gradients = self._modes
         try:
-            with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+            with _in_modes(*self._modes):
                 run_lane()
         except Exception as raised:
             error = raised
@@ -160,21 +161,25 @@ class PerLane:
             try:
                 while self._happened:
                     node, received = self._happened.popleft()
-                    outgoing, incoming, free = self._released([node])
+                    outgoing, incoming, free, computing = self._released([node])
                     joins += free
                     if received is not None:
                         self._unreceived[received.lane] -= 1
                         self._post_until[received.lane] = received.step + 1 + self._ahead
                         incoming.add(received.lane)
                     self._post(outgoing, incoming)
+                    for is_free in computing:
+                        is_free.put(None)
             finally:
                 self._advancing.release()
         return joins
 
-    def _released(self, happened: Sequence[int]) -> tuple[set[int], set[int], list[int]]:
-        """The lanes with messages that may now be sent or received, and the joins that may now be made."""
+    def _released(self, happened: Sequence[int]) -> tuple[set[int], set[int], list[int], list[queue.SimpleQueue[None]]]:
+        """The lanes with messages that may now be sent or received, the joins that may now be made, and the compute
+        lanes whose next call may be: they are told once messages are posted, as two threads then want to run."""
         plan, unmet = self._plan, self._unmet
         outgoing, incoming, joins = set[int](), set[int](), list[int]()
+        computing: list[queue.SimpleQueue[None]] = []
         waiting = list(happened)
         while waiting:
             for node in plan.releases[waiting.pop()]:
@@ -190,8 +195,8 @@ class PerLane:
                 elif node >= plan.first_buffer:
                     waiting.append(node)
                 elif (is_free := self._next_calls.get(node)) is not None:
-                    is_free.put(None)
-        return outgoing, incoming, joins
+                    computing.append(is_free)
+        return outgoing, incoming, joins, computing
 
     def _post(self, outgoing: Collection[int], incoming: Collection[int]) -> None:
         """Post the messages of these lanes that are ready; no other thread posts any meanwhile.
@@ -215,3 +220,20 @@ class PerLane:
                 message = messages.popleft()
                 self._unreceived[lane] += 1
                 self._posted[lane].put((message, self._message_io.post_receives([message])[0]))
+
+
+def _modes() -> tuple[bool, bool]:
+    """torch's modes of this thread: whether inference and gradients are enabled."""
+    return torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+
+@contextlib.contextmanager
+def _changed_modes(inference: bool, gradients: bool) -> Iterator[None]:
+    with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+        yield
+
+
+def _in_modes(inference: bool, gradients: bool) -> AbstractContextManager[None]:
+    """A context in these modes; to set them takes as long as a message, so nothing is set that is so already."""
+    is_so = _modes() == (inference, gradients)
+    return contextlib.nullcontext() if is_so else _changed_modes(inference, gradients)

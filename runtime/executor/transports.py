@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -140,7 +141,7 @@ class PointToPoint(OrdinaryMemory):
 
     def _wait(self, work: dist.Work | None) -> Wait:
         assert work is not None, "this process is not part of the group"
-        return lambda: wait_for(work, self._timeout)
+        return partial(wait_for, work, self._timeout)
 
 
 class Batched(OrdinaryMemory):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from runtime.protocol.records import RankRecord
+from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -17,8 +18,8 @@ from tasp_lab.schedule.schedule import Schedule
 class RunSchedule:
     """Execute a schedule `repeats` times after `warm_ups` untimed runs, and check the result.
 
-    `transport` is ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory``. With `flops_per_s` a kernel
-    call is replaced by a wait of its duration at that rate. In warm-up runs blocks are checked bit for bit, and the
+    `transport` is ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory``. With `compute` a kernel
+    call is replaced by a wait of the time that it takes there. In warm-up runs blocks are checked bit for bit, and the
     result of real attention is compared with the float64 reference. Repeats follow each other without checks, as a GPU
     that is idle meanwhile loses its clock; blocks that are not overwritten are checked after the last one. Every rank
     returns a list of `RankRecord`.
@@ -28,7 +29,7 @@ class RunSchedule:
     transport: str
     repeats: int
     warm_ups: int = 0
-    flops_per_s: float | None = None
+    compute: Compute | None = None
 
 
 @dataclass(frozen=True)

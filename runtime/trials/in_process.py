@@ -15,6 +15,7 @@ from runtime.executor.streams import Streams
 from runtime.executor.transports import LostPeer, Message, OrdinaryMemory, Wait
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.trials.workloads import make_trial
+from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 
@@ -22,18 +23,18 @@ _TIMEOUT_S = 30.0
 
 
 def run_in_process(
-    schedule: Schedule, receives_ahead: int = 0, whole_steps: bool = False, flops_per_s: float | None = None
+    schedule: Schedule, receives_ahead: int = 0, whole_steps: bool = False, compute: Compute | None = None
 ) -> Timeline:
     """Execute a schedule once with a thread per rank, and check the result. Raises `RunError`.
 
-    `receives_ahead` and `whole_steps` are the properties of the emulated transport; `flops_per_s` is as in
+    `receives_ahead` and `whole_steps` are the properties of the emulated transport; `compute` is as in
     `runtime.protocol.jobs.RunSchedule`.
     """
     mailboxes, table = Mailboxes(), _Table(schedule.world_size)
 
     def run(rank: int) -> RankRecord:
         transport = InProcess(rank, mailboxes, _TIMEOUT_S, receives_ahead, whole_steps)
-        trial = make_trial(schedule, rank, transport, flops_per_s, gather_shards=partial(table.share, rank))
+        trial = make_trial(schedule, rank, transport, compute, gather_shards=partial(table.share, rank))
         trial.set_up(checked=True)
         trial.executor.prepare(timed=True)
         record = trial.executor.run_timed()

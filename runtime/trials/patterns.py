@@ -16,6 +16,7 @@ from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.executor.views import Views
 from tasp_lab.errors import RunError
+from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
@@ -76,18 +77,18 @@ class Patterns:
 
 
 class PatternTrial:
-    """A run on test patterns; a kernel call takes the time of its FLOPs at `flops_per_s`, or none."""
+    """A run on test patterns; a kernel call takes the time of `compute`, or none."""
 
     def __init__(
         self,
         schedule: Schedule,
         rank: int,
         transport: Transport,
-        flops_per_s: float | None = None,
+        compute: Compute | None = None,
         device: str = "cpu",
         progress: Progress = no_progress,
     ) -> None:
-        self.work = PatternWork(schedule, rank, device, flops_per_s)
+        self.work = PatternWork(schedule, rank, device, compute)
         self.executor = Executor(schedule, rank, transport, self.work, device, progress, as_bytes=True)
 
     def set_up(self, checked: bool) -> None:
@@ -106,11 +107,11 @@ class PatternWork:
         schedule: Schedule,
         rank: int,
         device: str = "cpu",
-        flops_per_s: float | None = None,
+        compute: Compute | None = None,
         checked: bool = True,
     ) -> None:
         self.patterns, self._rank, self._device, self.checked = Patterns(schedule), rank, device, checked
-        self._flops_per_s = flops_per_s
+        self._compute = compute
         self._zeros: dict[int, torch.Tensor] = {}
         self._bound: dict[int, torch.Tensor] = {}
         self._initial: dict[int, torch.Tensor] = {}
@@ -124,14 +125,17 @@ class PatternWork:
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         if self.checked:
             verify_reads(self._rank, self.patterns, row, operands)
-        if self._flops_per_s:
-            time.sleep(row.flops / self._flops_per_s)
+        if self._compute is not None:
+            time.sleep(float(self._compute.time_s(row.shape)))
         if not self.checked:
             return [[self._nothing(self.patterns.size_bytes(place.block))] for place in row.adds]
         return [[each.to(self._device)] for each in self.patterns.added(self._rank, row)]
 
     def bound(self, blocks: Sequence[int]) -> Views:
-        found = [self._bound.setdefault(block, self._garbage(block)) for block in blocks]
+        for block in blocks:
+            if block not in self._bound:
+                self._bound[block] = self._garbage(block)
+        found = [self._bound[block] for block in blocks]
         return [found[0] if len(found) == 1 else torch.cat(found)]
 
     def sent(self, block: int) -> Views:

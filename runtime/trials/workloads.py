@@ -18,6 +18,7 @@ from runtime.trials.patterns import PatternTrial
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.errors import RunError
 from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.schedule import Schedule
 
@@ -38,25 +39,25 @@ def make_trial(
     schedule: Schedule,
     rank: int,
     transport: Transport,
-    flops_per_s: float | None,
+    compute: Compute | None,
     device: str = "cpu",
     progress: Progress = no_progress,
     gather_shards: GatherShards | None = None,
 ) -> Trial:
-    """The trial of a schedule: real attention for its task without `flops_per_s`, else test patterns.
+    """The trial of a schedule: real attention for its task without `compute`, else test patterns.
 
-    With `flops_per_s` kernel calls are timed waits. `gather_shards` gathers the shards of all ranks; without it fewer
+    With `compute` kernel calls are timed waits. `gather_shards` gathers the shards of all ranks; without it fewer
     gradients of a backward pass are checked.
 
     Raises `RunError` for timed waits on a GPU, where the host must not wait.
     """
-    if flops_per_s is not None and schedule.task is not None and device != "cpu":
+    if compute is not None and schedule.task is not None and device != "cpu":
         raise RunError(f"rank {rank}: timed kernel calls are for gloo; on {device} they are real")
-    if isinstance(schedule.task, AttentionTask) and flops_per_s is None:
+    if isinstance(schedule.task, AttentionTask) and compute is None:
         return AttentionTrial(schedule, rank, transport, device, progress, gather_shards)
-    if isinstance(schedule.task, LinearTask) and flops_per_s is None:
+    if isinstance(schedule.task, LinearTask) and compute is None:
         return LinearTrial(schedule, rank, transport, device, progress)
-    return PatternTrial(schedule, rank, transport, flops_per_s, device, progress)
+    return PatternTrial(schedule, rank, transport, compute, device, progress)
 
 
 def draw_operands(executor: Executor) -> None:

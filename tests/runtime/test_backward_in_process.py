@@ -21,6 +21,7 @@ from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.attention.backward import DATAFLOWS
 from tasp_lab.errors import RunError
+from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import Join
 from tasp_lab.timeline.events import DIFFERENTIATE, SEND
@@ -28,7 +29,7 @@ from tasp_lab.workload.layer import Workload
 from tests.attention.test_backward import Case, cases_of
 from tests.support.schedules import task_of
 
-FLOPS_PER_S = 1e12
+COMPUTE = ComputeRate(1e12)
 """Test patterns instead of attention; a call takes no time worth waiting for."""
 
 TRANSPORTS = [(0, False), (4, False), (0, True)]
@@ -45,7 +46,7 @@ Sent = tuple[torch.Tensor, Event]
 def test_every_gradient_is_the_sum_of_its_parts(case: Case, transport: tuple[int, bool]) -> None:
     """The timeline has every transfer and every kernel call once."""
     schedule = case.backward
-    timeline = run_in_process(schedule, *transport, flops_per_s=FLOPS_PER_S)
+    timeline = run_in_process(schedule, *transport, compute=COMPUTE)
     sends = Counter((e.step, e.rank, e.peer, e.lane, e.block, e.bytes) for e in timeline.events if e.kind == SEND)
     calls = Counter((e.step, e.rank, e.flops) for e in timeline.events if e.kind == DIFFERENTIATE)
     steps = list(enumerate(schedule.steps))
@@ -65,7 +66,7 @@ def test_ten_runs_of_each_way(transport: tuple[int, bool]) -> None:
     for dataflow in DATAFLOWS:
         case = Case("tasp", "full-mesh:5", layer, dataflow)
         for _ in range(10):
-            run_in_process(case.backward, *transport, flops_per_s=FLOPS_PER_S)
+            run_in_process(case.backward, *transport, compute=COMPUTE)
 
 
 class Meeting(OrdinaryMemory):
@@ -109,7 +110,7 @@ def test_nothing_is_overwritten_before_its_receiver_has_it(case: Case) -> None:
     boxes: dict[tuple[int, int, int], SimpleQueue[Sent]] = {}
 
     def run(rank: int) -> None:
-        trial = PatternTrial(case.backward, rank, Meeting(rank, boxes), FLOPS_PER_S)
+        trial = PatternTrial(case.backward, rank, Meeting(rank, boxes), COMPUTE)
         trial.set_up(checked=True)
         trial.executor.prepare()
         trial.executor.run()
@@ -136,7 +137,7 @@ def test_a_part_that_is_left_out_is_found(transport: tuple[int, bool], monkeypat
 
     monkeypatch.setattr(Copies, "join", forgetful)
     with pytest.raises(RunError, match=NOT_THE_SUM):
-        run_in_process(CASE.backward, *transport, flops_per_s=FLOPS_PER_S)
+        run_in_process(CASE.backward, *transport, compute=COMPUTE)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -150,7 +151,7 @@ def test_a_sum_that_is_made_twice_is_found(transport: tuple[int, bool], monkeypa
 
     monkeypatch.setattr(Copies, "join", eager)
     with pytest.raises(RunError, match=NOT_THE_SUM):
-        run_in_process(CASE.backward, *transport, flops_per_s=FLOPS_PER_S)
+        run_in_process(CASE.backward, *transport, compute=COMPUTE)
 
 
 def test_sums_to_which_the_first_part_is_added_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,4 +164,4 @@ def test_sums_to_which_the_first_part_is_added_are_found(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Copies, "begin", careless)
     with pytest.raises(RunError, match=NOT_THE_SUM):
-        run_in_process(CASE.backward, flops_per_s=FLOPS_PER_S)
+        run_in_process(CASE.backward, compute=COMPUTE)

@@ -270,6 +270,7 @@ def refusal(change: str) -> None:
 ANOTHER: dict[str, Any] = {
     "passes": "forward", "trim": False, "buffers": 4, "dataflow": "rotate-q", "gradient_dtype": "input",
     "result_dtype": "input", "tail_chunks": 2, "stages": 2, "groups": "strided", "travels": "keys", "pieces": 2,
+    "direction": "descending",
 }  # fmt: skip
 """For each option a value that is not its default where both passes are asked for."""
 

@@ -13,6 +13,7 @@ from runtime.executor.executor import Executor
 from runtime.trials.attention import AttentionTrial
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from tasp_lab.attention.task import QUERY_GRADIENTS, RESULTS
+from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -32,7 +33,7 @@ def test_every_system_computes_attention_with_sums_that_are_wider_at_home(
     layer = Workload(2 * n + more, heads=12, head_dim=9, mask="causal", dtype=dtype)
     schedule = with_home_dtype(SYSTEMS[name](full_mesh(n), layer))
     run_in_process(schedule, 3, whole_steps)
-    run_in_process(schedule, 3, whole_steps, flops_per_s=1e15)
+    run_in_process(schedule, 3, whole_steps, compute=ComputeRate(1e15))
 
 
 def test_a_sum_that_lies_behind_another_one_is_narrowed_by_itself() -> None:
