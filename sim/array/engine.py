@@ -30,6 +30,7 @@ from sim.gc_pause import without_garbage_collection
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.progress import ShareCallback, no_share
+from tasp_lab.runtimes.serial_messages import with_runtime
 from tasp_lab.schedule.dependencies import CallTable, dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
@@ -103,18 +104,19 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
     """
     schedule.check_routes(machine.topology)
     with without_garbage_collection():
-        operations, calls = _operations(schedule, machine)
+        operations, calls = operations_of(schedule, machine)
         program = program_of(operations, classes_of(operations))
     if not is_contention_free(program):
-        _check_fits(schedule, program.plan.size)
+        check_fits(schedule, program.plan.size)
     return ArrayRun(schedule, machine, explain, program, calls, progress)
 
 
-def _operations(schedule: Schedule, machine: Machine) -> tuple[Operations, CallTable | None]:
+def operations_of(schedule: Schedule, machine: Machine) -> tuple[Operations, CallTable | None]:
+    """The operations of a schedule, and its kernel calls unless it is ring-based."""
     if is_ring_schedule(schedule):
         return ring_operations(schedule, machine), None
-    _check_fits(schedule, schedule.transfers)
-    derived = _derived(schedule)
+    check_fits(schedule, schedule.transfers)
+    derived = with_runtime(schedule, _derived(schedule), machine.runtime)
     return step_operations(schedule, machine, derived), derived.calls
 
 
@@ -122,7 +124,7 @@ _derived = lru_cache(maxsize=1)(dependencies)
 """The dependencies of the last schedule are kept: predictions simulate it with and without compute."""
 
 
-def _check_fits(schedule: Schedule, operations: int) -> None:
+def check_fits(schedule: Schedule, operations: int) -> None:
     """Raise `ScheduleError` for more than `MAX_TRANSFERS` operations."""
     if operations > MAX_TRANSFERS:
         raise ScheduleError(

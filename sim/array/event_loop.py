@@ -15,6 +15,7 @@ import numpy as np
 from sim.array.compiled import call, compilable, table
 from sim.array.event_queue import EventQueue, first_due, pop, put
 from sim.array.flows import LOGGED, Flows, begin, end, end_due, settle
+from sim.array.gpus import Gpus, begin_call, end_call, occupy, settle_gpus
 from sim.array.max_min import SAME, Sharing
 from sim.array.quotient import Plan, Program
 from sim.array.record import Bounds, times_table
@@ -46,6 +47,7 @@ class State(NamedTuple):
     hosts : a table: whether each `is_busy`, and its first and last waiting request, -1 for none.
     ready : the operations that wait for nothing, in order; `sizes` are how many have begun and how many there are.
     flows : the flows in progress.
+    gpus : the calls in progress where messages slow them.
     times : a table, see `times_table`; empty if these are not recorded.
     """
 
@@ -57,6 +59,7 @@ class State(NamedTuple):
     ready: Int32Array
     sizes: IntArray
     flows: Flows
+    gpus: Gpus
     times: Table
 
     @classmethod
@@ -83,6 +86,7 @@ class State(NamedTuple):
             ready=ready,
             sizes=np.array([0, len(first)]),
             flows=Flows.of(Sharing.of(slots, width, users, capacity), 4 * slots + 2 * size if keep else 0),
+            gpus=Gpus.of(program.gpus, size, program.operations.contention),
             times=times_table(size if keep else 0),
         )
 
@@ -117,6 +121,7 @@ def _take_due(plan: Plan, state: State, now_s: float) -> None:
         number = pop(state.instant)
         operation = state.operations[number]
         if operation.event == _ARRIVED:
+            occupy(state.gpus, plan.rows[number % plan.classes], -plan.costs[_cost(plan, number)].channels)
             _arrive(plan, state, number, now_s)
         elif operation.event == _LAUNCHED:
             _launched(plan, state, number, now_s)
@@ -143,6 +148,7 @@ def _settle(plan: Plan, state: State, now_s: float) -> None:
             state.operations[host.last].next_request = number
             host.last = number
     settle(state.flows, state.events, now_s)
+    settle_gpus(state.gpus, state.events, now_s)
 
 
 @compilable
@@ -165,7 +171,11 @@ def _begin_ready(plan: Plan, state: State, now_s: float) -> None:
 @compilable
 def _launch(plan: Plan, state: State, number: int, now_s: float) -> None:
     state.operations[number].event = _LAUNCHED
-    put(state.events, number, now_s + plan.costs[_cost(plan, number)].launch_s)
+    time_s, gpu = plan.costs[_cost(plan, number)].launch_s, plan.rows[number % plan.classes].computes_on
+    if gpu < 0:
+        put(state.events, number, now_s + time_s)
+    else:
+        begin_call(state.gpus, number, gpu, time_s, state.events, now_s)
 
 
 @compilable
@@ -176,12 +186,15 @@ def _launched(plan: Plan, state: State, number: int, now_s: float) -> None:
     if cost.launch_s and plan.rows[at].host >= 0:
         _serve_next(state, plan.rows[at].host)
     if cost.wire_bytes:
+        occupy(state.gpus, plan.rows[at], cost.channels)
         state.operations[number].event = _SENT
         first_pass, end_pass = plan.rows[at].first_pass, plan.rows[at + 1].first_pass
         state.operations[number].slot = begin(
             state.flows, number, plan.passes, first_pass, end_pass, cost.limit, cost.wire_bytes, now_s
         )
     else:
+        if plan.rows[at].computes_on >= 0:
+            end_call(state.gpus, number, plan.rows[at].computes_on)
         _follow(plan, state, number, True, now_s)
         _arrive(plan, state, number, now_s)
 
@@ -261,7 +274,7 @@ class Run:
     def _run(self, state: State) -> tuple[float, State]:
         """Run the program to its end; returns the time in seconds, and the state."""
         plan = self._program.plan
-        until = stage = plan.size // STAGES + 1
+        until = stage = plan.size + 1 if self._progress is no_share else plan.size // STAGES + 1
         while True:
             now_s = call(run_events, plan, state, until, fast=plan.size > LARGE)
             if not state.events.size[0]:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from sim.array.operations import CALL, FREED, TRANSFER, Cost, CostTable, Edges, Incidence, Operations, hosts
+from sim.array.operations import (
+    CALL,
+    COMPUTES,
+    FREED,
+    RECEIVES,
+    SENDS,
+    TRANSFER,
+    Cost,
+    CostTable,
+    Edges,
+    GpuUses,
+    Incidence,
+    Operations,
+    hosts,
+)
 from sim.messages import Messages
 from tasp_lab.arrays import IntArray, numbered
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedule.dependencies import CallTable, Dependencies, Transfers
+from tasp_lab.runtimes.issue_times import issue_times
+from tasp_lab.schedule.dependencies import ARRIVED, HOST, CallTable, Dependencies, Transfers
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -19,9 +36,11 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
     calls, buffers = derived.calls, derived.buffers
     call_cost = _call_costs(machine, calls, table)
     free = table.number(Cost(0.0, 0.0, 0.0, None, ""))
-    cost = np.concatenate([transfer_cost, call_cost, np.full(len(buffers.step), free)])
-    step = np.concatenate([derived.transfers.step, calls.step, buffers.step])
-    kind = np.repeat([TRANSFER, CALL, FREED], [len(transfer_cost), len(calls.step), len(buffers.step)])
+    issued_cost, issued = _issues(schedule, machine, derived, table)
+    freed_cost = np.concatenate([np.full(len(buffers.step), free), issued_cost])
+    cost = np.concatenate([transfer_cost, call_cost, freed_cost])
+    step = np.concatenate([derived.transfers.step, calls.step, buffers.step, np.zeros_like(issued_cost)])
+    kind = np.repeat([TRANSFER, CALL, FREED], [len(transfer_cost), len(calls.step), len(freed_cost)])
     host, lane = np.full(len(kind), -1), np.zeros(len(kind), dtype=np.int64)
     moved = slice(len(transfer_cost))
     host[moved] = hosts(machine, list(table.costs), transfer_cost, derived.transfers.source)
@@ -32,11 +51,41 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
         costs=list(table.costs),
         cost=cost[None],
         label=numbered(kind, step, cost, lane)[1],
-        edges=Edges(*derived.edges, np.zeros(len(derived.edges.before), dtype=np.int64)),
+        edges=Edges.joined([Edges(*derived.edges, np.zeros(len(derived.edges.before), dtype=np.int64)), issued]),
         **Incidence.of(machine.topology, routes)._asdict(),
         host=host,
         lane=lane,
+        gpu_uses=_gpu_uses(machine, derived, list(table.costs), transfer_cost, call_cost),
+        contention=machine.contention,
     )
+
+
+def _gpu_uses(
+    machine: Machine, derived: Dependencies, costs: Sequence[Cost], transfer_cost: IntArray, call_cost: IntArray
+) -> GpuUses:
+    """The GPUs of messages with channels and of calls that take time; none if these never slow each other."""
+    sent = np.flatnonzero(np.array([each.channels > 0 for each in costs])[transfer_cost])
+    called = np.flatnonzero(np.array([each.launch_s > 0 for each in costs])[call_cost])
+    if not (machine.contention.slows and len(sent) and len(called)):
+        return GpuUses.none()
+    transfers = derived.transfers
+    return GpuUses(
+        np.concatenate([sent, sent, derived.first_call + called]),
+        np.concatenate([transfers.source[sent], transfers.destination[sent], derived.calls.rank[called]]),
+        np.repeat([SENDS, RECEIVES, COMPUTES], [len(sent), len(sent), len(called)]),
+    )
+
+
+def _issues(schedule: Schedule, machine: Machine, derived: Dependencies, table: CostTable) -> tuple[IntArray, Edges]:
+    """What waits for hosts: an operation that takes until then for each time at which one has issued something."""
+    nothing = np.zeros(0, dtype=np.int64)
+    found = issue_times(schedule, derived, machine.runtime)
+    if found is None:
+        return nothing, Edges.of(nothing, nothing, ARRIVED, HOST)
+    costs = [table.number(Cost(float(each), 0.0, 0.0, None, "")) for each in found.times_s]
+    first = derived.first_buffer + len(derived.buffers.step)
+    after = np.arange(len(found.number))
+    return np.array(costs), Edges.of(first + found.number, after, ARRIVED, HOST)
 
 
 def _call_costs(machine: Machine, calls: CallTable, table: CostTable) -> IntArray:

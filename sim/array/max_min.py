@@ -120,6 +120,7 @@ def join(sharing: Sharing, slot: int, passes: Table, first_pass: int, end_pass: 
         sharing.users[one.place] = use
         constraint.size += 1
         level = (constraint.capacity - constraint.rest) / (constraint.weight + one.count)
+        level = min(level, constraint.level)  # see `_balance`: a group that rises takes none in
         if level < lowest:
             lowest, flow.group = level, number
     if flow.group == LIMITED:

@@ -21,6 +21,7 @@ import numpy as np
 from sim.messages import Messages
 from tasp_lab.arrays import FloatArray, IntArray, numbered
 from tasp_lab.libraries.library import Message
+from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.graph import Topology
 
@@ -29,20 +30,25 @@ TRANSFER, CALL, FREED = 0, 1, 2
 
 
 class Cost(NamedTuple):
-    """The cost of an operation: `launch_s`, then `wire_bytes`, then `latency_s`; calls and buffers have no bytes."""
+    """The cost of an operation: `launch_s`, then `wire_bytes`, then `latency_s`; calls and buffers have no bytes.
+
+    A message has `channels` at both ends from its launch until it has arrived.
+    """
 
     launch_s: float
     wire_bytes: float
     latency_s: float
     max_bytes_per_s: float | None
     rule: str
+    channels: float = 0.0
 
     @classmethod
     def of(cls, message: Message, route_latency_s: float) -> Cost:
         most = message.max_bytes_per_s
         latency_s = route_latency_s + float(message.latency_s)
         wire_bytes, max_bytes_per_s = float(message.wire_bytes), None if most is None else float(most)
-        return cls(float(message.launch_s), wire_bytes, latency_s, max_bytes_per_s, message.rule)
+        channels = float(message.channels)
+        return cls(float(message.launch_s), wire_bytes, latency_s, max_bytes_per_s, message.rule, channels)
 
 
 class Edges(NamedTuple):
@@ -64,6 +70,22 @@ class Edges(NamedTuple):
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
+SENDS, RECEIVES, COMPUTES = 1, 2, 3
+"""What an operation does on a GPU."""
+
+
+class GpuUses(NamedTuple):
+    """Int arrays (uses,): what an operation does (`role`) on which GPU. Only what affects a time is listed."""
+
+    operation: IntArray
+    gpu: IntArray
+    role: IntArray
+
+    @classmethod
+    def none(cls) -> GpuUses:
+        return cls(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+
+
 @dataclass(frozen=True, eq=False)
 class Operations:
     """The operations of one repeat.
@@ -79,6 +101,7 @@ class Operations:
     passing, passed : int arrays (passes,): operation `passing` passes constraint `passed` of these.
     host : int array (operations,), the host that launches each, or -1.
     lane : int array (operations,), the order in which a host launches simultaneous requests.
+    gpu_uses : the GPUs on which calls compete with messages, and `contention` by how much; none without contention.
     """
 
     repeats: int
@@ -93,6 +116,8 @@ class Operations:
     passed: IntArray
     host: IntArray
     lane: IntArray
+    gpu_uses: GpuUses = field(default_factory=GpuUses.none)
+    contention: Contention = NONE
 
     def variant(self, repeat: int) -> int:
         """The row of `cost` of a repeat: row 0 for the first, the other rows in turn for the rest."""

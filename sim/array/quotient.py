@@ -7,13 +7,13 @@ An operation of the program represents all members of a class in one repeat. The
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from sim.array.compiled import table
-from sim.array.operations import TRANSFER, Cost, Operations
+from sim.array.operations import COMPUTES, RECEIVES, SENDS, TRANSFER, Cost, Operations
 from sim.array.symmetry import Classes, firsts_of
 from tasp_lab.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table
 from tasp_lab.errors import ScheduleError
@@ -30,11 +30,13 @@ class Plan(NamedTuple):
     ----------
     size, classes, variants : how many operations the program has, how many classes, and how many variants of a repeat.
     rows : a table of one row per class, and one more: where the followers of each class begin, those `if_sent`, then
-        those `if_arrived`; its `first_pass`; the class of hosts that launches it, or -1, and its `lane` there.
+        those `if_arrived`; its `first_pass`; the class of hosts that launches it, or -1, and its `lane` there; the
+        class of GPUs that it `sends_at`, `receives_at` and `computes_on`, each or -1, and how many of its operations
+        each of these `sends` and `receives`.
     after : a table of followers: the `offset` of the number, and the `cause` of waiting.
     passes : a table: the class of a `constraint` that a class passes, and the `count` of its operations that pass each.
     cost : int array (variants * classes,), the index of the cost of each class; see `Operations.variant`.
-    costs : a table: `launch_s`, `wire_bytes`, `latency_s`, and the `limit` in bytes/s or infinity.
+    costs : a table: `launch_s`, `wire_bytes`, `latency_s`, the `limit` in bytes/s or infinity, and the `channels`.
     """
 
     size: int
@@ -62,6 +64,7 @@ class Program:
     kinds : int array (classes,), the kind of each class.
     waits : int array (repeats, classes), the number of incoming edges; the last row holds for all later repeats.
     lanes : the maximum number of flows in progress: each lane has one.
+    gpus : how many classes of GPUs there are; none without contention.
     capacity_bytes_per_s : float array, the capacity of each class of constraints; 0 for classes of hosts.
     """
 
@@ -71,6 +74,7 @@ class Program:
     kinds: IntArray
     waits: IntArray
     lanes: int
+    gpus: int
     capacity_bytes_per_s: FloatArray
 
     def cost(self, number: int) -> Cost:
@@ -79,15 +83,22 @@ class Program:
         which = int(self.plan.cost[self.operations.variant(repeat) * self.plan.classes + index])
         return self.operations.costs[which]
 
+    def with_costs(self, costs: Sequence[Cost]) -> Program:
+        """The same program at other costs, in the order of those of its operations."""
+        plan = self.plan._replace(costs=_costs(costs))
+        return replace(self, operations=replace(self.operations, costs=costs), plan=plan)
+
 
 def program_of(operations: Operations, classes: Classes) -> Program:
     """The program of operations with an equitable partition. Raises `ScheduleError` for more than `MAX_PASSES`."""
     first = firsts_of(classes.of_operation)
-    rows = table(len(first) + 1, if_sent="i4", if_arrived="i4", first_pass="i4", host="i4", lane="i4")
+    on_gpus = dict.fromkeys(("sends_at", "receives_at", "computes_on", "sends", "receives"), "i4")
+    rows = table(len(first) + 1, if_sent="i4", if_arrived="i4", first_pass="i4", host="i4", lane="i4", **on_gpus)
     rows["host"][:-1], rows["lane"][:-1] = _hosts(operations, classes, first), operations.lane[first]
     is_first = np.zeros(len(operations.label), dtype=bool)
     is_first[first] = True
     waits, after = _edges(operations, classes, is_first, rows)
+    gpus = _enter_gpus(operations, classes, is_first, rows)
     plan = Plan(
         size=len(first) * operations.repeats,
         classes=len(first),
@@ -98,9 +109,8 @@ def program_of(operations: Operations, classes: Classes) -> Program:
         cost=operations.cost[:, first].astype(np.int32).ravel(),
         costs=_costs(operations.costs),
     )
-    return Program(
-        operations, classes, plan, operations.kind[first], waits, _lanes(operations), _capacities(operations, classes)
-    )
+    capacities = _capacities(operations, classes)
+    return Program(operations, classes, plan, operations.kind[first], waits, _lanes(operations), gpus, capacities)
 
 
 def _hosts(operations: Operations, classes: Classes, first: IntArray) -> IntArray:
@@ -150,6 +160,31 @@ def _passes(operations: Operations, classes: Classes, is_first: BoolArray, rows:
     return passes
 
 
+_COLUMNS = ((SENDS, "sends_at", "sends"), (RECEIVES, "receives_at", "receives"), (COMPUTES, "computes_on", ""))
+"""The columns of a row for what an operation does on a GPU."""
+
+
+def _enter_gpus(operations: Operations, classes: Classes, is_first: BoolArray, rows: Table) -> int:
+    """Enter what each class does on GPUs into its row; returns the number of classes of GPUs.
+
+    An operation has one GPU in each role. So a class has as many members as there are GPUs, times members on each.
+    """
+    uses = operations.gpu_uses
+    for _, place, _ in _COLUMNS:
+        rows[place] = -1
+    if not len(uses.gpu):
+        return 0
+    of_gpu = np.unique(classes.of_resource[-int(uses.gpu.max()) - 1 :], return_inverse=True)[1]
+    gpus, members = np.bincount(of_gpu), np.bincount(classes.of_operation)
+    for role, place, count in _COLUMNS:
+        led = np.flatnonzero(is_first[uses.operation] & (uses.role == role))
+        index, gpu = classes.of_operation[uses.operation[led]], of_gpu[uses.gpu[led]]
+        rows[place][index] = gpu
+        if count:
+            rows[count][index] = members[index] // gpus[gpu]
+    return len(gpus)
+
+
 def _begins(rows: IntArray, count: int) -> IntArray:
     """Where each of so many rows begins, once sorted; then where the last one ends."""
     return np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
@@ -157,8 +192,8 @@ def _begins(rows: IntArray, count: int) -> IntArray:
 
 def _costs(costs: Sequence[Cost]) -> Table:
     limits = [np.inf if each.max_bytes_per_s is None else each.max_bytes_per_s for each in costs]
-    found: Table = table(len(costs), launch_s="f8", wire_bytes="f8", latency_s="f8", limit="f8")
-    found[:] = [(*each[:3], limit) for each, limit in zip(costs, limits, strict=True)]
+    found: Table = table(len(costs), launch_s="f8", wire_bytes="f8", latency_s="f8", limit="f8", channels="f8")
+    found[:] = [(*each[:3], limit, each.channels) for each, limit in zip(costs, limits, strict=True)]
     return found
 
 

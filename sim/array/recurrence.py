@@ -41,8 +41,18 @@ def is_contention_free(program: Program) -> bool:
 
 
 def end_s(program: Program) -> float:
-    """The end of the last transfer of a contention-free program, in seconds."""
-    return float(max(step.end_s.max() for step in _steps(program)))
+    """The end of the last transfer of a contention-free program, in seconds; the times are those of `_steps`."""
+    variants = list(zip(*_durations(program), strict=True))
+    before, lag = _hop_before(program)
+    ends: deque[FloatArray] = deque(maxlen=lag)
+    sent_s = latest_s = np.zeros(len(before))
+    for step in range(program.operations.repeats):
+        launch_s, flow_s, latency_s = variants[program.operations.variant(step)]
+        start_s = np.maximum(sent_s, ends[0][before]) if step >= lag else sent_s
+        sent_s = start_s + launch_s + flow_s
+        ends.append(sent_s + latency_s)
+        latest_s = np.maximum(latest_s, ends[-1])
+    return float(latest_s.max())
 
 
 def record_of(program: Program) -> Record:

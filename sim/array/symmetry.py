@@ -5,7 +5,8 @@
 - operations of a class have the same label, so the same costs; constraints of a class have the same capacity;
 - each operation of a class has, for each kind of edge and each class, equally many edges from operations of that class;
 - each operation of a class passes equally many constraints of each class, and each constraint of a class is passed by
-  equally many operations of each class.
+  equally many operations of each class;
+- with contention, the same holds for GPUs: those that an operation sends from, receives at and computes on.
 
 Then operations of a class start, send and arrive at the same times.
 
@@ -14,7 +15,8 @@ Which of them start now depends on the past of their predecessors, which is the 
 of a class now carries equally many flows of each class. Max-min fair rates are unique (Bertsekas & Gallager, Data
 Networks, 2nd ed., section 6.5.2), and progressive filling finds them: as long as the flows of each class have the same
 rate, constraints of a class saturate simultaneously, which freezes all flows of the classes that pass one of them. So
-flows of a class have the same rate until the next event, and the same number of bytes left then. A host launches by
+flows of a class have the same rate until the next event, and the same number of bytes left then. Each GPU of a class
+has equally many messages of each class in flight, so the calls of a class have the same speed. A host launches by
 time of request, then by lane, and the lane is part of the label if launches are serial. Two operations of one lane are
 never in the same class: each of a class would wait for another of it to leave, without end. So hosts of a class launch
 operations of the same classes in the same order. QED.
@@ -34,6 +36,7 @@ import numpy.typing as npt
 
 from sim.array.operations import Edges, Operations
 from tasp_lab.arrays import IntArray, numbered
+from tasp_lab.schedule.dependencies import HOST
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -44,7 +47,7 @@ different link takes one round per hop of a ring to propagate."""
 
 
 class Classes(NamedTuple):
-    """The class of each operation and of each *resource*: the constraints, then the hosts. Int arrays."""
+    """The class of each operation and of each *resource*: constraints, then hosts, then GPUs. Int arrays."""
 
     of_operation: IntArray
     of_resource: IntArray
@@ -58,11 +61,20 @@ def firsts_of(classes: IntArray) -> IntArray:
 
 
 class ResourceUse(NamedTuple):
-    """Which operation uses which resource, int arrays (passes,), and the label of each resource."""
+    """Which operation uses which resource, int arrays (uses,), and the label of each resource.
+
+    `role` is what an operation does on a GPU, see `GpuUses`; 0 for constraints and hosts.
+    """
 
     operation: IntArray
     resource: IntArray
+    role: IntArray
     label: IntArray
+
+    @property
+    def roles(self) -> int:
+        """One more than the largest role."""
+        return int(self.role.max(initial=0)) + 1
 
 
 def classes_of(operations: Operations) -> Classes:
@@ -75,13 +87,16 @@ def classes_of(operations: Operations) -> Classes:
 
 
 def resource_use_of(operations: Operations) -> ResourceUse:
-    """The constraints that operations pass and the hosts that launch them."""
+    """The constraints that operations pass, the hosts that launch them, and the GPUs they use."""
     launched = np.flatnonzero(operations.host >= 0)
     capacity = 1 + numbered(operations.capacity_bytes_per_s)[1]
     of_hosts = np.zeros(int(operations.host.max(initial=-1)) + 1, dtype=np.int64)
-    operation = np.concatenate([operations.passing, launched])
-    resource = np.concatenate([operations.passed, len(capacity) + operations.host[launched]])
-    return ResourceUse(operation, resource, np.concatenate([capacity, of_hosts]))
+    on_gpus, others = operations.gpu_uses, len(capacity) + len(of_hosts)
+    operation = np.concatenate([operations.passing, launched, on_gpus.operation])
+    resource = np.concatenate([operations.passed, len(capacity) + operations.host[launched], others + on_gpus.gpu])
+    role = np.concatenate([np.zeros(len(operations.passing) + len(launched), dtype=np.int64), on_gpus.role])
+    of_gpus = np.full(int(on_gpus.gpu.max(initial=-1)) + 1, -1)
+    return ResourceUse(operation, resource, role, np.concatenate([capacity, of_hosts, of_gpus]))
 
 
 def coarse_classes(operations: Operations, resource_use: ResourceUse) -> Classes | None:
@@ -106,13 +121,20 @@ def _split(edges: Edges, resource_use: ResourceUse, classes: Classes, random: np
     operations, resources = classes
 
     def drawn(classes: IntArray) -> Hashes:
-        return random.integers(0, 2**64, size=int(classes.max(initial=0)) + 1, dtype=np.uint64)[classes]
+        found: Hashes = in_roles(classes, 1)[classes, 0]
+        return found
 
+    def in_roles(classes: IntArray, roles: int) -> Hashes:
+        return random.integers(0, 2**64, size=(int(classes.max(initial=0)) + 1, roles), dtype=np.uint64)
+
+    role, roles = resource_use.role, resource_use.roles
     of_resources = drawn(resources)
-    np.add.at(of_resources, resource_use.resource, drawn(operations)[resource_use.operation])
+    users = operations[resource_use.operation]
+    np.add.at(of_resources, resource_use.resource, in_roles(operations, roles)[users, role])
     split_resources = numbered(of_resources)[1]
     of_operations = drawn(operations)
-    np.add.at(of_operations, resource_use.operation, drawn(split_resources)[resource_use.resource])
+    used = split_resources[resource_use.resource]
+    np.add.at(of_operations, resource_use.operation, in_roles(split_resources, roles)[used, role])
     kind = _edge_kind(edges)
     for each in np.unique(kind).tolist():
         chosen = np.flatnonzero(kind == each)
@@ -121,20 +143,22 @@ def _split(edges: Edges, resource_use: ResourceUse, classes: Classes, random: np
 
 
 def _edge_kind(edges: Edges) -> IntArray:
-    return (edges.delay * 2 + edges.event) * 3 + edges.cause
+    return (edges.delay * 2 + edges.event) * (HOST + 1) + edges.cause
 
 
 def is_equitable(operations: Operations, resource_use: ResourceUse, classes: Classes) -> bool:
     """Whether the partition satisfies the premises of the theorem. Exact."""
     of_operation, of_resource = classes
     edges = operations.edges
-    kinds = int(of_operation.max(initial=0)) + 1
+    kinds, roles = int(of_operation.max(initial=0)) + 1, resource_use.roles
+    used = of_resource[resource_use.resource] * roles + resource_use.role
+    users = of_operation[resource_use.operation] * roles + resource_use.role
     return (
         _is_constant(operations.label, of_operation)
         and _is_constant(resource_use.label, of_resource)
         and _is_regular(edges.after, _edge_kind(edges) * kinds + of_operation[edges.before], of_operation)
-        and _is_regular(resource_use.operation, of_resource[resource_use.resource], of_operation)
-        and _is_regular(resource_use.resource, of_operation[resource_use.operation], of_resource)
+        and _is_regular(resource_use.operation, used, of_operation)
+        and _is_regular(resource_use.resource, users, of_resource)
     )
 
 

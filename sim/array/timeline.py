@@ -12,13 +12,14 @@ from sim.array.quotient import Program
 from sim.array.record import Record
 from sim.max_min import OWN_LIMIT
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedule.dependencies import BLOCK, BUFFER, LANE, CallTable
+from tasp_lab.schedule.dependencies import BLOCK, BUFFER, HOST, LANE, CallTable
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.timeline.events import COMPUTE_LANE, SEND, Event, Timeline
+from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
+from tasp_lab.units import Number
 
 Spent = tuple[tuple[str, float], ...]
 
-_WAITED_FOR = {-1: "", LANE: "lane", BLOCK: "block", BUFFER: "buffer"}
+_WAITED_FOR = {-1: "", LANE: "lane", BLOCK: "block", BUFFER: "buffer", HOST: "host"}
 
 
 def timeline_of(
@@ -42,6 +43,7 @@ class _EventBuilder:
 
     def __init__(self, schedule: Schedule, machine: Machine, program: Program, record: Record, explain: bool) -> None:
         self._schedule, self._topology, self._explain = schedule, machine.topology, explain
+        self._compute = machine.compute
         self._program, self._all_bounds = program, record.bounds
         self._class_of: list[int] = program.classes.of_operation.tolist()
         self._class_of_constraint = dict(
@@ -64,9 +66,10 @@ class _EventBuilder:
 
     def calls(self, calls: CallTable) -> Iterator[Event]:
         """The events of kernel calls, step by step; operations are numbered after the transfers."""
-        columns = (calls.step, calls.rank, calls.kernel, calls.block, calls.flops)
+        columns = (calls.step, calls.rank, calls.kernel, calls.block, calls.flops, calls.shape)
+        parts = [_floats(self._compute.parts(shape)) for shape in calls.shapes] if self._explain else []
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        for operation, (step, rank, kernel, block, flops) in enumerate(rows, start=self._schedule.transfers):
+        for operation, (step, rank, kernel, block, flops, shape) in enumerate(rows, start=self._schedule.transfers):
             number = self._class_of[operation]
             start_s, end_s, waited_for = self._start_s[number], self._end_s[number], self._waited_for[number]
             yield Event(
@@ -82,7 +85,7 @@ class _EventBuilder:
                 bound_by="compute",
                 waited_for="compute" if waited_for == "lane" else waited_for,
                 flops=flops,
-                spent=(*self._waiting(number), ("compute", end_s - start_s)) if self._explain else (),
+                spent=lasting([*self._waiting(number), *parts[shape], *self._lost(number)]) if self._explain else (),
             )
 
     def _send(self, index: int, row: tuple[int, int, int, int], number: int) -> Event:
@@ -105,7 +108,7 @@ class _EventBuilder:
             end_s=self._end_s[number],
             bound_by=self._bound_by(number, bounds, cost, launch_s),
             waited_for=self._waited_for[number],
-            spent=(*self._waiting(number), *_lasting(rest)) if self._explain else (),
+            spent=lasting([*self._waiting(number), *rest]) if self._explain else (),
         )
 
     def _bounds(self, number: int, source: int, destination: int) -> dict[int, float]:
@@ -130,13 +133,19 @@ class _EventBuilder:
     def _name(self, constraint: int, cost: Cost) -> str:
         return cost.rule if constraint == OWN_LIMIT else self._topology.constraints[constraint].name
 
+    def _lost(self, number: int) -> Spent:
+        """The seconds that a call loses to messages, if any."""
+        end_s = self._end_s[number]
+        lost_s = end_s - self._start_s[number] - self._program.cost(number).launch_s
+        return ((CONTENTION, lost_s),) if self._program.gpus and lost_s > SAME * end_s else ()
+
     def _waiting(self, number: int) -> Spent:
-        """The seconds an operation waited for its block, then for the buffer, after its lane was free."""
+        """The seconds an operation waited for its block, then for the buffer or its host, after its lane was free."""
         free_s = self._free_s[number]
         there_s = max(free_s, self._there_s[number])
-        waited_s = ("waiting for block", there_s - free_s), ("waiting for buffer", self._start_s[number] - there_s)
-        return tuple(_lasting(waited_s))
+        last = "host" if self._waited_for[number] == "host" else "buffer"
+        return ("waiting for block", there_s - free_s), (f"waiting for {last}", self._start_s[number] - there_s)
 
 
-def _lasting(spent: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    return ((what, seconds) for what, seconds in spent if seconds)
+def _floats(parts: Iterable[tuple[str, Number]]) -> Spent:
+    return tuple((what, float(seconds)) for what, seconds in parts)

@@ -18,6 +18,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 import simpy
 
+from sim.event.gpu import Gpu
 from sim.event.launch_queue import Host
 from sim.event.network import Flow, Network
 from sim.event.progress import Progress
@@ -27,9 +28,11 @@ from sim.messages import Messages
 from tasp_lab.errors import ScheduleError
 from tasp_lab.libraries.library import Message
 from tasp_lab.machines.machine import Machine
+from tasp_lab.runtimes.issue_times import issue_times
+from tasp_lab.runtimes.serial_messages import with_runtime
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, SENT, Dependencies, dependencies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.timeline.events import COMPUTE_LANE, SEND, Event, Timeline
+from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
 from tasp_lab.units import Number
 
 MAX_TRANSFERS = 10_000_000
@@ -53,7 +56,7 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
     """
     schedule.check_routes(machine.topology)
     _check_fits(schedule, schedule.transfers)
-    derived = dependencies(schedule)
+    derived = with_runtime(schedule, dependencies(schedule), machine.runtime)
     _check_fits(schedule, schedule.transfers, len(derived.calls.step))
     with without_garbage_collection():
         timeline = _Run(schedule, machine, derived, explain).run()
@@ -96,11 +99,14 @@ class _Run:
         self._schedule, self._derived, self._explain = schedule, derived, explain
         self._topology = machine.topology
         self._call_s = [machine.compute.time_s(shape) for shape in derived.calls.shapes]
+        self._parts = [machine.compute.parts(shape) for shape in derived.calls.shapes] if explain else []
         self._comm_library = machine.comm_library
         self._env = simpy.Environment()
         self._network = Network(self._env, machine.topology, self._deliver)
         self._hosts = [Host(self._env) for _ in range(schedule.world_size)]
+        self._gpus = [Gpu(self._env, machine.contention) for _ in self._hosts] if machine.contention.slows else []
         self._progress = Progress(self._env, derived)
+        self._issued = issue_times(schedule, derived, machine.runtime)
         self._messages = Messages(schedule, machine.comm_library)
         self._sizes = schedule.block_bytes.tolist()
         self._events: list[Event] = []
@@ -143,12 +149,16 @@ class _Run:
             if message.launch_s:
                 yield self._launch(transfer.rank, transfer.lane, message.launch_s)
                 transfer.launched_s = env.now
+            self._occupy(transfer, transfer.message.channels)
             yield self._network.send(route(transfer.rank, transfer.peer), message, transfer)
             self._progress.record(transfer.number, SENT)
             waited_for = "lane"
 
     def _wait(self, operation: int, waited_for: str) -> Generator[simpy.Event, None, tuple[str, tuple[Number, Number]]]:
-        """Wait for all conditions of an operation; what it waited for last, and the seconds for blocks and buffers."""
+        """Wait for all conditions of an operation, and until its host has issued it.
+
+        Returns what it waited for last, and the seconds for blocks, then for buffers and the host.
+        """
         progress, env = self._progress, self._env
         waited_s: list[Number] = []
         for cause, name in ((BLOCK, "block"), (BUFFER, "buffer")):
@@ -158,6 +168,9 @@ class _Run:
                     waited_for = name
                     yield progress.wait(condition)
             waited_s.append(env.now - began_s)
+        if self._issued and (more_s := self._issued.of(operation) - env.now) > 0:
+            yield env.timeout(more_s)
+            waited_for, waited_s[1] = "host", waited_s[1] + more_s
         return waited_for, (waited_s[0], waited_s[1])
 
     def _launch(self, rank: int, lane: int, launch_s: Number) -> simpy.Event:
@@ -165,26 +178,39 @@ class _Run:
             return self._hosts[rank].launch(lane, launch_s)
         return self._env.timeout(launch_s)  # type: ignore[arg-type]
 
-    def _compute_all(self, numbers: Sequence[int]) -> Generator[simpy.Event, None, None]:
+    def _occupy(self, transfer: _Transfer, channels: Number) -> None:
+        """Let a transfer take channels at both ends, or give them back if the number is negative."""
+        if channels and self._gpus:
+            self._gpus[transfer.rank].send(channels)
+            self._gpus[transfer.peer].receive(channels)
+
+    def _compute_all(self, numbers: Sequence[int]) -> Generator[simpy.Event, Number | None, None]:
         """The process of one compute lane of one rank."""
         calls, waited_for = self._derived.calls, ""
         for number in numbers:
             operation = self._derived.first_call + number
             waited_for, waited_s = yield from self._wait(operation, waited_for)
             start_s, flops = self._env.now, int(calls.flops[number])
+            lost_s: Number = 0
             if time_s := self._call_s[int(calls.shape[number])]:
-                yield self._env.timeout(time_s)  # type: ignore[arg-type]
+                lost_s = (yield self._compute(int(calls.rank[number]), time_s)) or 0
             self._progress.record(operation, SENT)
             self._progress.record(operation, ARRIVED)
-            self._record_call(number, start_s, flops, waited_for, waited_s)
+            self._record_call(number, start_s, flops, waited_for, waited_s, lost_s)
             waited_for = "compute"
 
+    def _compute(self, rank: int, time_s: Number) -> simpy.Event:
+        """A kernel call that takes `time_s` alone; the value of its event is what it loses to messages, if anything."""
+        return self._gpus[rank].run(time_s) if self._gpus else self._env.timeout(time_s)  # type: ignore[arg-type]
+
     def _record_call(
-        self, number: int, start_s: Number, flops: int, waited_for: str, waited_s: tuple[Number, Number]
+        self, number: int, start_s: Number, flops: int, waited_for: str, waited_s: tuple[Number, Number], lost_s: Number
     ) -> None:
         calls = self._derived.calls
         rank = int(calls.rank[number])
-        spent = (*_waiting(waited_s), ("compute", self._env.now - start_s)) if self._explain else ()
+        lost = [(CONTENTION, lost_s)]
+        parts = self._parts[int(calls.shape[number])] if self._explain else ()
+        spent = lasting([*_waiting(waited_s, waited_for), *parts, *lost]) if self._explain else ()
         self._events.append(
             Event(
                 rank=rank,
@@ -205,6 +231,7 @@ class _Run:
 
     def _deliver(self, flow: Flow) -> None:
         transfer: _Transfer = flow.tag  # type: ignore[assignment]
+        self._occupy(transfer, -transfer.message.channels)
         self._progress.record(transfer.number, ARRIVED)
         self._events.append(
             Event(
@@ -239,9 +266,9 @@ class _Run:
         """What the transfer's time was spent on, from when its lane was free."""
         wires = [(self._name(constraint, transfer), seconds) for constraint, seconds in flow.bottlenecks().items()]
         rest = [("launch", transfer.launched_s - transfer.start_s), *wires, ("latency", flow.latency_s)]
-        return (*_waiting(transfer.waited_s), *((what, seconds) for what, seconds in rest if seconds))
+        return lasting([*_waiting(transfer.waited_s, transfer.waited_for), *rest])
 
 
-def _waiting(waited_s: tuple[Number, Number]) -> tuple[tuple[str, Number], ...]:
-    what = ("waiting for block", "waiting for buffer")
-    return tuple((kind, seconds) for kind, seconds in zip(what, waited_s, strict=True) if seconds)
+def _waiting(waited_s: tuple[Number, Number], waited_for: str) -> tuple[tuple[str, Number], ...]:
+    what = ("waiting for block", f"waiting for {'host' if waited_for == 'host' else 'buffer'}")
+    return tuple(zip(what, waited_s, strict=True))

@@ -35,8 +35,9 @@ from tasp_lab.workload.kernel_shapes import KernelShape
 SENT, ARRIVED = 0, 1
 """The event that an edge waits for: the last byte has left, or has arrived. For calls and releases both coincide."""
 
-LANE, BLOCK, BUFFER = 0, 1, 2
-"""The cause of an edge: the previous operation on the lane, a block, or memory that is in use."""
+LANE, BLOCK, BUFFER, HOST = 0, 1, 2, 3
+"""The cause of an edge: the previous operation on the lane, a block, memory that is in use, or a host that has not
+issued it yet (`tasp_lab.runtimes`; no edge of a schedule)."""
 
 RESIDENT = -1
 """In place of an arrival step: the copy is resident."""

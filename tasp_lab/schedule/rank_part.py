@@ -28,6 +28,7 @@ from tasp_lab.schedule.joint_messages import joint_messages
 from tasp_lab.schedule.rank_waits import Condition, waits_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.workload.kernel_shapes import KernelShape
 
 
 class Row(NamedTuple):
@@ -84,6 +85,7 @@ class CallRow(NamedTuple):
     adds: tuple[Place, ...]
     flops: int
     block: int
+    shape: KernelShape
 
     @property
     def reads(self) -> tuple[Key, ...]:
@@ -227,6 +229,7 @@ def _call_rows(
             tuple(Place(block, layout.offset(block, came), came) for block, came in adds),
             int(table.flops[number]),
             int(table.block[number]),
+            table.shapes[table.shape[number]],
         )
 
 

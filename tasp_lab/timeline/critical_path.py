@@ -20,7 +20,8 @@ def critical_path(timeline: Timeline) -> list[tuple[str, Number]]:
 
     The predecessor of an event is the one that it waited for: the event that delivered its block, else the previous one
     on its lane. The latency of the latter does not count, since the next event starts when the last byte has left. Time
-    spent waiting for a buffer is reported as such. Requires explained events.
+    spent waiting for a buffer is reported as such. A host never waits, so an event that waited for its host begins the
+    path: all time before it is that of the host. Requires explained events.
     """
     path: list[tuple[str, Number]] = []
     index = _Index(timeline.events)
@@ -29,6 +30,9 @@ def critical_path(timeline: Timeline) -> list[tuple[str, Number]]:
     while event is not None:
         spent = [part for part in event.spent if not part[0].startswith(WAITING)]
         path += [part for part in spent if with_latency or part[0] != "latency"][::-1]
+        if event.waited_for == "host":
+            path.append(("host", event.start_s))
+            break
         buffer_s = [part for part in event.spent if part[0] == "waiting for buffer"]
         blocked = any(what == "waiting for block" for what, _ in event.spent) and not buffer_s
         path += buffer_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ from tasp_lab.units import Number
 
 SEND, ATTEND, DIFFERENTIATE = "send", "attend", "differentiate"
 """Kinds of events: transfers, and kernel calls of attention and of its gradients."""
+
+CONTENTION = "contention"
+"""What kernel calls spend time on beside messages that take part of their GPU."""
 
 COMPUTE_LANE = -1
 """The lane of kernel calls."""
@@ -19,9 +23,9 @@ class Event(NamedTuple):
 
     For a transfer (kind `SEND`), `start_s` is the time of posting and `end_s` the arrival of its last byte at `peer`.
     `bound_by` names what took most of that time: a constraint of the topology, ``latency`` or ``launch`` (empty if
-    unknown, as in measurements). `waited_for` names the last condition for its start: ``lane`` (the previous transfer),
-    ``block`` (the arrival of its block) or ``buffer`` (the release of the buffer at its receiver); empty if it did not
-    wait.
+    unknown, as in measurements). `waited_for` names the last condition for its start: ``lane`` (the previous
+    transfer), ``block`` (the arrival of its block), ``buffer`` (the release of the buffer at its receiver) or ``host``
+    (a host that had not issued it, see `tasp_lab.runtimes`); empty if it did not wait.
 
     A kernel call (kind `ATTEND` or `DIFFERENTIATE`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block`
     the first of its circulating blocks, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block``,
@@ -29,7 +33,9 @@ class Event(NamedTuple):
 
     `spent` is filled on request: what the time was spent on, and for how long, in seconds. It starts when the previous
     transfer of the lane had left (the previous call had ended) and lists ``waiting for block`` and ``waiting for
-    buffer``, then ``launch``, each constraint while it was the bottleneck, and ``latency``; for a call ``compute``.
+    buffer`` or ``host``, then ``launch``, each constraint while it was the bottleneck, and ``latency``; for a call
+    ``compute`` or the parts of its kernel, its time alone, and `CONTENTION`, what it lost to messages in flight. What
+    took no time is not listed.
     """
 
     rank: int
@@ -45,6 +51,15 @@ class Event(NamedTuple):
     waited_for: str
     flops: int = 0
     spent: tuple[tuple[str, Number], ...] = ()
+
+
+def lasting(spent: Iterable[tuple[str, Number]]) -> tuple[tuple[str, Number], ...]:
+    """What took any time.
+
+    >>> lasting([("launch", 0), ("latency", 2)])
+    (('latency', 2),)
+    """
+    return tuple((what, seconds) for what, seconds in spent if seconds)
 
 
 @dataclass(frozen=True)

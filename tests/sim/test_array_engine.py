@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
@@ -20,12 +20,12 @@ from tasp_lab.collectives.all_gather import multi_ring_all_gather, ring_all_gath
 from tasp_lab.collectives.registry import COLLECTIVES, collective
 from tasp_lab.errors import ScheduleError
 from tasp_lab.libraries.library import Message
-from tasp_lab.machines.machine import CommLibrary, Compute, ComputeRate, Machine
+from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.edits import with_links, without_links
-from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_backward_engine import backward_cases
@@ -38,6 +38,7 @@ from tests.sim.test_engine_against_reference import (
     uneven_topologies,
 )
 from tests.support.strategies import complete_topologies, topologies_and_schedules
+from tests.support.tile_times import TileTimes
 
 some = settings(max_examples=60)
 
@@ -104,7 +105,7 @@ def _assert_same(expected: Event, found: Event) -> None:
     assert found.start_s == pytest.approx(float(expected.start_s), abs=rounding_s)
     assert found.end_s == pytest.approx(float(expected.end_s), abs=rounding_s)
     assert found.bound_by == expected.bound_by
-    lasting = [(what, seconds) for what, seconds in found.spent if seconds > rounding_s or what == "compute"]
+    lasting = [(what, seconds) for what, seconds in found.spent if seconds > rounding_s]
     assert [what for what, _ in lasting] == [what for what, _ in expected.spent]
     for (_, seconds), (_, exact_s) in zip(lasting, expected.spent, strict=True):
         assert seconds == pytest.approx(float(exact_s), abs=rounding_s)
@@ -137,7 +138,19 @@ def test_collectives(topology: Topology, name: str, shard: int, library: CommLib
     assert_agree(small(collective(name, topology, shard)), Machine(topology, library))
 
 
+def uneven_switch(*quarters: tuple[int, int]) -> Topology:
+    """Of each rank, a link to the switch and one back, in quarters of a byte per second."""
+    links: list[Link] = []
+    for rank, (up, down) in enumerate(quarters):
+        links += [
+            Link(rank, "switch", Fraction(up, 4), Fraction(0)),
+            Link("switch", rank, Fraction(down, 4), Fraction(0)),
+        ]
+    return Topology("uneven switch", len(quarters), tuple(links))
+
+
 @some
+@example(uneven_switch((1, 1), (5, 2), (1, 7), (7, 2)), True, 3, 1, Library("library", Fraction(0), Fraction(3, 4)))
 @given(topologies, st.booleans(), st.integers(1, 4), st.integers(1, 9), libraries)
 def test_rings_in_pieces(topology: Topology, many: bool, chunks: int, units: int, library: CommLibrary) -> None:
     build = multi_ring_all_gather if many else ring_all_gather
@@ -152,7 +165,29 @@ def test_gossip(case: tuple[Topology, Schedule], library: CommLibrary) -> None:
     assert_agree(schedule, Machine(topology, library))
 
 
+ALONE = full_mesh(1), attention("ring-attention", full_mesh(1), Workload(1, head_dim=1, heads=1))
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (TileTimes(1, 1, Fraction(2), Fraction(3)), [("call", 3), ("tiles", 2)]),
+        (TileTimes(1, 1, Fraction(2), Fraction(0)), [("tiles", 2)]),
+        (INSTANT, []),
+    ],
+)
+def test_what_takes_no_time_is_not_listed(compute: Compute, expected: list[tuple[str, int]]) -> None:
+    topology, schedule = ALONE
+    machine = Machine(topology, compute=compute)
+    for timeline in (
+        array_engine.run(schedule, machine, explain=True).timeline(),
+        engine.simulate(schedule, machine, explain=True),
+    ):
+        assert [list(event.spent) for event in timeline.events] == [expected]
+
+
 @some
+@example(ALONE, CommLibrary("plain"), TileTimes(1, 1, Fraction(1, 9), Fraction(0)))
 @given(attention_cases(), libraries, computes)
 def test_attention(case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute) -> None:
     topology, schedule = case

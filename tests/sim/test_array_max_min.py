@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.array.compiled import call, table
@@ -74,6 +74,11 @@ def filled_from_scratch(flows: Sequence[Demand], capacity: Sequence[Fraction]) -
     return [Fraction(rate) for rate in rates[::copies]]
 
 
+TWO_FOR_ONE = [[(2, Demand({0: 6}, None))], [(2, None), (0, Demand({0: 1}, Fraction(6))), (1, Demand({0: 1}, None))]]
+"""Of 8, one flow has 6 x 4/3. Two come instead; the first alone could have its limit, beside the second each has 4."""
+
+
+@example([Fraction(8)] * CONSTRAINTS, TWO_FOR_ONE)
 @given(st.lists(few_numbers, min_size=CONSTRAINTS, max_size=CONSTRAINTS), st.lists(changes, min_size=1, max_size=12))
 def test_rates_are_those_of_progressive_filling(capacity: list[Fraction], rounds: list[list[Change]]) -> None:
     sharing, flows = sharing_of(capacity), dict[int, Demand]()

@@ -54,9 +54,9 @@ def counted_by_hand(operations: Operations, classes: Classes) -> bool:
     seen_by_holder: list[Counter[Hashable]] = [Counter() for _ in of_resource]
     for before, after, *kind in np.stack(edges).T.tolist():
         seen[after][(*kind, of_operation[before])] += 1
-    for operation, resource in zip(resource_use.operation.tolist(), resource_use.resource.tolist(), strict=True):
-        seen[operation][of_resource[resource]] += 1
-        seen_by_holder[resource][of_operation[operation]] += 1
+    for operation, resource, role in np.stack(resource_use[:3]).T.tolist():
+        seen[operation][of_resource[resource], role] += 1
+        seen_by_holder[resource][of_operation[operation], role] += 1
     return _are_alike(of_operation, zip(operations.label.tolist(), seen, strict=True)) and _are_alike(
         of_resource, zip(resource_use.label.tolist(), seen_by_holder, strict=True)
     )

@@ -7,10 +7,11 @@ are computed from scratch and time moves on to whatever comes first. Nothing is 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import INSTANT, Compute
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.call_shapes import call_shapes
@@ -59,17 +60,20 @@ class Transfer:
     def streams(self, now: Fraction) -> bool:
         return self.launched_s is not None and self.launched_s <= now and self.bytes_left > 0
 
+    def is_in_flight(self, now: Fraction) -> bool:
+        return self.launched_s is not None and self.launched_s <= now and (self.end_s is None or self.end_s > now)
+
 
 @dataclass(eq=False)
 class Computation:
-    """One kernel call and how far it is."""
+    """One kernel call and how far it is: what is left of its time alone."""
 
     step: int
     rank: int
     lane: int
     reads: set[Place]
     adds: set[Place]
-    time_s: Fraction
+    left_s: Fraction
     start_s: Fraction | None = None
     end_s: Fraction | None = None
 
@@ -182,9 +186,17 @@ class State:
 
 
 def reference_times(
-    schedule: Schedule, topology: Topology, launch_s: Number, compute: Compute = INSTANT
+    schedule: Schedule,
+    topology: Topology,
+    launch_s: Number,
+    compute: Compute = INSTANT,
+    contention: Contention = NONE,
+    channels: Callable[[int, int], int] = lambda rank, peer: 0,
 ) -> tuple[dict[Key, Span], dict[int, list[tuple[int, Span]]]]:
-    """When every transfer starts and ends; and for each rank that computes its calls' steps, starts and ends."""
+    """When every transfer starts and ends; and for each rank that computes its calls' steps, starts and ends.
+
+    A transfer from a rank to a peer takes `channels` at both.
+    """
     capacity = [Fraction(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
     transfers, computations = list(_transfers(schedule, topology)), list(_computations(schedule, compute))
     state = State(transfers, computations, Memory(schedule, [*transfers, *computations]))
@@ -197,14 +209,19 @@ def reference_times(
         streaming = [transfer for transfer in state.transfers if transfer.streams(state.now)]
         rates = max_min([transfer.under for transfer in streaming], capacity)
         ends = [state.now + transfer.bytes_left / rate for transfer, rate in zip(streaming, rates, strict=True)]
+        running = [c for c in state.computations if c.start_s is not None and c.end_s is None]
+        speeds = [_speed(state, c.rank, contention, channels) for c in running]
+        ends += [state.now + c.left_s / speed for c, speed in zip(running, speeds, strict=True)]
         known = [time for t in state.transfers for time in (t.launched_s, t.end_s)]
-        known += [c.end_s for c in state.computations]
         ahead = ends + [time for time in known if time is not None and time > state.now]
         if not ahead:
             break
         later = min(ahead)
         for transfer, rate in zip(streaming, rates, strict=True):
             transfer.bytes_left -= rate * (later - state.now)
+        for c, speed in zip(running, speeds, strict=True):
+            c.left_s -= speed * (later - state.now)
+            c.end_s = later if not c.left_s else None
         state.now = later
     spans = {t.key: (t.start_s, t.end_s) for t in state.transfers if t.start_s is not None and t.end_s is not None}
     calls: dict[int, list[tuple[int, Span]]] = defaultdict(list)
@@ -253,8 +270,16 @@ def _compute(state: State) -> bool:
             heads.setdefault((computation.rank, computation.lane), computation)
     ready = [head for head in heads.values() if head.start_s is None and state.may_begin(head)]
     for head in ready:
-        head.start_s, head.end_s = state.now, state.now + head.time_s
+        head.start_s, head.end_s = state.now, None if head.left_s else state.now
     return bool(ready)
+
+
+def _speed(state: State, rank: int, contention: Contention, channels: Callable[[int, int], int]) -> Fraction:
+    """How fast the calls of a rank run beside its messages in flight."""
+    pairs = [t.key[1:3] for t in state.transfers if t.is_in_flight(state.now)]
+    sends, receives = (sum(channels(*pair) for pair in pairs if pair[end] == rank) for end in (0, 1))
+    taken = min(max(sends, receives), contention.max_channels) * contention.sms_per_channel
+    return 1 - Fraction(taken) / Fraction(contention.sms)
 
 
 def _begin(state: State) -> None:

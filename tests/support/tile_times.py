@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from tasp_lab.machines.machine import ComputeRate
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,10 @@ class TileTimes:
         tiles = -(-shape.queries // self.rows) * -(-shape.keys // self.columns)
         return self.call_s + tiles * shape.batch * shape.heads * shape.head_dim * self.tile_s
 
-    def rate(self, dtype: str, passing: str) -> ComputeRate:
+    def parts(self, shape: KernelShape) -> list[tuple[str, Fraction]]:
+        return [("call", self.call_s), ("tiles", self.time_s(shape) - self.call_s)]
+
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         return ComputeRate(self.rows * self.columns * {"forward": 4, "backward": 10}[passing] / self.tile_s)
 
     def scaled(self, factor: float) -> TileTimes:

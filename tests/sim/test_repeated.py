@@ -1,0 +1,95 @@
+"""A run that is repeated with other libraries predicts what a simulation from scratch predicts."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.array import engine as array_engine
+from sim.array.repeated import RepeatedRun
+from sim.event import engine
+from tasp_lab.calibration.findings import with_numbers
+from tasp_lab.collectives.kinds import NcclTestsName
+from tasp_lab.collectives.library_calls import library_schedule
+from tasp_lab.collectives.registry import collective
+from tasp_lab.errors import ScheduleError
+from tasp_lab.machines.machine import CommLibrary, Machine
+from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.graph import Topology
+from tests.sim.test_array_engine import Library, PatientLibrary, small, some
+from tests.sim.test_engine_against_reference import gossip_cases, launches, shards
+from tests.support.strategies import topologies_and_schedules
+
+limits = st.none() | st.fractions(Fraction(1, 4), Fraction(20), max_denominator=6)
+overheads = st.sampled_from([Fraction(0), Fraction(1, 3)])
+alike = st.one_of(
+    st.lists(st.builds(lambda launch_s: CommLibrary("plain", launch_s), launches), min_size=2, max_size=4),
+    *(
+        st.lists(st.builds(kind, st.just("library"), launches, limits, overheads), min_size=2, max_size=4)
+        for kind in (Library, PatientLibrary)
+    ),
+)
+"""Libraries that differ in constants alone."""
+
+
+def assert_repeats(schedule: Schedule, topology: Topology, libraries: list[CommLibrary]) -> None:
+    run = RepeatedRun(schedule, topology, libraries[0])
+    for library in [*libraries, libraries[0]]:
+        expected_s = float(engine.simulate(schedule, Machine(topology, library)).time_s)
+        assert run.time_s(library) == pytest.approx(expected_s, rel=1e-9)
+
+
+@some
+@given(topologies_and_schedules(max_ranks=6), shards, alike)
+def test_collectives(case: tuple[Topology, str], shard: int, libraries: list[CommLibrary]) -> None:
+    topology, name = case
+    assert_repeats(small(collective(name, topology, shard)), topology, libraries)
+
+
+@some
+@given(gossip_cases(), alike)
+def test_gossip(case: tuple[Topology, Schedule], libraries: list[CommLibrary]) -> None:
+    topology, schedule = case
+    assert_repeats(schedule, topology, libraries)
+
+
+@some
+@given(
+    st.sampled_from([("h100", "2x4"), ("h100", "8"), ("mi300x", "4"), ("h100", "3x2-rails")]),
+    st.sampled_from(["all_gather", "all_reduce", "reduce_scatter", "alltoall", "sendrecv"]),
+    st.integers(10, 30),
+    st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 1)), min_size=1, max_size=3),
+)
+def test_members_of_a_family(
+    member: tuple[str, str], name: NcclTestsName, power: int, factors: list[tuple[float, float]]
+) -> None:
+    """Slow rings saturate no link and fast ones do, short messages have other protocols than long ones."""
+    profile = load_profile(member[0])
+    machine = profile.member(member[1], "member")
+    assert machine is not None
+    schedule = library_schedule(name, machine.topology, 2**power)
+    run = RepeatedRun(schedule, machine.topology, machine.comm_library)
+    for rate, payload in factors:
+        changed = {"ring_rate": rate, "link_payload": payload, "link_many_payload": payload, "message_launch": 1 / rate}
+        values = {each: profile.number(each) * factor for each, factor in changed.items() if profile.has(each)}
+        library = with_numbers(profile, values.items()).comm_library(member[1])
+        expected_s = array_engine.run(schedule, Machine(machine.topology, library)).time_s
+        assert run.time_s(library) == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_each_set_of_messages_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = full_mesh(4, 1.0, 0.0)
+    run = RepeatedRun(collective("ring", mesh, 8), mesh, CommLibrary("a"))
+    first = [run.time_s(CommLibrary("a", launch_s)) for launch_s in (0, 1)]
+    monkeypatch.setattr(RepeatedRun, "_program", None)
+    assert [run.time_s(CommLibrary("b", launch_s)) for launch_s in (0, 1)] == first == [24, 27]
+
+
+def test_a_topology_without_the_links_is_refused() -> None:
+    with pytest.raises(ScheduleError):
+        RepeatedRun(collective("ring", full_mesh(4, 1.0, 0.0), 8), full_mesh(3, 1.0, 0.0), CommLibrary("a"))
