@@ -28,6 +28,9 @@ Pass = Literal["forward", "backward", "both"]
 Dataflow = Literal["auto", "rotate-kv", "rotate-kv-back", "rotate-q"]
 """Dataflows of a backward pass, see `tasp_lab.attention.backward`."""
 
+Direction = Literal["auto", "ascending", "descending"]
+"""Of a single ring: from each rank to the next higher or lower one; auto: the one that sends fewer bytes."""
+
 WireDtype = Literal["auto", "fp32", "input"]
 """Of results or gradients on the wire; input: the layer's dtype; auto: fp32 for sums that grow on their way, else
 input."""

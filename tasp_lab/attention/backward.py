@@ -28,7 +28,7 @@ from tasp_lab.attention.forward import attention, attention_schedule, circulatio
 from tasp_lab.attention.forward_steps import AttentionSteps, CirculationSteps
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.task import KEYS, QUERIES, AttentionTask
-from tasp_lab.choices import DEFAULT_BUFFERS, WireDtype
+from tasp_lab.choices import DEFAULT_BUFFERS, Direction, WireDtype
 from tasp_lab.choices import Dataflow as Dataflow
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import ScheduleError
@@ -57,12 +57,13 @@ def attention_passes(
     gradient_dtype: WireDtype = "auto",
     trim: bool = True,
     buffers: int = DEFAULT_BUFFERS,
+    direction: Direction = "auto",
 ) -> Passes:
     """Both passes of an attention schedule, by name.
 
     Parameters
     ----------
-    name, topology, workload, decomposition, buffers : see `tasp_lab.attention.forward.attention`.
+    name, topology, workload, decomposition, buffers, direction : see `tasp_lab.attention.forward.attention`.
     dataflow : the dataflow of the backward pass, see the module; ``auto`` selects one.
     gradient_dtype : of circulating gradients, see `tasp_lab.attention.options.AttentionOptions`; they are sums.
     trim : whether a block is dropped after the last rank whose mask needs it; with ``rotate-kv-back`` the forward pass
@@ -78,7 +79,7 @@ def attention_passes(
     >>> dataflow_of(attention_passes("tasp", full_mesh(8), Workload(sequence=64, heads=8, head_dim=64)).backward)
     'rotate-q'
     """
-    options = AttentionOptions("both", trim, buffers, dataflow, gradient_dtype)
+    options = AttentionOptions("both", trim, buffers, dataflow, gradient_dtype, direction=direction)
     plans = circulation_plans(name, topology, workload, options, decomposition)
     plan = min(plans, key=lambda plan: _compared_bytes(plan.forward) + _compared_bytes(plan.backward))
     return Passes(
@@ -108,7 +109,7 @@ def circulation_plans(
     """
     dataflow, trim = options.dataflow, options.trim
     dtype = options.wire_dtype(workload.dtype, backward=True, sums=True)
-    circulation = partial(circulation_of, name, topology, workload, decomposition)
+    circulation = partial(circulation_of, name, topology, workload, decomposition, direction=options.direction)
     forward = circulation()
     trimmed = forward_steps(forward, trim)
     keys = [] if dataflow == "rotate-q" else circulation("keys", dtype)
@@ -116,9 +117,9 @@ def circulation_plans(
     if dataflow in ("auto", "rotate-kv-back"):
         plans += [_rotation_back(*each, trim) for each in zip(forward, keys, strict=True)]
     if dataflow in ("auto", "rotate-kv"):
-        plans += [_rotation(trimmed, each, topology, trim) for each in keys]
+        plans += [_rotation(trimmed, each, topology, options) for each in keys]
     if dataflow in ("auto", "rotate-q"):
-        plans += [_rotation(trimmed, each, topology, trim) for each in circulation("queries", dtype)]
+        plans += [_rotation(trimmed, each, topology, options) for each in circulation("queries", dtype)]
     return [plan for plan in plans if dataflow != "auto" or _is_linked(plan.backward, topology)]
 
 
@@ -132,7 +133,8 @@ def circulation_schedules(
 ) -> tuple[Schedule, ...]:
     """The passes of a circulation by name; with ``rotate-kv-back`` the forward pass of ``both`` is not trimmed."""
     if options.passes == "forward":
-        return (attention(name, topology, workload, decomposition, trim=options.trim, buffers=options.buffers),)
+        trim, buffers, direction = options.trim, options.buffers, options.direction
+        return (attention(name, topology, workload, decomposition, trim=trim, buffers=buffers, direction=direction),)
     passes = attention_passes(
         name,
         topology,
@@ -142,6 +144,7 @@ def circulation_schedules(
         gradient_dtype=options.gradient_dtype,
         trim=options.trim,
         buffers=options.buffers,
+        direction=options.direction,
     )
     return passes if options.passes == "both" else (passes.backward,)
 
@@ -197,9 +200,11 @@ def _rotation_back(forward: Circulation, backward: Circulation, trim: bool) -> P
     return Plan(AttentionSteps(forward, trim=False), steps, _copies(backward, steps))
 
 
-def _rotation(forward: AttentionSteps, circulation: Circulation, topology: Topology, trim: bool) -> Plan:
-    direct = len(circulation.rings) == 1 and _owners_are_linked(circulation, topology)
-    return Plan(forward, RotationSteps(circulation, trim, direct))
+def _rotation(forward: AttentionSteps, circulation: Circulation, topology: Topology, options: AttentionOptions) -> Plan:
+    """Keys or queries go from their owners; with a direction that was asked for, gradients take no shortcut home."""
+    single = len(circulation.rings) == 1 and options.direction == "auto"
+    direct = single and _owners_are_linked(circulation, topology)
+    return Plan(forward, RotationSteps(circulation, options.trim, direct))
 
 
 def _copies(circulation: Circulation, steps: RotationBackSteps) -> BoolArray:

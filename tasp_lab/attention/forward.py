@@ -28,6 +28,7 @@ from tasp_lab.attention.forward_steps import AttentionSteps, CirculationSteps
 from tasp_lab.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
 from tasp_lab.choices import DEFAULT_BUFFERS as DEFAULT_BUFFERS
+from tasp_lab.choices import Direction
 from tasp_lab.decomposition.decompose import Decomposition, decompose
 from tasp_lab.decomposition.rings import is_ring
 from tasp_lab.decomposition.shares import over_lanes
@@ -48,6 +49,7 @@ def attention(
     *,
     trim: bool = True,
     buffers: int = DEFAULT_BUFFERS,
+    direction: Direction = "auto",
 ) -> Schedule:
     """The forward attention schedule, by name.
 
@@ -59,6 +61,7 @@ def attention(
     decomposition : the rings of ``tasp``; by default `decompose(topology)`.
     trim : whether a block is dropped after the last rank whose mask needs it.
     buffers : number of buffers per rank, 2 or more (see `tasp_lab.schedule.schedule`).
+    direction : of a single ring, see `single_rings`; the one that sends fewer bytes unless given.
 
     Raises `ScheduleError` for an unknown name and if there are too many blocks to verify.
 
@@ -70,7 +73,8 @@ def attention(
     >>> bool((ring.flops().sum(axis=0) == tasp.flops().sum(axis=0)).all())
     True
     """
-    steps = forward_steps(circulation_of(name, topology, workload, decomposition), trim)
+    circulations = circulation_of(name, topology, workload, decomposition, direction=direction)
+    steps = forward_steps(circulations, trim)
     return attention_schedule(name, topology, steps, buffers)
 
 
@@ -86,15 +90,17 @@ def circulation_of(
     decomposition: Decomposition | None = None,
     circulating_side: Side = "keys",
     gradient_dtype: str | None = None,
+    direction: Direction = "auto",
 ) -> list[Circulation]:
     """The possible circulations of a schedule, by name; two if a single ring can run in both directions.
 
-    Raises `ScheduleError` for an unknown name, for rings of another world size and for too many blocks to verify.
+    Raises `ScheduleError` for an unknown name, for rings of another world size, for a direction that no ring has, and
+    for too many blocks to verify.
     """
     if name not in CIRCULATIONS:
         raise ScheduleError(unknown("schedule", name, CIRCULATIONS))
     layout = attention_layout(name, workload, topology.world_size)
-    rings, shares = [ring[None] for ring in single_rings(topology)], [Fraction(1)]
+    rings, shares = [ring[None] for ring in single_rings(topology, direction)], [Fraction(1)]
     if name == "tasp" and topology.world_size > 1:
         found = rings_for(name, topology, decomposition)
         together, shares = over_lanes(found.rings, found.shares)
@@ -104,10 +110,17 @@ def circulation_of(
     return [Circulation(task, each, ring_of, circulating_side) for each in rings]
 
 
-def single_rings(topology: Topology) -> list[IntArray]:
-    """Single rings to compare: ascending ranks, descending ranks, else the best ring known."""
+def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntArray]:
+    """Single rings to compare: ascending ranks, descending ranks, else the best ring known.
+
+    Raises `ScheduleError` for a direction in which the ranks are not linked.
+    """
     upward = np.arange(topology.world_size, dtype=np.int64)
-    rings = [ring for ring in (upward, upward[::-1]) if is_ring(topology, ring.tolist())]
+    ways = {"ascending": upward, "descending": upward[::-1]}
+    chosen = ways if direction == "auto" else {direction: ways[direction]}
+    rings = [ring for ring in chosen.values() if is_ring(topology, ring.tolist())]
+    if direction != "auto" and not rings:
+        raise ScheduleError(f"direction {direction!r}: no ring of {direction} ranks on {topology.name}, expected auto")
     return rings or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
 
 

@@ -9,7 +9,7 @@ from operator import index
 from shlex import quote
 from typing import TYPE_CHECKING, get_args
 
-from tasp_lab.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Dataflow, Pass, Travelling, WireDtype
+from tasp_lab.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Dataflow, Direction, Pass, Travelling, WireDtype
 from tasp_lab.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class AttentionOptions:
     passes : ``forward``, ``backward``, or ``both``, one after the other.
     trim, buffers : see `tasp_lab.attention.forward.attention`.
     dataflow : of the backward pass, see `tasp_lab.attention.backward`.
+    direction : of a schedule over one ring; gradients then go around it, too. ``auto`` takes the one that sends fewer
+        bytes, and gradients may take a shortcut to their owner.
     gradient_dtype, result_dtype : on the wire: ``fp32``, ``input`` for that of the layer, or ``auto``: sums that grow
         on their way, and would be rounded at each rank, in float32; what is sent once in the dtype of the layer.
     tail_chunks : in how many pieces the last results of TokenRing return, see `tasp_lab.attention.token_ring`; 1, as
@@ -60,6 +62,7 @@ class AttentionOptions:
     groups: str = "auto"
     travels: Travelling = "auto"
     pieces: int | None = None
+    direction: Direction = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", index(self.buffers))
@@ -77,6 +80,7 @@ class AttentionOptions:
             "gradient_dtype": WireDtype,
             "result_dtype": WireDtype,
             "travels": Travelling,
+            "direction": Direction,
         }
         for name, choice in choices.items():
             given, known = getattr(self, name), get_args(choice)

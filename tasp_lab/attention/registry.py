@@ -68,7 +68,7 @@ def _layout(full: str, causal: str) -> Callable[..., SequenceLayout]:
 
 
 def _circulation(full: str, causal: str, uses_rings: bool = False) -> AttentionSpec:
-    options = ("trim", "buffers", "dataflow", "gradient_dtype")
+    options = ("trim", "buffers", "dataflow", "gradient_dtype", *(() if uses_rings else ("direction",)))
     builder = lazily("tasp_lab.attention.backward", "circulation_schedules")
     return AttentionSpec(builder, _layout(full, causal), options, uses_rings)
 
@@ -111,7 +111,7 @@ ATTENTION: Mapping[str, AttentionSpec] = {
     "usp": AttentionSpec(
         lazily("tasp_lab.attention.usp", "usp"),
         lazily("tasp_lab.attention.usp", "usp_layout"),
-        ("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype", "groups"),
+        ("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype", "groups", "direction"),
         split="UxR",
         variants=(
             "ring-attention",
@@ -124,7 +124,7 @@ ATTENTION: Mapping[str, AttentionSpec] = {
             "kv-and-q-rings",
             "burst",
         ),
-        of_variant=("trim", "dataflow"),
+        of_variant=("trim", "dataflow", "direction"),
     ),
     "kv-all-gather": _kv_all_gather(),
     "multi-ring-kv-all-gather": _kv_all_gather(uses_rings=True),

@@ -13,7 +13,7 @@ from tasp_lab.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.hybrid.stack import layers_of
 from tasp_lab.linear_attention.bound import least_flops, linear_bound_s
 from tasp_lab.linear_attention.task import LinearTask
-from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine import ComputeRate, Machine, fastest
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.units import Number
 
@@ -34,16 +34,17 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
     >>> [hybrid_bound_s(machine, hybrid_schedules("lasp-2+ring-attention", mesh, each)[0]) for each in layers]
     [Fraction(8, 1), Fraction(16, 1)]
     """
-    flops, bounds_s = 0, dict[int, Number]()
+    flops, bounds_s, rates = 0, dict[int, Number](), list[ComputeRate]()
     for task, initial in layers_of(schedule):
+        assert isinstance(task, AttentionTask | LinearTask), "there are no other layers"
+        rates.append(machine.rate_of(task.workload, task.passing))
         if isinstance(task, AttentionTask):
             flops += task.total_flops
             if id(task) not in bounds_s:
                 bounds_s[id(task)] = attention_bound_s(machine, task, initial | task.owned(KEYS, QUERIES))
         else:
-            assert isinstance(task, LinearTask), "there are no other layers"
             flops += least_flops(task)
             if id(task) not in bounds_s:
                 bounds_s[id(task)] = linear_bound_s(machine, task)
-    compute_s = machine.rate_of(schedule.task).flops_time_s(-(-flops // schedule.world_size))
+    compute_s = fastest(rates).flops_time_s(-(-flops // schedule.world_size))
     return max(compute_s, *bounds_s.values())

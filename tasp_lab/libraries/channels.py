@@ -245,9 +245,11 @@ class ChannelLibrary(CommLibrary):
             wire_bytes=size_bytes * overhead,
             max_bytes_per_s=channels * channel_bytes_per_s * overhead,
             rule=f"{channels} channel{'s' * (channels > 1)}, {protocol.name}",
+            channels=channels,
         )
 
     def _ring_message(self, place: int, size_bytes: int, first: bool, protocol: Protocol, lanes: int) -> Message:
+        """A message of a fused schedule, which has no kernel calls: nobody counts its channels."""
         medium = self.media[place]
         overhead = medium.line_bytes_per_s / medium.payload_bytes_per_s
         return Message(

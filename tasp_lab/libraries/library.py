@@ -35,6 +35,7 @@ class Message(NamedTuple):
     wire_bytes : bytes on the links: the payload and the protocol's overhead.
     max_bytes_per_s : limit of the rate of these bytes; None for no limit.
     rule : name of that limit.
+    channels : thread blocks that move it at each end, for `tasp_lab.machines.contention`; 0 where no kernel does.
     """
 
     launch_s: Number
@@ -42,6 +43,7 @@ class Message(NamedTuple):
     wire_bytes: Number
     max_bytes_per_s: Number | None = None
     rule: str = ""
+    channels: Number = 0
 
 
 @dataclass(frozen=True)

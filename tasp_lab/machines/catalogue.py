@@ -31,10 +31,12 @@ from typing import Annotated
 import msgspec
 
 from tasp_lab.errors import ProfileError, QuantityError, TopologyError
-from tasp_lab.machines.compute_rates import COMPUTE_RATES, compute_of, with_accelerator
+from tasp_lab.machines.compute_rates import COMPUTE_RATES, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.intervals import stated_interval
+from tasp_lab.machines.kernel_compute import compute_on
 from tasp_lab.machines.library_constants import gloo
-from tasp_lab.machines.machine import IDEAL, CommLibrary, Constant, Machine
+from tasp_lab.machines.machine import IDEAL, CommLibrary, Constant, Machine, NetworkKind
 from tasp_lab.machines.profile import LIBRARIES
 from tasp_lab.machines.profile_files import listed_members, member, profile_names
 from tasp_lab.machines.records import ConstantRecord, Record, Text
@@ -103,7 +105,7 @@ def catalogue_names() -> list[str]:
     """The machines of tasp-lab, in alphabetical order.
 
     >>> catalogue_names()[:3]
-    ['a10-4-pcie', 'a100-8', 'ascend-910b-8']
+    ['a10-4-pcie', 'a100-8', 'a100_100g-2x8']
     """
     return sorted([*_described(), *listed_members()])
 
@@ -142,11 +144,15 @@ def topology_document(machine: Machine) -> dict[str, object]:
         "switches": [_plain(switch) for switch in topology.switches],
         "nodes": list(topology.nodes),
         "constants": [_plain(constant) for constant in machine.constants],
+        **({"accelerator": machine.accelerator} if machine.accelerator else {}),
+        **({"network": machine.network} if machine.network != "documented" else {}),
     }
 
 
 def _plain(part: Link | SharedCapacity | Switch | Constant) -> dict[str, object]:
-    return {key: _plain_value(value) for key, value in asdict(part).items() if key != "at"}
+    fields = {key: _plain_value(value) for key, value in asdict(part).items() if key not in ("at", "low", "high")}
+    stated = [part.low, part.high] if isinstance(part, Constant) and part.low else None
+    return fields | ({"interval": stated} if stated else {})
 
 
 def _plain_value(value: object) -> object:
@@ -215,6 +221,7 @@ class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[int, ...] = ()
     constants: tuple[ConstantRecord, ...] = ()
     accelerator: str | None = None
+    network: NetworkKind = "documented"
 
     def topology(self) -> Topology:
         links = tuple(record.link(f"$.links[{index}]") for index, record in enumerate(self.links))
@@ -229,6 +236,7 @@ class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
     summary: str = ""
     constants: tuple[ConstantRecord, ...] = ()
     accelerator: str | None = None
+    network: NetworkKind = "documented"
 
     def topology(self) -> Topology:
         expression = parse_expression(self.expression)
@@ -251,11 +259,18 @@ class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
 
 
 def _all_constants(record: _ExplicitFile | _ExpressionFile) -> tuple[Constant, ...]:
-    """The constants of a file and of its accelerator. Raises `TopologyError` for malformed compute rates."""
+    """The constants of a file and the compute rates of its accelerator.
+
+    Raises `TopologyError` for malformed compute rates.
+    """
     for name in COMPUTE_RATES:
         _constant(record.constants, name)
-    own = tuple(Constant(known.name, known.value, known.source) for known in record.constants)
-    return with_accelerator(own, record.accelerator)
+    own = tuple(
+        Constant(each.name, each.value, each.source, "", *stated_interval(each, f"$.constants[{index}]"))
+        for index, each in enumerate(record.constants)
+    )
+    every = with_accelerator(own, record.accelerator)
+    return tuple(each for each in every if each in own or each.name in COMPUTE_RATES)
 
 
 def _comm_library(record: _ExplicitFile | _ExpressionFile) -> CommLibrary:
@@ -310,7 +325,17 @@ def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
     try:
         record = _record(_DECODERS[suffix](data.decode("utf-8-sig")))
         constants = _all_constants(record)
-        return Machine(record.topology(), _comm_library(record), compute_of(constants), record.summary, constants)
+        accelerator = record.accelerator or ""
+        compute = compute_on(constants, accelerator)
+        return Machine(
+            record.topology(),
+            _comm_library(record),
+            compute,
+            record.summary,
+            constants,
+            accelerator=accelerator,
+            network=record.network,
+        )
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TopologyError, ValueError, OverflowError, RecursionError) as error:

@@ -18,6 +18,7 @@ import msgspec
 
 from tasp_lab.errors import TopologyError
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.intervals import stated_interval
 from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Constant, Kind
 from tasp_lab.machines.records import ConstantRecord, Record
 
@@ -82,13 +83,16 @@ def accelerator_constants(name: str) -> tuple[Constant, ...]:
     """The constants of an accelerator. Raises `TopologyError` for an unknown name.
 
     >>> [constant.value for constant in accelerator_constants("h100")]
-    ['327.9TFLOP/s', '290.6TFLOP/s', '67TFLOP/s']
+    ['327.9TFLOP/s', '290.6TFLOP/s', '67TFLOP/s', '132']
     """
     if name not in accelerator_names():
         raise TopologyError(f"accelerator {name!r} is unknown: expected one of {', '.join(accelerator_names())}")
     data = (files("tasp_lab.machines") / "accelerators" / f"{name}.toml").read_bytes()
     records = msgspec.toml.decode(data, type=_AcceleratorFile).constants
-    return tuple(Constant(record.name, record.value, record.source) for record in records)
+    return tuple(
+        Constant(each.name, each.value, each.source, "", *stated_interval(each, f"accelerator {name!r}"))
+        for each in records
+    )
 
 
 def with_accelerator(constants: tuple[Constant, ...], accelerator: str | None) -> tuple[Constant, ...]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from tasp_lab.errors import QuantityError
@@ -60,6 +61,12 @@ class Quantity(NamedTuple):
     max_value: float = math.inf
 
 
+@lru_cache(maxsize=4096)
+def _parsed(quantity: Quantity, text: str) -> float:
+    """The value of a text; calibration reads most constants of a profile thousands of times."""
+    return quantity.parse(text)
+
+
 _BANDWIDTH = Quantity("bytes/s", parse_bandwidth_bytes_per_s, _format_bandwidth)
 _TIME = Quantity("s", parse_time_s, _format_time)
 _FLOP_RATE = Quantity("FLOP/s", parse_flops_per_s)
@@ -104,7 +111,7 @@ class ConstantSpec:
 
     def parse(self, text: str) -> float:
         """The value of a text in SI units. Raises `QuantityError`."""
-        return self.quantity.parse(text)
+        return _parsed(self.quantity, text)
 
     def format(self, value: float, digits: int = 6) -> str:
         """A value in SI units as a text for files.
@@ -276,6 +283,19 @@ def _tcp() -> Iterator[ConstantSpec]:
     )
 
 
+def _contention() -> Iterator[ConstantSpec]:
+    yield ConstantSpec(
+        name="sms",
+        quantity=_COUNT,
+        meaning="multiprocessors of a GPU: SMs of NVIDIA, compute units of AMD",
+    )
+    yield ConstantSpec(
+        name="sms_per_channel",
+        quantity=_COUNT,
+        meaning="how many of them a channel takes from kernel calls while its message is in flight",
+    )
+
+
 def _rules() -> Iterator[ConstantSpec]:
     """Constants of a library's code, which no fit changes."""
     counts = {
@@ -313,7 +333,7 @@ def _rules() -> Iterator[ConstantSpec]:
 
 CONSTANTS: Mapping[str, ConstantSpec] = {
     spec.name: spec
-    for group in (_wires(), _compute_rates(), _rates(), _latencies(), _tcp(), _rules())
+    for group in (_wires(), _compute_rates(), _rates(), _latencies(), _tcp(), _contention(), _rules())
     for spec in group
 }
 """All constants by name. A fit takes them in this order, those with the largest effect first."""

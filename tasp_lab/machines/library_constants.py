@@ -10,6 +10,7 @@ import msgspec
 from tasp_lab.errors import ProfileError, QuantityError
 from tasp_lab.libraries.library import CommLibrary, TcpLibrary
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.intervals import stated_interval
 from tasp_lab.machines.machine import Constant
 from tasp_lab.machines.records import ConstantRecord, Record
 
@@ -64,7 +65,10 @@ def checked_constants(records: tuple[DependentRecord, ...]) -> tuple[Constant, .
             raise ProfileError(f"{error} - at `$.constants[{index}].value`") from error
         if record.at:
             _check_at(record, f"at `$.constants[{index}].at`")
-    return tuple(Constant(record.name, record.value, record.source, record.at) for record in records)
+    return tuple(
+        Constant(record.name, record.value, record.source, record.at, *stated_interval(record, f"$.constants[{index}]"))
+        for index, record in enumerate(records)
+    )
 
 
 def _check_at(record: DependentRecord, where: str) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from tasp_lab.errors import QuantityError
 from tasp_lab.libraries.library import IDEAL as IDEAL
 from tasp_lab.libraries.library import CommLibrary as CommLibrary
+from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.runtimes.runtime import NO_RUNTIME, Runtime
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
-from tasp_lab.workload.kernel_shapes import KernelShape
-
-if TYPE_CHECKING:
-    from tasp_lab.schedule.calls import Task
+from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
+from tasp_lab.workload.layer import Workload
 
 Kind = tuple[str, str]
 """A dtype (``bf16``, ``fp16`` or ``fp32``) and a pass (``forward`` or ``backward``)."""
+
+NetworkKind = Literal["documented", "cloud"]
+"""Whether the network of a machine is documented, or that of a cloud, which differs from provider to provider."""
 
 
 class Compute(Protocol):
@@ -27,8 +30,11 @@ class Compute(Protocol):
     def time_s(self, shape: KernelShape) -> Number:
         """The time of one call, alone on its GPU."""
 
-    def rate(self, dtype: str, passing: str) -> ComputeRate:
-        """The fastest rate that a call of any shape reaches in a dtype and a pass, for bounds and reports."""
+    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        """What the time of a call is spent on: names and seconds, which add up to it."""
+
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+        """A rate that no call of a dtype, a pass, a kind and a head dimension exceeds, for bounds and reports."""
 
     def scaled(self, factor: float) -> Compute:
         """All rates times a factor."""
@@ -41,12 +47,17 @@ class Compute(Protocol):
 class ComputeRate:
     """A compute rate in FLOP/s, independent of shapes; None if computing takes no time.
 
-    `source` is the origin of the rate, and `assumed` whether it is an assumption.
+    `source` is the origin of the rate, and `assumed` whether it is an assumption. `kernel` names the kernel that has
+    this rate at most, and `constants` are those that tell the time of its calls. `interval`: how far
+    the 5 and 95 % points of a kernel's rate are from it, as logarithms; None where only its source tells.
     """
 
     flops_per_s: Number | None = None
     source: str = "given"
     assumed: bool = False
+    kernel: str = ""
+    constants: tuple[Constant, ...] = ()
+    interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.flops_per_s is not None and not (math.isfinite(self.flops_per_s) and self.flops_per_s > 0):
@@ -60,15 +71,19 @@ class ComputeRate:
         """The time of `flops` FLOPs."""
         return 0 if self.flops_per_s is None else flops / self.flops_per_s
 
-    def rate(self, dtype: str, passing: str) -> ComputeRate:
-        """The rate of a dtype and a pass: the same for all."""
+    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        """One part."""
+        return [("compute", self.time_s(shape))]
+
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+        """The rate: the same for all."""
         return self
 
     def scaled(self, factor: float) -> ComputeRate:
         """The rate times a factor."""
         if self.flops_per_s is None:
             return self
-        return ComputeRate(self.flops_per_s * factor, f"{self.source}, times {factor:.3g}", self.assumed)
+        return replace(self, flops_per_s=self.flops_per_s * factor, source=f"{self.source}, times {factor:.3g}")
 
     def as_assumed(self, what: str) -> ComputeRate:
         """The rate as an assumption."""
@@ -86,7 +101,11 @@ class ComputeRates:
         """The time of a kernel call: that of its FLOPs at the rate of its dtype and pass."""
         return self.rates[shape.dtype, shape.passing].time_s(shape)
 
-    def rate(self, dtype: str, passing: str) -> ComputeRate:
+    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        """One part."""
+        return [("compute", self.time_s(shape))]
+
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         """The rate of a dtype and a pass."""
         return self.rates[dtype, passing]
 
@@ -108,30 +127,69 @@ class Constant:
     """A constant of a machine with its source. `value` is a text with a unit, like ``450GB/s``.
 
     A constant that depends on another has this `value` `at` a value of the other, like ``nic_bandwidth = 400Gbit/s``,
-    and is proportional to it.
+    and is proportional to it. `low` and `high` are the ends of its 5 to 95 % interval as texts, empty where its file
+    states none, see `tasp_lab.machines.intervals`.
     """
 
     name: str
     value: str
     source: str
     at: str = ""
+    low: str = ""
+    high: str = ""
+
+
+class Recipe(Protocol):
+    """How a machine follows from its constants, so that it can be made with others."""
+
+    def topology(self, constants: tuple[Constant, ...]) -> Topology:
+        """The topology with these constants."""
+
+    def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
+        """The communication library with these constants."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A topology, its communication library, how fast its ranks compute, and its constants with their sources."""
+    """A topology, its communication library, how fast its ranks compute, and its constants with their sources.
+
+    `accelerator` is the name of its GPUs or other accelerators, empty if they are unknown.
+    `contention` is what messages take from the kernel calls of a rank, and `runtime` what layers take on its host.
+    `network` says whether the network between and inside its nodes is documented, or that of a cloud. `recipe` makes it
+    with other constants; None where they are fixed.
+    """
 
     topology: Topology
     comm_library: CommLibrary = IDEAL
     compute: Compute = INSTANT
     summary: str = ""
     constants: tuple[Constant, ...] = ()
+    accelerator: str = ""
+    contention: Contention = NONE
+    runtime: Runtime = NO_RUNTIME
+    network: NetworkKind = "documented"
+    recipe: Recipe | None = field(default=None, compare=False, repr=False)
 
     @property
     def has_accelerators(self) -> bool:
         """Whether its ranks are known GPUs or other accelerators: those of a profile or of a machine file."""
-        return isinstance(self.compute, ComputeRates)
+        return not isinstance(self.compute, ComputeRate)
 
-    def rate_of(self, task: Task | None) -> ComputeRate:
-        """The fastest compute rate of the calls of a task; `INSTANT` without one."""
-        return INSTANT if task is None else self.compute.rate(task.dtype, task.passing)
+    def rate_of(self, layer: Workload, passing: Passing) -> ComputeRate:
+        """A rate that no call of a pass of a layer exceeds; of a hybrid the fastest of its kinds."""
+        kinds: Mapping[str, ShapeKind] = {"L": "linear", "S": "softmax"}
+        found: list[ShapeKind] = ["dense"] if layer.kind == "hybrid" else [layer.kind]
+        found += [kinds[letter] for letter in layer.layers]
+        rates = [self.compute.rate(layer.dtype, passing, kind, layer.head_dim) for kind in dict.fromkeys(found)]
+        return _with_assumptions(fastest(rates), rates)
+
+
+def _with_assumptions(found: ComputeRate, rates: Iterable[ComputeRate]) -> ComputeRate:
+    """A rate, assumed if one of others beside it is."""
+    assumed = dict.fromkeys(rate.source for rate in rates if rate.assumed and rate.source != found.source)
+    return replace(found, source="; ".join([*assumed, found.source]), assumed=True) if assumed else found
+
+
+def fastest(rates: Iterable[ComputeRate]) -> ComputeRate:
+    """The fastest of some rates, the first of equal ones."""
+    return max(rates, key=lambda rate: math.inf if rate.flops_per_s is None else rate.flops_per_s)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tasp_lab.errors import ProfileError
+from tasp_lab.errors import ProfileError, TopologyError
 from tasp_lab.libraries.channels import (
     ChannelLibrary,
     ChannelRule,
@@ -24,10 +24,12 @@ from tasp_lab.libraries.channels import (
     power_of_two,
 )
 from tasp_lab.libraries.library import IDEAL, CommLibrary, TcpLibrary
-from tasp_lab.machines.compute_rates import COMPUTE_RATES, compute_of
+from tasp_lab.machines.compute_rates import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS, PROTOCOLS
+from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.kernel_compute import compute_on
 from tasp_lab.machines.library_constants import gloo, split_at
-from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.machine import Constant, Machine, NetworkKind
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Topology
@@ -54,6 +56,8 @@ class Profile:
     constants : the profile's own constants, then those of its library and accelerator that it does not override.
     aliases : other names of members, to their sizes.
     machines : the members in the catalogue: their sizes, or aliases of these, each with a summary.
+    accelerator : the name of its GPUs, see `tasp_lab.machines.compute_rates`; empty if they are unknown.
+    network : whether the network of its machines is documented, or that of a cloud.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Profile:
     constants: tuple[Constant, ...]
     aliases: Mapping[str, str]
     machines: Mapping[str, str]
+    accelerator: str = ""
+    network: NetworkKind = "documented"
 
     def number(self, name: str) -> float:
         """The value of a constant in SI units. Raises `ProfileError` if the profile lacks it."""
@@ -90,6 +96,9 @@ class Profile:
         other, _ = split_at(constant.at)
         now = [f"{other} = {each.value}" for each in self.constants if constant.at and each.name == other]
         return Constant(constant.name, value, source, "".join(now))
+
+    def _replaced(self, constant: Constant) -> Profile:
+        return replace(self, constants=tuple(constant if c.name == constant.name else c for c in self.constants))
 
     def has(self, name: str) -> bool:
         """Whether the profile has a constant of this name."""
@@ -117,16 +126,18 @@ class Profile:
                 f"profile {self.name!r}: {node_count} nodes of {ranks_per_node} ranks, expected at most "
                 f"{self.ranks_per_node} ranks per node and {MAX_WORLD_SIZE} in all"
             )
-        domains = -(-node_count // self.nodes_per_domain)
-        if node_count % domains:
-            raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
-        ranks, own = node_count // domains * ranks_per_node, library in ("auto", self.library)
+        domains, ranks = self._domains(node_count, ranks_per_node)
+        own = library in ("auto", self.library)
         return Machine(
             replace(self._topology(domains, ranks, rails), name=name or f"{self.name}-{node_count}x{ranks_per_node}"),
             self._comm_library(domains, ranks) if own else self._other(library, name or self.name),
-            compute_of(self.constants),
+            compute_on(self.constants, self.accelerator),
             summary or self.summary,
             self.constants if own else tuple(c for c in self.constants if c.name in _of_wires(domains)),
+            accelerator=self.accelerator,
+            contention=self._contention(domains, ranks) if own else NONE,
+            network=self.network,
+            recipe=_Member(self, domains, ranks, rails, library),
         )
 
     def member(self, size: str, name: str, library: str = "auto") -> Machine | None:
@@ -137,6 +148,20 @@ class Profile:
         nodes_and_ranks = int(found["nodes"] or 1), int(found["ranks"])
         rails, summary = bool(found["rails"]), self.machines.get(size, "")
         return self.machine(*nodes_and_ranks, rails=rails, name=name, summary=summary, library=library)
+
+    def comm_library(self, size: str) -> CommLibrary:
+        """The library of a member, without its topology. Raises `ProfileError` for a size outside the family."""
+        found = SIZE.fullmatch(self.aliases.get(size, size))
+        if found is None:
+            raise ProfileError(f"profile {self.name!r} has no size {size!r}, expected one like 8 or 2x8")
+        return self._comm_library(*self._domains(int(found["nodes"] or 1), int(found["ranks"])))
+
+    def _domains(self, node_count: int, ranks_per_node: int) -> tuple[int, int]:
+        """The domains of a member, and the ranks of each."""
+        domains = -(-node_count // self.nodes_per_domain)
+        if node_count % domains:
+            raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
+        return domains, node_count // domains * ranks_per_node
 
     def _topology(self, domains: int, ranks: int, rails: bool) -> Topology:
         numbers = [self.number(name) for name in ("link_bandwidth", "link_latency")] if ranks > 1 else [1.0, 0.0]
@@ -161,12 +186,55 @@ class Profile:
             )
         return gloo() if library == "gloo" else IDEAL
 
+    def _contention(self, domains: int, ranks: int) -> Contention:
+        """What messages take from kernel calls; nothing if the profile does not say how many multiprocessors it has."""
+        if self.library not in ("nccl", "rccl") or not (self.has("sms") and self.has("sms_per_channel")):
+            return NONE
+        channels = _Channels(self, domains, ranks).message_channels
+        try:
+            return Contention(self.number("sms"), self.number("sms_per_channel"), channels)
+        except TopologyError as error:
+            raise ProfileError(f"profile {self.name!r}: {error}") from error
+
     def _comm_library(self, domains: int, ranks: int) -> CommLibrary:
         if self.library == "ideal":
             return IDEAL
         if self.library == "gloo":
             return TcpLibrary("gloo", self.number("launch"), self.number("tcp_payload"))
         return _Channels(self, domains, ranks).comm_library()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """The recipe of a member with `domains` domains of `ranks` ranks each, and a library."""
+
+    profile: Profile
+    domains: int
+    ranks: int
+    rails: bool
+    library: str
+
+    def topology(self, constants: tuple[Constant, ...]) -> Topology:
+        """See `tasp_lab.machines.machine.Recipe`."""
+        return self._with(constants)._topology(self.domains, self.ranks, self.rails)
+
+    def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
+        """See `tasp_lab.machines.machine.Recipe`."""
+        profile = self._with(constants)
+        if self.library not in ("auto", profile.library):
+            return profile._other(self.library, profile.name)
+        return profile._comm_library(self.domains, self.ranks)
+
+    def _with(self, constants: tuple[Constant, ...]) -> Profile:
+        """The profile with these constants in place of its own, as far as they are possible (`Profile.clamped`)."""
+        known = {constant.name: constant for constant in constants}
+        changed = replace(self.profile, constants=tuple(known.get(c.name, c) for c in self.profile.constants))
+        for constant in changed.constants:
+            value = changed.number(constant.name)
+            if (possible := changed.clamped(constant.name, value)) != value:
+                text = CONSTANTS[constant.name].format(possible, 17)
+                changed = changed._replaced(changed.restated(constant, text, constant.source))
+        return changed
 
 
 @dataclass(frozen=True)
@@ -191,14 +259,20 @@ class _Channels:
             short_bytes=int(of("short_message")),
         )
 
-    def _rule(self) -> ChannelRule:
-        of, world_size = self.profile.number, self.domains * self.ranks
+    @property
+    def message_channels(self) -> int:
+        """All channels of send and receive of a rank."""
+        of = self.profile.number
         if self.domains == 1:
-            channels = power_of_two(int(of("channels")))
-            return channel_rule(world_size, channels, power_of_two(int(of("channels_per_peer"))))
+            return power_of_two(int(of("channels")))
         searched = int(of("channels_per_nic")) * self.ranks
         doubled = searched * (2 if searched < of("enough_channels") else 1)
-        channels = power_of_two(min(doubled, int(of("max_channels"))))
+        return power_of_two(min(doubled, int(of("max_channels"))))
+
+    def _rule(self) -> ChannelRule:
+        of, world_size, channels = self.profile.number, self.domains * self.ranks, self.message_channels
+        if self.domains == 1:
+            return channel_rule(world_size, channels, power_of_two(int(of("channels_per_peer"))))
         per_peer = int(of("nic_channels_per_peer"))
         # RCCL keeps one channel free, NCCL none
         free = channels - (self.profile.library == "rccl")

@@ -5,7 +5,8 @@ constants, each with its source. The families of tasp-lab are ``tasp_lab/machine
 their own files anywhere.
 
 Constants common to all machines of a library are in ``tasp_lab/libraries/constants/*.toml``, those of an accelerator in
-``tasp_lab/machines/accelerators/*.toml``. A profile may override either.
+``tasp_lab/machines/accelerators/*.toml``. A profile may override either. A profile with a `base` also has the constants
+of that family of tasp-lab; those that depend on another follow its value, so a slower NIC needs one line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tasp_lab.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.compute_rates import with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.library_constants import DependentRecord, checked_constants, library_constants
-from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine import Constant, Machine, NetworkKind
 from tasp_lab.machines.profile import SIZE, Library, Profile
 from tasp_lab.machines.records import Record
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
@@ -39,6 +40,8 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
     aliases: dict[str, str] = msgspec.field(default_factory=dict)
     machines: dict[str, str] = msgspec.field(default_factory=dict)
     accelerator: str | None = None
+    base: str | None = None
+    network: NetworkKind = "documented"
 
 
 def profile_names() -> list[str]:
@@ -75,11 +78,11 @@ def listed_members() -> list[str]:
     return [f"{name}-{size}" for name in profile_names() for size in load_profile(name).machines]
 
 
-def member(text: str, library: str = "auto") -> Machine | None:
+def member(text: str, library: str = "auto", name: str = "") -> Machine | None:
     """The member of a family by name, with its library; None for other texts.
 
     Names are ``h100-8``, ``h100-10x8`` or ``h100-2x8-rails``; of a file, ``my.toml`` (one node) or ``my.toml:4x8``.
-    `library` is that of `Profile.machine`.
+    `library` is that of `Profile.machine`, `name` that of the machine: the text, if empty.
 
     >>> member("h100-8").comm_library.name, member("torus:3x3")
     ('nccl', None)
@@ -95,7 +98,7 @@ def member(text: str, library: str = "auto") -> Machine | None:
         if family not in profile_names():
             return None
         profile = load_profile(family)
-    return profile.member(size, text, library)
+    return profile.member(size, name or text, library)
 
 
 def find_profile(text: str) -> tuple[Profile, Machine]:
@@ -128,10 +131,14 @@ def profile_document(profile: Profile) -> str:
         "inside": profile.inside,
         "ranks_per_node": profile.ranks_per_node,
         "nodes_per_domain": profile.nodes_per_domain,
+        **({"accelerator": profile.accelerator} if profile.accelerator else {}),
+        "network": profile.network,
         "aliases": dict(profile.aliases),
         "machines": dict(profile.machines),
         "constants": [
-            {"name": c.name, "value": c.value, "source": c.source} | ({"at": c.at} if c.at else {})
+            {"name": c.name, "value": c.value, "source": c.source}
+            | ({"at": c.at} if c.at else {})
+            | ({"interval": [c.low, c.high]} if c.low else {})
             for c in profile.constants
         ],
     }
@@ -153,15 +160,32 @@ def _read(where: str, data: bytes) -> Profile:
 
 
 def _profile(record: _ProfileFile) -> Profile:
-    """The profile of a file, with the constants of its library and accelerator that it does not override."""
-    own = checked_constants(record.constants)
-    overridden = {constant.name for constant in own}
-    shared = library_constants(record.library) + with_accelerator((), record.accelerator)
+    """The profile of a file, with what it does not override: of its accelerator, its base and its library."""
+    found = checked_constants(record.constants)
+    for shared in (
+        with_accelerator((), record.accelerator),
+        _base_constants(record),
+        library_constants(record.library),
+    ):
+        stated = {constant.name for constant in found}
+        found += tuple(constant for constant in shared if constant.name not in stated)
+    accelerator = record.accelerator or (_built_in(record.base).accelerator if record.base else "")
     return Profile(
         record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
-        own + tuple(constant for constant in shared if constant.name not in overridden),
-        record.aliases, record.machines,
+        found, record.aliases, record.machines, accelerator, record.network,
     )  # fmt: skip
+
+
+def _base_constants(record: _ProfileFile) -> tuple[Constant, ...]:
+    """The constants of the base. Raises `ProfileError` for one that is unknown or of another library."""
+    if record.base is None:
+        return ()
+    if record.base not in profile_names():
+        raise ProfileError(f"base {record.base!r} is unknown: expected one of {', '.join(profile_names())}")
+    base = _built_in(record.base)
+    if base.library != record.library:
+        raise ProfileError(f"base {record.base!r} is of {base.library}, expected one of {record.library}")
+    return base.constants
 
 
 def _check_sizes(profile: Profile) -> None:

@@ -25,8 +25,9 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class ConstantRecord(Record, frozen=True, forbid_unknown_fields=True):
-    """A constant with its source."""
+    """A constant with its source and, if it states one, its 5 to 95 % `interval`: two values, or a width: ``5%``."""
 
     name: Text
     value: Text
     source: Text
+    interval: tuple[Text, Text] | Text | None = None

@@ -29,10 +29,14 @@ NVLINK = "NVIDIA's table of NVLink generations, https://www.nvidia.com/en-us/dat
 H100 = f"900 GB/s: {NVLINK}; 400 Gbit/s per GPU: {AZURE}/ndh100v5-series-summary.md"
 MI300X = f"896 GB/s aggregate; 400 Gbit/s per GPU: {AZURE}/ndmi300xv5-series-summary.md"
 INTEL = "https://docs.habana.ai/en/latest/Management_and_Monitoring/Network_Configuration"
+PEER_COPIES = "no maker's figure, but what copies reach of PCIe 4.0 x16 both ways: NVIDIA/nccl#1614"
+HOST_COPIES = "no maker's figure, but what copies through host memory reach one way, twice: NVIDIA/nccl#814"
 
 PUBLISHED = {
     "a10-4-pcie": Published(4, 64 * 128 / 130, "PCIe Gen4 64 GB/s, here less line coding: NVIDIA A10 data sheet"),
     "a100-8": Published(8, 600, f"600 GB/s: {NVLINK}"),
+    "a100_100g-2x8": Published(16, 600, f"600 GB/s: {NVLINK}; 100 Gbit/s as UltraAttn's search_engine.py", 100),
+    "a800-8": Published(8, 400, "NVIDIA A800 80GB GPU data sheet, SXM, NVLink 400 GB/s"),
     "ascend-910b-8": Published(8, 2 * 196, "196 GB/s one way: Ascend/msmodeling 1e5a50b1, tensor_cast/device.py"),
     "b200-8": Published(8, 14_400 / 8, "DGX B200, 14.4 TB/s: https://www.nvidia.com/en-us/data-center/dgx-b200"),
     "dgx-1v": Published(8, 300, f"300 GB/s: {NVLINK}"),
@@ -43,11 +47,15 @@ PUBLISHED = {
     "h100-2x8-rails": Published(16, 900, H100, nic_gbit_per_s=400),
     "h100-4x8": Published(32, 900, H100, nic_gbit_per_s=400),
     "h100-8": Published(8, 900, H100),
+    "h800-8": Published(8, 400, "NVLink of H800 in UltraAttn and zhuzilin/ring-flash-attention: 8 x H800, 400 GB/s"),
     "h200-8": Published(8, 900, f"NVLink, 900 GB/s: {AZURE}/nd-h200-v5-series-summary.md"),
+    "l20-8-pcie": Published(8, 52, PEER_COPIES),
     "mi300x-2x8": Published(16, 896, MI300X, nic_gbit_per_s=400),
     "mi300x-4x8": Published(32, 896, MI300X, nic_gbit_per_s=400),
     "mi300x-8": Published(8, 896, MI300X),
     "mi355x-8": Published(8, 1075, "1075 GB/s: TechRadar, 2025-09-01, on AMD's talk at Hot Chips 2025"),
+    "rtx4090-4-pcie": Published(4, 44.4, HOST_COPIES),
+    "rtx4090d-8-pcie": Published(8, 44.4, HOST_COPIES),
 }
 
 every_machine = pytest.mark.parametrize("name", catalogue_names())

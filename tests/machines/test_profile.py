@@ -205,3 +205,33 @@ def test_a_constant_is_stated_at_a_value_of_the_one_it_depends_on(own: Path, at:
     own.write_text(OWN + constant)
     with pytest.raises(ProfileError, match=re.escape(expected)):
         load_profile(str(own))
+
+
+def test_a_base_gives_what_a_profile_does_not_state(tmp_path: Path) -> None:
+    """Constants that depend on another follow it; those of the accelerator come before those of the base."""
+    path = tmp_path / "slow.toml"
+    path.write_text(
+        'name = "slow"\nsummary = "H100 with slow NICs"\nlibrary = "nccl"\ninside = "switch"\nbase = "h100"\n'
+        'accelerator = "h800"\n[[constants]]\nname = "nic_bandwidth"\nvalue = "200Gbit/s"\nsource = "a data sheet"\n'
+    )
+    slow, h100 = load_profile(str(path)), load_profile("h100")
+    assert slow.number("link_payload") == h100.number("link_payload")
+    assert slow.number("nic_payload") == h100.number("nic_payload") / 2
+    assert slow.number("compute_rate") == load_profile("h800").number("compute_rate")
+    assert load_profile("a100_100g").number("nic_payload") == load_profile("a100").number("nic_payload") / 2
+
+
+@pytest.mark.parametrize(
+    ("base", "library", "expected"),
+    [
+        ("h1000", "nccl", "base 'h1000' is unknown: expected one of a100"),
+        ("mi300x", "nccl", "base 'mi300x' is of rccl, expected one of nccl"),
+    ],
+)
+def test_a_base_of_another_library_and_an_unknown_one_are_refused(
+    base: str, library: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN.replace('library = "gloo"', f'library = "{library}"\nbase = "{base}"'))
+    with pytest.raises(ProfileError, match=re.escape(expected)):
+        load_profile(str(path))

@@ -33,7 +33,7 @@ class Given:
         """The constant with the given value, or else the default.
 
         >>> Given(link_bandwidth="50GB/s").constant(Constant("link_bandwidth", "25GB/s", "a data sheet"))
-        Constant(name='link_bandwidth', value='50GB/s', source='given to the import', at='')
+        Constant(name='link_bandwidth', value='50GB/s', source='given to the import', at='', low='', high='')
         """
         text: str | None = getattr(self, default.name)
         if text is None:

@@ -1,0 +1,194 @@
+"""The kernels of an accelerator: softmax attention takes the time of a named kernel by shape, all else that of a rate.
+
+`tasp_lab.kernels` has the kernels and their constants. What it has no kernel for (float32, linear attention, calls
+between layers) is computed at the rates of the accelerator (`tasp_lab.machines.compute_rates`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from tasp_lab.errors import ProfileError
+from tasp_lab.kernels import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
+from tasp_lab.kernels.catalogue import gpu_alias
+from tasp_lab.kernels.constants import Gpu, KernelConstant, Passing
+from tasp_lab.kernels.memory import bound_s
+from tasp_lab.machines.compute_rates import COMPUTE_RATES, accelerator_constants, compute_of
+from tasp_lab.machines.machine import Compute, ComputeRate, Constant, Machine
+from tasp_lab.runtimes.runtime import NO_PASSES, Passes
+from tasp_lab.units import Number, format_bandwidth, format_flops, format_time
+from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
+
+PARTS = {
+    "launch_s": "kernel launch",
+    "rate_s": "compute",
+    "waves_s": "tiles and waves",
+    "power_s": "power limit",
+    "memory_s": "memory",
+    "passes_s": "passes beside the kernel",
+}
+"""What the time of a call of a kernel is spent on, by the fields of `tasp_lab.kernels.TimeParts`."""
+
+
+MERGE = "merge"
+"""What passes of a runtime over partial results and gradients take."""
+
+
+@dataclass(frozen=True)
+class KernelCompute:
+    """Calls of softmax attention in 16 bit take the time of a kernel, `rest` has the others.
+
+    `speed` is 1, or the scale of an emulated fabric. `passes` are those of a runtime beside each call, on the same
+    stream; without a runtime there are none: ours merges where the kernel writes its result.
+    """
+
+    kernel: AttentionKernel
+    rest: Compute
+    speed: float = 1.0
+    passes: Passes = NO_PASSES
+
+    def time_s(self, shape: KernelShape) -> Number:
+        """The time of one call, alone on its GPU."""
+        if _has_kernel(shape.dtype, shape.kind):
+            return (self.kernel.time_s(shape) + passes_s(self.passes, self.kernel.gpu, shape)) / self.speed
+        return self.rest.time_s(shape)
+
+    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        """What the time of a call is spent on: seconds that add up to it."""
+        if not _has_kernel(shape.dtype, shape.kind):
+            return self.rest.parts(shape)
+        found = self.kernel.parts(shape)._asdict()
+        spent = {PARTS[name]: seconds for name, seconds in found.items()}
+        spent[MERGE] = passes_s(self.passes, self.kernel.gpu, shape)
+        return [(name, seconds / self.speed) for name, seconds in spent.items() if seconds]
+
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+        """The rate that no call exceeds: that of all SMs without launches, waves and memory."""
+        if not _has_kernel(dtype, kind):
+            return self.rest.rate(dtype, passing, kind, head_dim)
+        kernel = self.kernel
+        assumed = kernel.assumption(passing, head_dim)
+        return ComputeRate(
+            kernel.peak_rate(passing, head_dim) * self.speed,
+            assumed or kernel.variant(passing, head_dim).rate.source,
+            bool(assumed),
+            kernel.name,
+            kernel_constants(kernel, passing, head_dim),
+            _log_ends(kernel.variant(passing, head_dim).rate),
+        )
+
+    def scaled(self, factor: float) -> KernelCompute:
+        """All times divided by a factor."""
+        return replace(self, rest=self.rest.scaled(factor), speed=self.speed * factor)
+
+    def as_assumed(self, what: str) -> KernelCompute:
+        """The same with assumed rates where there is no kernel."""
+        return replace(self, rest=self.rest.as_assumed(what))
+
+    def content(self) -> dict[str, object]:
+        """All that distinguishes kernels, as plain values."""
+        gpu, file = (msgspec.to_builtins(each) for each in (self.kernel.gpu, self.kernel.file))
+        passes = {"passes": msgspec.to_builtins(self.passes)} if self.passes else {}
+        return {"gpu": gpu, "kernel": file, "speed": self.speed, **passes}
+
+
+def passes_s(passes: Passes, gpu: Gpu, shape: KernelShape) -> float:
+    """The time of the passes beside a call: bytes over the memory bandwidth, and one launch each."""
+    if not passes:
+        return 0.0
+    queries = shape.batch * shape.heads * shape.head_dim * shape.queries
+    keys = shape.batch * shape.kv_heads * shape.head_dim * shape.keys
+    if shape.passing == "forward":
+        per_element = passes.slice_bytes if shape.queries < shape.keys else passes.output_bytes
+        return bound_s(gpu, per_element * queries) if per_element else 0.0
+    of_keys = passes.key_gradient_bytes * keys / 2
+    moved = [each for each in (passes.query_gradient_bytes * queries, of_keys, of_keys) if each]
+    return sum(bound_s(gpu, each) for each in moved)
+
+
+def _log_ends(rate: KernelConstant) -> tuple[float, float] | None:
+    """The interval of a rate, as logarithms of factors; None for one without, whose source tells how sure it is."""
+    if rate.low == rate.high or rate.low <= 0:
+        return None
+    return math.log(rate.low / rate.value), math.log(rate.high / rate.value)
+
+
+def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
+    return kind == "softmax" and dtype != "fp32"
+
+
+def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Constant, ...]:
+    """The constants behind the time of a kernel: those of the GPU, and of the pass and head dimension."""
+    gpu, variant = kernel.gpu, kernel.variant(passing, head_dim)
+    of_gpu = [_constant(f"{gpu.name} {name}", name, value) for name, value in _known(gpu)]
+    of_pass = [_constant(f"{kernel.name} {passing} {name}", name, value) for name, value in _known(variant)]
+    design = variant.design
+    tile = f"{design.rows} x {design.columns}, {design.slots} per SM, {design.order}, split keys: {design.split}"
+    return (*of_gpu, *of_pass, Constant(f"{kernel.name} {passing} tile", tile, design.source))
+
+
+def _known(part: msgspec.Struct) -> Iterable[tuple[str, KernelConstant]]:
+    found = ((name, getattr(part, name)) for name in part.__struct_fields__)
+    return ((name, value) for name, value in found if isinstance(value, KernelConstant))
+
+
+def _constant(label: str, name: str, constant: KernelConstant) -> Constant:
+    value, low, high = (_text(name, each) for each in (constant.value, constant.low, constant.high))
+    return Constant(label, value if low == high else f"{value} ({low} to {high})", constant.source)
+
+
+def _text(name: str, value: float) -> str:
+    """A constant with the unit that its name says."""
+    if name.endswith("bytes_per_s"):
+        return format_bandwidth(value)
+    if name.endswith("_s"):
+        return format_time(value)
+    return format_flops(value) if name.endswith("flops") or name == "rate" else f"{value:.4g}"
+
+
+def compute_on(constants: Sequence[Constant], accelerator: str) -> Compute:
+    """How ranks compute that have these constants: by the default kernel of their accelerator, if it has kernels.
+
+    Rates for 16 bit that the machine states itself, unlike its accelerator, hold instead.
+    """
+    rates = compute_of(constants)
+    if not kernels_on(accelerator):
+        return rates
+    own = [each for each in constants if each not in accelerator_constants(accelerator)]
+    if any(COMPUTE_RATES.get(each.name, ("fp32",))[0] != "fp32" for each in own):
+        return rates
+    return KernelCompute(attention_kernel(accelerator), rates)
+
+
+def kernels_on(accelerator: str) -> list[AttentionKernel]:
+    """The kernels of an accelerator, the default one first; none of an unknown one.
+
+    >>> kernels_on("h100")[0].name, kernels_on("gaudi2")
+    ('flash-attention-2', [])
+    """
+    gpu = gpu_alias(accelerator)
+    names = kernel_names(gpu) if gpu in gpu_names() else []
+    in_order = dict.fromkeys([default_kernel(gpu), *names]) if names else []
+    return [attention_kernel(gpu, name) for name in in_order]
+
+
+def with_kernel(machine: Machine, name: str | None) -> Machine:
+    """The machine with a kernel of its accelerator, if one is named.
+
+    Raises `ProfileError` for a machine whose accelerator is unknown or has no kernels, and for an unknown kernel, with
+    the names of those known.
+    """
+    if name is None:
+        return machine
+    if not machine.accelerator:
+        raise ProfileError(
+            f"kernel {name!r}: {machine.topology.name} names no accelerator, expected a machine of a profile, "
+            "or one whose file names its accelerator"
+        )
+    known = machine.compute
+    rest = known.rest if isinstance(known, KernelCompute) else known
+    return replace(machine, compute=KernelCompute(attention_kernel(machine.accelerator, name), rest))
