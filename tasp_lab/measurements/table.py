@@ -9,27 +9,26 @@ A table is stored as a CSV file with headers::
     size_B,time_us
     33554432,123.38
 
-``profile`` names a machine of the catalogue; other headers and columns are kept as text. ``size_B`` is the size column
-of nccl-tests, in bytes: the output of a rank for all_gather, its input for reduce_scatter, its send buffer for alltoall
-(its own part included), and one message for sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+``profile`` names a machine of the catalogue, or a profile file beside the table (`MeasuredTable.machine`); other
+headers and columns are kept as text. ``size_B`` is the size column of nccl-tests, in bytes: the output of a rank for
+all_gather, its input for reduce_scatter, its send buffer for alltoall (its own part included), and one message for
+sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
 
-import csv
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from tasp_lab.collectives.kinds import NcclTestsName
 from tasp_lab.errors import TableError
+from tasp_lab.measurements.csv_text import CsvText, parse_csv
 from tasp_lab.measurements.file_position import FilePosition, quoted, read_text
 
 COLLECTIVES: tuple[NcclTestsName, ...] = get_args(NcclTestsName)
 
-_HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:(?:\s+(.*?))?\s*")
 _REQUIRED = ("profile", "collective", "ranks")
 _COLUMNS = ("size_B", "time_us")
 _FROM_SIZE = "from_size_b"
@@ -65,6 +64,17 @@ class MeasuredTable:
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     from_size_bytes: int = 1
 
+    @property
+    def machine(self) -> str | None:
+        """The machine by which `tasp_lab.machines.profile_files.member` finds the profile of the table.
+
+        A profile of one's own, such as ``my.toml:2x8``, is looked for in the folder of the table, then in the working
+        directory.
+        """
+        path, ending, size = (self.profile or "").rpartition(".toml")
+        beside = Path(self.name).parent / f"{path}{ending}"
+        return f"{beside}{size}" if ending and beside.is_file() else self.profile
+
 
 def read_table(path: Path) -> MeasuredTable:
     """The table in a CSV file. Raises `TableError` as `parse_table` does, and for a file that cannot be read."""
@@ -89,21 +99,14 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     for a row with too few or too many cells, and for a duplicate header or column. If a required header is missing, the
     file may not be a table, and malformed rows only extend the reason.
     """
-    headers: dict[str, str] = {}
-    places: dict[str, FilePosition] = {}
-    lines: list[tuple[FilePosition, list[str]]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        place = FilePosition(name, number)
-        if line.lstrip().startswith("#"):
-            _add_header(headers, places, place, line.strip())
-        elif line.strip():
-            lines.append((place, _cells(line, place)))
+    content = parse_csv(text, name, (*_REQUIRED, "source", _FROM_SIZE))
+    headers, places = content.headers, content.places
     collective, ranks = _collective(headers, places), _ranks(headers, places)
     first = headers.get(_FROM_SIZE)
     from_size_bytes = places[_FROM_SIZE].size_bytes(first) if first else 1
     missing = [f"no header {key!r}" for key in _REQUIRED if not headers.get(key)]
     try:
-        columns, rows, others = _read_rows(lines)
+        columns, rows, others = _read_rows(content)
     except TableError as error:
         if not missing:
             raise
@@ -124,25 +127,6 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     )
 
 
-def _add_header(headers: dict[str, str], places: dict[str, FilePosition], place: FilePosition, line: str) -> None:
-    """Store a line ``# key: value``; other comments are ignored, and repeated notes are joined."""
-    match = _HEADER.fullmatch(line)
-    if match is None:
-        return
-    key, value = match[1].lower(), match[2] or ""
-    if key in headers and key in (*_REQUIRED, "source", _FROM_SIZE):
-        raise place.error(f"duplicate header {key!r}", f"only that in line {places[key].line}")
-    headers[key] = f"{headers[key]}\n{value}" if key in headers else value
-    places[key] = place
-
-
-def _cells(line: str, place: FilePosition) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([line]))]
-    except csv.Error as error:
-        raise place.error(str(error), "comma-separated cells") from error
-
-
 def _collective(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> NcclTestsName | None:
     text = headers.get("collective")
     if not text:
@@ -157,21 +141,13 @@ def _ranks(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> in
     return places["ranks"].count(headers["ranks"], "ranks") if headers.get("ranks") else None
 
 
-def _read_rows(
-    lines: Sequence[tuple[FilePosition, list[str]]],
-) -> tuple[list[str], tuple[Row, ...], dict[str, tuple[str, ...]]]:
+def _read_rows(content: CsvText) -> tuple[list[str], tuple[Row, ...], dict[str, tuple[str, ...]]]:
     """The column names, the rows if size and time are among the columns, and the other columns."""
-    if not lines:
-        return [], (), {}
-    (place, columns), *body = lines
-    if len(set(columns)) < len(columns):
-        raise place.error("duplicate column", "each once")
+    content.check_columns()
+    columns = content.columns
     if not set(_COLUMNS) <= set(columns):
         return columns, (), {}
-    for place, cells in body:
-        if len(cells) != len(columns):
-            raise place.error(f"{len(cells)} cells", f"{len(columns)}, one per column")
-    cells_of = dict(zip(columns, zip(*(cells for _, cells in body), strict=True), strict=True)) if body else {}
-    size, time = (columns.index(column) for column in _COLUMNS)
-    rows = tuple(Row(place.size_bytes(cells[size]), place.time_s(cells[time])) for place, cells in body)
-    return columns, rows, {column: cells for column, cells in cells_of.items() if column not in _COLUMNS}
+    cells = list(content.rows())
+    rows = tuple(Row(place.size_bytes(row["size_B"]), place.time_s(row["time_us"])) for place, row in cells)
+    others = [column for column in columns if column not in _COLUMNS] if cells else []
+    return columns, rows, {column: tuple(row[column] for _, row in cells) for column in others}
