@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, overload
+from typing import ClassVar, Literal, NamedTuple, overload
 
 from tasp_lab.analysis.inputs import MachineLike, wires
 from tasp_lab.analysis.measure_machine import FabricCalibration, measure_fabric
@@ -23,6 +23,7 @@ from tasp_lab.choices import BackendKind, FabricKind
 from tasp_lab.errors import FitError, QuantityError, TableError
 from tasp_lab.files import write_whole
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.profile_files import profile_document
 from tasp_lab.measurements import (
     MeasuredTable,
@@ -208,14 +209,53 @@ def calibrate_files(
 
     Tables of pairs come first: the fit to tables of collectives starts from their findings.
     """
+    read = read_measurements(paths, profile, names, by_rings=by_rings, in_place=in_place)
+    cases, date = read.cases, datetime.date.today().isoformat()
+    if not cases:
+        if not read.of_pairs:
+            why = [f"{figure.table}: {figure.what}, {figure.note}" for figure in read.figures] + list(read.left_out)
+            raise FitError(f"these measurements identify no constant: {'; '.join(why) or 'there are none'}")
+        return FileCalibration(Calibrated(read.start, read.of_pairs), read.figures, read.left_out, read.provenance)
+    for line in read.left_out:
+        progress(line)
+    predict = Simulated(read.profile, cases)
+    found = fit_profile(read.start, cases, predict, names, date=date, progress=progress)
+    fitted = {finding.name for finding in found.findings if finding.identifiable}
+    kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
+    others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
+    found = replace(found, findings=kept + others, before_s=predict(read.profile))
+    return FileCalibration(found, read.figures, read.left_out, read.provenance)
+
+
+class Measurements(NamedTuple):
+    """What a calibration from files starts from.
+
+    Attributes
+    ----------
+    profile : as chosen; `start` has what tables of pairs tell.
+    cases : the tables of collectives; `left_out` are lines about others.
+    figures, of_pairs : of tables of pairs, and the constants that they identify.
+    """
+
+    profile: Profile
+    start: Profile
+    cases: tuple[Case, ...]
+    left_out: tuple[str, ...]
+    figures: tuple[PairFigure, ...]
+    of_pairs: tuple[Finding, ...]
+    provenance: Provenance
+
+
+def read_measurements(
+    paths: Sequence[Path], profile: str | None, names: Sequence[str], *, by_rings: bool, in_place: bool
+) -> Measurements:
+    """Read the measurements in files and folders; the parameters are those of `calibrate_files`."""
     tables, pairs = _read(paths, in_place)
     choice = choose(profile) if profile is not None else choose_for(tables)
     left_out: list[str] = []
     cases = cases_of(tables, choice, by_rings=by_rings, progress=left_out.append)
     figures = [figure for table in pairs for figure in pair_figures(table, choice.profile)]
     of_pairs = [each for each in pair_findings(figures, choice.profile) if not names or each.name in names]
-    date = datetime.date.today().isoformat()
-    start = with_findings(choice.profile, of_pairs, date)
     inputs = {
         "profile": {"name": choice.profile.name, "sha256": sha256(plain(choice.profile.constants))},
         "size": choice.size,
@@ -224,21 +264,15 @@ def calibrate_files(
         "fit": list(names),
         "by_rings": by_rings,
     }
-    provenance = Provenance(inputs, machine_constants(choice.profile.constants), ("array", "simpy") if cases else ())
-    if not cases:
-        if not of_pairs:
-            why = [f"{figure.table}: {figure.what}, {figure.note}" for figure in figures] + left_out
-            raise FitError(f"these measurements identify no constant: {'; '.join(why) or 'there are none'}")
-        return FileCalibration(Calibrated(start, tuple(of_pairs)), tuple(figures), tuple(left_out), provenance)
-    for line in left_out:
-        progress(line)
-    predict = Simulated(choice.profile, cases)
-    found = fit_profile(start, cases, predict, names, date=date, progress=progress)
-    fitted = {finding.name for finding in found.findings if finding.identifiable}
-    kept = tuple(finding for finding in of_pairs if finding.name not in fitted)
-    others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
-    found = replace(found, findings=kept + others, before_s=predict(choice.profile))
-    return FileCalibration(found, tuple(figures), tuple(left_out), provenance)
+    return Measurements(
+        choice.profile,
+        with_findings(choice.profile, of_pairs, datetime.date.today().isoformat()),
+        cases,
+        tuple(left_out),
+        tuple(figures),
+        tuple(of_pairs),
+        Provenance(inputs, machine_constants(choice.profile.constants), ("array",) if cases else ()),
+    )
 
 
 def _read(paths: Sequence[Path], in_place: bool) -> tuple[list[MeasuredTable], list[PairTable]]:

@@ -49,12 +49,23 @@ def choose(text: str) -> Choice:
 
 
 def choose_for(tables: Sequence[MeasuredTable]) -> Choice:
-    """The profile in the tables' headers. Raises `FitError` for a table without one, and `ProfileError`."""
+    """The profile in the tables' headers.
+
+    Raises `FitError` for a table without one and for different profiles of one name, and `ProfileError`.
+    """
     unnamed = [table.name for table in tables if table.profile is None]
     if unnamed or not tables:
         what = f"{unnamed[0]} does" if unnamed else "tables of pairs do"
         raise FitError(f"{what} not say on which machine it was measured, expected --profile, like --profile h100-8")
-    return Choice(choose(tables[0].profile or "").profile, "")
+    profile = choose(tables[0].machine or "").profile
+    for table in tables:
+        other = choose(table.machine or "").profile
+        if other.name == profile.name and other != profile:
+            raise FitError(
+                f"{table.name}: profile {table.profile!r} differs from that of {tables[0].name}, "
+                "expected one machine, or --profile"
+            )
+    return Choice(profile, "")
 
 
 def cases_of(
@@ -113,8 +124,8 @@ def _case(table: MeasuredTable, choice: Choice) -> Case:
 
 def _size(table: MeasuredTable, choice: Choice) -> str:
     """The member's size: of the table's header, of the choice, or of the nodes in the log."""
-    if table.profile:
-        named = choose(table.profile)
+    if table.machine:
+        named = choose(table.machine)
         if named.profile.name != choice.profile.name:
             raise TableError(
                 f"{table.name}: profile {table.profile!r}, expected one of the family {choice.profile.name!r}"

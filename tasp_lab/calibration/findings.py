@@ -82,6 +82,8 @@ def with_findings(profile: Profile, findings: Iterable[Finding], date: str) -> P
         spec, found = CONSTANTS[old.name], new[old.name]
         value = spec.format(profile.clamped(old.name, found.value))
         low, high = (spec.format(end, 4) for end in (found.low, found.high))
-        return profile.restated(old, value, f"fitted to {found.origin}, 95 % {low} to {high}, on {date}")
+        new_one = profile.restated(old, value, f"fitted to {found.origin}, 95 % {low} to {high}, on {date}")
+        holds = spec.parse(low) <= spec.parse(value) <= spec.parse(high)
+        return replace(new_one, low=low, high=high) if holds else new_one
 
     return replace(profile, constants=tuple(constant(old) for old in profile.constants))

@@ -91,7 +91,7 @@ def calibrate(
     """
     if profile.library == "ideal":
         raise FitError(f"profile {profile.name!r}: the library 'ideal' has no constants to fit")
-    names = _checked(asked, profile, cases) or candidates(profile, [case.collective for case in cases])
+    names = checked_names(asked, profile, cases) or candidates(profile, [case.collective for case in cases])
     times_s, before_s = measured(cases), predict(profile)
     effects = _effects(profile, names, predict)
     findings = {name: not_fitted(profile, name, why) for name, why in not_identifiable(names, effects).items()}
@@ -100,7 +100,7 @@ def calibrate(
     while chosen:
         if len(times_s) > len(chosen):
             progress(f"fitting {', '.join(chosen)} to {len(times_s)} rows")
-        for name, found in _fit(start, chosen, predict, times_s).parameters.items():
+        for name, found in _fit(start, chosen, predict, times_s, progress).parameters.items():
             where = _origin(cases, effects[:, names.index(name)])
             findings[name] = fitted(profile, name, found, where)
         unsure = [name for name in chosen if not findings[name].identifiable]
@@ -131,11 +131,13 @@ def _nearer(profile: Profile, names: Sequence[str], predict: Predict, times_s: F
     return profile
 
 
-def _fit(profile: Profile, names: Sequence[str], predict: Predict, times_s: FloatArray) -> Fit:
+def _fit(
+    profile: Profile, names: Sequence[str], predict: Predict, times_s: FloatArray, progress: ProgressCallback
+) -> Fit:
     def predict_with(values: FloatArray) -> FloatArray:
         return predict(with_numbers(profile, zip(names, values.tolist(), strict=True)))
 
-    return fit(predict_with, times_s, {name: _start(profile, name) for name in names})
+    return fit(predict_with, times_s, {name: _start(profile, name) for name in names}, progress)
 
 
 def _start(profile: Profile, name: str) -> float:
@@ -143,7 +145,8 @@ def _start(profile: Profile, name: str) -> float:
     return max(profile.number(name), 1.05 * profile.clamped(name, 0.0))
 
 
-def _checked(asked: Sequence[str], profile: Profile, cases: Sequence[Case]) -> tuple[str, ...]:
+def checked_names(asked: Sequence[str], profile: Profile, cases: Sequence[Case]) -> tuple[str, ...]:
+    """The names, each once. Raises `FitError` for a constant that the cases' collectives cannot identify."""
     collectives = list(dict.fromkeys(case.collective for case in cases))
     known = candidates(profile, collectives)
     for name in asked:

@@ -28,6 +28,7 @@ from scipy.stats import norm, t
 from tasp_lab.arrays import FloatArray
 from tasp_lab.calibration.identifiability import directions, effects_at, listed, reason
 from tasp_lab.errors import FitError
+from tasp_lab.progress import ProgressCallback, no_progress
 
 WIDEST_INTERVAL = 4.0
 """The ratio of the ends of an interval above which a parameter counts as not identifiable."""
@@ -41,6 +42,9 @@ _TUNING = 1.345
 
 _CONSISTENCY = float(1 - 2 * _TUNING * norm.pdf(_TUNING) - 2 * (1 - _TUNING**2) * norm.sf(_TUNING))
 """The mean of psi^2 for standard normal noise, for which the scale is then the standard deviation."""
+
+_MAX_ROUNDS = 20
+"""Rounds of parameters and scale in turn."""
 
 _ROUNDING = 1e-9
 """Residuals below this are rounding errors."""
@@ -76,11 +80,14 @@ class _Estimate(NamedTuple):
     scale: float
 
 
-def fit(predict: Predict, measured_s: FloatArray, start: Mapping[str, float]) -> Fit:
+def fit(
+    predict: Predict, measured_s: FloatArray, start: Mapping[str, float], progress: ProgressCallback = no_progress
+) -> Fit:
     """Fit the parameters named in `start` to measured times in seconds, one per point.
 
     `predict` maps the parameters, an array in the order of `start`, to the times of all points. It should be
     continuous. The fit is a local one: `start` should be right within a factor of about ten.
+    `progress` is called with the noise that each round finds.
 
     >>> size_bytes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
     >>> found = fit(lambda p: p[0] + size_bytes / p[1], 5e-6 + size_bytes / 50e9, {"latency_s": 1e-6, "bandwidth": 1e9})
@@ -96,7 +103,7 @@ def fit(predict: Predict, measured_s: FloatArray, start: Mapping[str, float]) ->
     def residuals(logarithms: FloatArray) -> FloatArray:
         return _residuals(np.asarray(predict(origin * np.exp(logarithms)), float), measured)
 
-    estimate = _estimate(residuals, len(names))
+    estimate = _estimate(residuals, len(names), progress)
     values = origin * np.exp(estimate.logarithms)
     return Fit(_parameters(names, values, estimate, len(measured) - len(names)))
 
@@ -128,11 +135,17 @@ def _residuals(predicted: FloatArray, measured: FloatArray) -> FloatArray:
     return ratios
 
 
-def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int) -> _Estimate:
+def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progress: ProgressCallback) -> _Estimate:
     """Estimate parameters and scale alternately until the scale converges."""
 
+    known: dict[bytes, FloatArray] = {}
+
     def jacobian(at: FloatArray) -> FloatArray:
-        return effects_at(residuals, at)
+        """Once per point: each minimisation begins where the one before has ended."""
+        key = at.tobytes()
+        if key not in known:
+            known[key] = effects_at(residuals, at)
+        return known[key]
 
     def minimise(begin: FloatArray, loss: Literal["soft_l1", "huber"], pull: float) -> FloatArray:
         limit = np.log(_SEARCH_FACTOR)
@@ -144,7 +157,8 @@ def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int) -> _Est
     at = minimise(np.zeros(count), "soft_l1", 0.1)
     found = residuals(at)
     scale = max(float(np.median(np.abs(found))) / norm.ppf(0.75), _ROUNDING)
-    for _ in range(20):
+    for rounds in range(_MAX_ROUNDS):
+        progress(f"round {rounds + 1} of at most {_MAX_ROUNDS}: noise of {scale:.1%}")
         at = minimise(at, "huber", _TUNING * scale)
         found = residuals(at)
         before, scale = scale, _scale(found, scale, count)

@@ -15,21 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.calibration import calibrate as calibrate_pairs
+from sim.simulate import simulate
 from tasp_lab.analysis.calibrate import calibrate_files
 from tasp_lab.analysis.measure_machine import measured_machine
 from tasp_lab.analysis.simulate_cases import Simulated
 from tasp_lab.analysis.validate import Comparison
 from tasp_lab.arrays import FloatArray
-from tasp_lab.calibration.cases import Choice, cases_of, choose, measured
+from tasp_lab.calibration.cases import Case, Choice, cases_of, choose, measured
 from tasp_lab.calibration.findings import with_numbers
 from tasp_lab.calibration.fit_pairs import pair_figures, pair_findings
 from tasp_lab.calibration.fit_profile import Calibrated, calibrate, candidates
 from tasp_lab.cli.process import main
 from tasp_lab.collectives.kinds import NcclTestsName
+from tasp_lab.collectives.library_calls import library_schedule
 from tasp_lab.errors import FitError, TableError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import IDEAL, Machine
+from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
 from tasp_lab.measurements import MeasuredTable, PairTable, Row, find_tables
 from tasp_lab.measurements.pairs import Kind
@@ -147,13 +150,40 @@ def test_several_sizes_of_a_family_are_fitted_together() -> None:
     assert "combination of it with 'base_ll'" in alone["link_hop_ll"].why
 
 
-def test_rows_are_simulated_again_only_if_their_messages_change() -> None:
-    """The answers are those of a simulation from scratch."""
-    cases = cases_of([made("alltoall", sizes=SIZES[::5])], Choice(H100, ""))
-    predict = Simulated(H100, cases)
+def simulated_anew(cases: Sequence[Case]) -> Callable[[Profile], FloatArray]:
+    """Predictions that build and simulate each row again, with the engine that `predict` takes."""
+
+    def predict(profile: Profile) -> FloatArray:
+        return np.array([simulated_row(profile, case, row) for case in cases for row in case.rows])
+
+    def simulated_row(profile: Profile, case: Case, row: Row) -> float:
+        machine = profile.member(case.size, "machine")
+        assert machine is not None
+        return float(simulate(library_schedule(case.collective, machine.topology, row.size_bytes), machine).time_s)
+
+    return predict
+
+
+def test_predictions_are_those_of_a_simulation_from_scratch() -> None:
+    """Also of constants that were tried before."""
+    cases = cases_of([made("alltoall", sizes=SIZES[::5]), made("all_gather", sizes=SIZES[::5])], Choice(H100, ""))
+    predict, anew = Simulated(H100, cases), simulated_anew(cases)
     for values in ({}, {"ring_rate": 1e9}, {"message_launch": 1e-3}, {"link_channel_rate": 1e9}, {}):
         profile = with_numbers(H100, values.items())
-        assert predict(profile).tolist() == Simulated(profile, cases)(profile).tolist()
+        assert predict(profile) == pytest.approx(anew(profile), rel=1e-9)
+
+
+def test_constants_are_those_of_a_fit_to_simulations_from_scratch() -> None:
+    tables = [made("sendrecv", 0.02, SIZES[::6]), made("all_gather", 0.02, SIZES[::6])]
+    cases = cases_of(tables, Choice(H100, ""))
+    names = ["link_payload", "ring_rate", "base_simple"]
+    found, expected = (
+        calibrate(H100, cases, predict, names, date="2026-01-15").findings
+        for predict in (Simulated(H100, cases), simulated_anew(cases))
+    )
+    for mine, other in zip(found, expected, strict=True):
+        assert (mine.name, mine.identifiable, mine.why) == (other.name, other.identifiable, other.why)
+        assert [mine.value, mine.low, mine.high] == pytest.approx([other.value, other.low, other.high], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", profile_names())
