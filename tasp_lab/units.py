@@ -157,17 +157,17 @@ def format_size_about(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def format_time(time_s: Number) -> str:
-    """Format a time, to four digits.
+def format_time(time_s: Number, digits: int = 4) -> str:
+    """Format a time, to so many digits.
 
-    >>> format_time(0.00134217728), format_time(0)
-    ('1.342 ms', '0 s')
+    >>> format_time(0.00134217728), format_time(0.00134217728, 2), format_time(0)
+    ('1.342 ms', '1.3 ms', '0 s')
     """
     value = float(time_s)
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value / 1e-9:.4g} ns" if value else "0 s"
+            return f"{value / factor:.{digits}g} {unit}"
+    return f"{value / 1e-9:.{digits}g} ns" if value else "0 s"
 
 
 def format_bandwidth(bandwidth_bytes_per_s: Number) -> str:

@@ -14,9 +14,11 @@ from tasp_lab.analysis.ranking import Candidate
 from tasp_lab.analysis.registry import build_schedules, options_for
 from tasp_lab.analysis.results import LayerPrediction, together
 from tasp_lab.analysis.tune import NOT_APPLICABLE, axes_of, search
+from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import first_line
+from tasp_lab.machines.kernel_compute import PARTS
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.critical_path import time_by_kind
@@ -32,6 +34,7 @@ class OneCandidate:
     work: Workload
     rings: Sequence[Decomposition | None]
     engine: Engine
+    uncertainty: Uncertainty
     times_s: dict[str, float] = field(default_factory=dict)
 
     def candidate(self, name: str, options: AttentionOptions, tune: bool) -> Candidate:
@@ -74,7 +77,12 @@ class OneCandidate:
             ]
             tried.append((sum(float(each.time_s) for each in predictions), schedules, predictions))
         _, schedules, predictions = min(tried, key=lambda each: each[0])
-        layers = [each for each in predictions if isinstance(each, LayerPrediction)]
+        most = max(each.transfers for each in schedules)
+        layers = [
+            replace(each, interval=self.uncertainty.interval(schedule, float(each.time_s), most))
+            for schedule, each in zip(schedules, predictions, strict=True)
+            if isinstance(each, LayerPrediction)
+        ]
         return Candidate(
             name,
             self.work.kind,
@@ -115,6 +123,7 @@ def _bound_by(machine: Machine, schedules: Sequence[Schedule], layers: Sequence[
         return "compute" if compute_s >= communication_s else "communication"
     spent: dict[str, float] = {}
     for schedule in schedules:
-        for kind, seconds in time_by_kind(simulate(schedule, machine, explain=True), machine.topology):
+        for part, seconds in time_by_kind(simulate(schedule, machine, explain=True), machine.topology):
+            kind = "compute" if part in PARTS.values() else part
             spent[kind] = spent.get(kind, 0.0) + seconds
     return max(spent, key=lambda kind: spent[kind]) if spent else "nothing"

@@ -8,6 +8,7 @@ from tasp_lab.analysis.registry import Work
 from tasp_lab.choices import AttentionKind
 from tasp_lab.collectives.kinds import describe
 from tasp_lab.collectives.registry import kind_of
+from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
@@ -26,6 +27,18 @@ def caption(work: Work, schedules: Sequence[str], topology: Topology, library: s
     else:
         done = describe(kind_of(schedules), topology.world_size, work)
     return f"{done} on {topology.name}" + (f", library: {library}" if library else "")
+
+
+def software(machine: Machine) -> str:
+    """The communication library and the runtime of a machine, as the end of a title.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> software(load_machine("h100-8")), software(load_machine("full-mesh:8"))
+    (', nccl', '')
+    """
+    names = [machine.comm_library.name] if machine.comm_library.name != "ideal" else []
+    names += [f"runtime {machine.runtime.name}"] if not machine.runtime.is_instant else []
+    return "".join(f", {name}" for name in names)
 
 
 _KINDS: Mapping[AttentionKind, str] = {"softmax": "Attention", "linear": "Linear attention", "hybrid": "Hybrid "}

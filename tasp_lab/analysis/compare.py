@@ -19,17 +19,27 @@ from tasp_lab.analysis.inputs import (
     as_machine,
     as_names,
     as_options,
+    computing,
     parse_compute,
-    with_rate,
+    with_contention,
+    with_runtime,
 )
 from tasp_lab.analysis.predict import with_assumptions, with_compute
-from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, plain, rings_inputs
-from tasp_lab.analysis.ranking import SINGLE_RINGS, Candidate, Ranking, Rankings
+from tasp_lab.analysis.provenance import (
+    Provenance,
+    machine_constants,
+    machine_inputs,
+    plain,
+    rings_inputs,
+    runtime_constants,
+)
+from tasp_lab.analysis.ranking import SINGLE_RINGS, Candidate, Ranking, Rankings, beside_first
 from tasp_lab.analysis.registry import by_kind, check_names, layer_names_on, options_for, uses_rings
 from tasp_lab.analysis.results import layer_constants
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
 from tasp_lab.analysis.stack_choice import StackChoice, choose_stacks
 from tasp_lab.analysis.tune import SEARCHED, axes_of, most_trials
+from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.analysis.validate import (
     Comparison,
     check_kernels,
@@ -44,7 +54,9 @@ from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import NoDecompositionError, QuantityError, ScheduleError, first_line
 from tasp_lab.machines.machine import IDEAL, Machine
+from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.progress import CountCallback, ProgressCallback, count_lines, no_progress
+from tasp_lab.runtimes.runtime import NO_RUNTIME, Runtime
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.layer_pattern import LAYER_KINDS
@@ -64,12 +76,17 @@ def compare(
     rail_aligned: bool | None = None,
     search_budget: int = DEFAULT_SEARCH_BUDGET,
     compute: ComputeLike | None = None,
+    kernel: str | None = None,
+    contention: bool | None = None,
+    runtime: str | Runtime | None = None,
     engine: Engine = "auto",
     tune: bool = False,
     measure: int = 0,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
     repeats: int = 5,
+    samples: int = FEW_SAMPLES.samples,
+    seed: int = DEFAULT_SAMPLING.seed,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
@@ -81,7 +98,7 @@ def compare(
 
     Parameters
     ----------
-    machine, library, without_links, links, compute, engine, options, attention : see
+    machine, library, without_links, links, compute, kernel, contention, runtime, engine, options, attention : see
         `tasp_lab.analysis.predict.predict`.
     work : the layer, or the hybrid.
     schedules : names to compare; by default all, families at every split of the ranks into two factors, and tuned also
@@ -91,6 +108,7 @@ def compare(
     measure : how many of the best schedules to run on a fabric, beside the fastest single ring; 0 for none.
     fabric, scale, repeats : of that run, see `tasp_lab.analysis.validate.validate`. An emulated fabric scales the
         compute rate like the links, so the ratio of both is that of the prediction.
+    samples, seed : of intervals, see `predict`; schedules are compared on the same samples.
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -110,10 +128,12 @@ def compare(
     if measure:
         check_runs(scale, fabric, repeats)
         check_kernels(work, parse_compute(compute), fabric)
-    machine = with_compute(with_rate(as_machine(machine, library, without_links, links), compute))
+    machine = computing(as_machine(machine, library, without_links, links), compute, kernel)
+    machine = with_runtime(with_compute(with_contention(machine, contention)), runtime)
     if compute is None:
         machine = with_assumptions(machine, work)
     world_size = machine.topology.world_size
+    uncertainty = Uncertainty(machine, Sampling(samples, seed))
     alone = _names_alone(work, world_size) if schedules is None else {}
     names = layer_names_on(world_size, work, variants=tune) if schedules is None else as_names(schedules)
     check_names(names, work)
@@ -131,18 +151,19 @@ def compare(
         count(number, len(names), name)
         tried = found if uses_rings(name) else (None,)
         if tried:
-            candidates.append(OneCandidate(machine, work, tried, engine).candidate(name, options, tune))
+            candidates.append(OneCandidate(machine, work, tried, engine, uncertainty).candidate(name, options, tune))
         else:
             candidates.append(Candidate(name, work.kind, options_for(name, options), reason=no_rings))
     count(len(names), len(names), "")
     candidates.sort(key=lambda each: each.time_s)
+    candidates = [beside_first(each, candidates[0]) for each in candidates]
     measured: tuple[Comparison, ...] = ()
     if measure:
         groups = _by_options(_to_run(candidates, measure))
         _announce(groups, machine.topology, fabric, scale, repeats, progress)
         run = partial(
             validate,
-            replace(machine, comm_library=IDEAL),
+            replace(machine, comm_library=IDEAL, runtime=NO_RUNTIME),
             work=work,
             decomposition=decomposition,
             compute=None if fabric == "emulated" else compute,
@@ -164,9 +185,10 @@ def compare(
             "options": plain(options),
             "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
             "engine": engine,
+            "sampling": plain(uncertainty.sampling),
             **({"searched": plain(SEARCHED)} if tune else {}),
         },
-        machine_constants(machine.constants) + layer_constants(predictions),
+        machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions),
         (),
         all(each.search_complete for each in found) if found else None,
     )
@@ -258,7 +280,11 @@ def _choice(
     def time_of(layer: Workload, name: str) -> float | None:
         count(next(numbers), total, f"one layer by {name}")
         tried = found if uses_rings(name) else (None,)
-        return OneCandidate(machine, layer, tried, engine).time_alone_s(name, options) if tried else None
+        return (
+            OneCandidate(machine, layer, tried, engine, Uncertainty(machine, NO_SAMPLES)).time_alone_s(name, options)
+            if tried
+            else None
+        )
 
     choice = choose_stacks(work, machine.topology, alone, options, time_of)
     count(total, total, "")
@@ -309,5 +335,10 @@ def _measured(each: Candidate, fabric: Iterable[Comparison]) -> Candidate:
     """The candidate with its measurement, if it was run."""
     for run in (run for comparison in fabric for run in comparison.runs):
         if run.prediction.is_all and run.prediction.schedule == each.schedule:
-            return replace(each, measured_s=run.measured_s, measured_prediction_s=float(run.prediction.time_s))
+            return replace(
+                each,
+                measured_s=run.measured_s,
+                measured_prediction_s=float(run.prediction.time_s),
+                not_comparable=run.not_comparable,
+            )
     return each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasp_lab.tables import Part, Table
 from tasp_lab.timeline.critical_path import time_by_kind
-from tasp_lab.timeline.events import SEND, Timeline
+from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_time
 
@@ -38,4 +38,18 @@ def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
         went,
         Table(f"what bound {timeline.schedule}", columns, rows),
         f"busy time adds up all {counted} of all ranks, which overlap; the critical path alone sets the time",
+        *_contention(timeline),
+    ]
+
+
+def _contention(timeline: Timeline) -> list[Part]:
+    """What kernel calls lose to messages in flight; nothing without contention."""
+    calls = [event for event in timeline.events if event.kind != SEND]
+    lost = [float(seconds) for event in calls for what, seconds in event.spent if what == CONTENTION]
+    if not lost:
+        return []
+    took_s = sum(float(event.end_s - event.start_s) for event in calls)
+    return [
+        f"contention: {len(lost)} of {len(calls)} kernel calls lose {format_time(sum(lost) / len(lost))} on average to "
+        f"messages in flight, {sum(lost) / took_s:.1%} of the time of all calls"
     ]

@@ -8,10 +8,14 @@ from typing import Literal, TypedDict, Unpack
 
 from tasp_lab.analysis.registry import Work
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.choices import Dataflow, Pass, Travelling, WireDtype
+from tasp_lab.choices import Dataflow, Direction, Pass, Travelling, WireDtype
 from tasp_lab.errors import ProfileError, QuantityError
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.runtimes.catalogue import load_runtime
+from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.topology.edits import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import parse_flops_per_s, parse_size_bytes
@@ -44,6 +48,7 @@ class AttentionKeywords(TypedDict, total=False):
     groups: str
     travels: Travelling
     pieces: int | None
+    direction: Direction
 
 
 def as_machine(
@@ -136,6 +141,32 @@ def parse_compute(compute: ComputeLike | None) -> float | Literal["real"] | None
     return parse_flops_per_s(rate)
 
 
+def with_contention(machine: Machine, contention: bool | None) -> Machine:
+    """The machine with contention or without; None: as it is.
+
+    Raises `QuantityError` for contention of a machine that has no constants of it.
+    """
+    if contention and not machine.contention.slows:
+        raise QuantityError(
+            f"contention: {machine.topology.name} with the library {machine.comm_library.name} has no constants of it, "
+            "expected a machine of a profile with sms and sms_per_channel, and its own library"
+        )
+    return replace(machine, contention=NONE) if contention is False else machine
+
+
+def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
+    """The machine with a runtime, by name or as it is, if any. Raises `ProfileError` for an unknown name.
+
+    Ranks that compute at a rate have no memory bandwidth, so passes of the runtime take time beside kernels only.
+    """
+    if runtime is None:
+        return machine
+    found = load_runtime(runtime) if isinstance(runtime, str) else runtime
+    compute = machine.compute
+    compute = replace(compute, passes=found.passes) if isinstance(compute, KernelCompute) else compute
+    return replace(machine, runtime=found, compute=compute)
+
+
 def with_rate(machine: Machine, compute: ComputeLike | None) -> Machine:
     """The machine with a given compute rate, if any. Raises `QuantityError` for real kernels."""
     rate = parse_compute(compute)
@@ -144,3 +175,14 @@ def with_rate(machine: Machine, compute: ComputeLike | None) -> Machine:
     if rate == "real":
         raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
     return replace(machine, compute=ComputeRate(rate))
+
+
+def computing(machine: Machine, compute: ComputeLike | None, kernel: str | None) -> Machine:
+    """The machine with a given compute rate or kernel. Raises `QuantityError` if both are given.
+
+    >>> computing(load_machine("h100-8"), None, "flash-attention-3").rate_of(Workload(8), "forward").kernel
+    'flash-attention-3'
+    """
+    if compute is not None and kernel is not None:
+        raise QuantityError(f"compute {compute!r} and kernel {kernel!r}, expected one of them")
+    return with_kernel(with_rate(machine, compute), kernel)

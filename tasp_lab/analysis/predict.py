@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from sim.array.from_rings import is_ring_schedule
 from sim.simulate import Engine, engine_of, simulate
@@ -19,9 +19,18 @@ from tasp_lab.analysis.inputs import (
     as_names,
     as_options,
     as_work,
-    with_rate,
+    computing,
+    with_contention,
+    with_runtime,
 )
-from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, plain, rings_inputs
+from tasp_lab.analysis.provenance import (
+    Provenance,
+    machine_constants,
+    machine_inputs,
+    plain,
+    rings_inputs,
+    runtime_constants,
+)
 from tasp_lab.analysis.registry import Work, build_schedules, check_names, uses_rings
 from tasp_lab.analysis.results import CollectivePrediction as CollectivePrediction
 from tasp_lab.analysis.results import LayerPrediction as LayerPrediction
@@ -29,6 +38,7 @@ from tasp_lab.analysis.results import Prediction as Prediction
 from tasp_lab.analysis.results import Predictions as Predictions
 from tasp_lab.analysis.results import label, layer_constants, pass_of, together
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
+from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.attention.backward import dataflow_of
 from tasp_lab.attention.bound import attention_bound_s
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -44,13 +54,18 @@ from tasp_lab.linear_attention.bound import linear_bound_s
 from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
-from tasp_lab.machines.machine import INSTANT, Machine
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.sampling import DEFAULT_SAMPLING, Sampling
 from tasp_lab.progress import ProgressCallback, ShareCallback, no_progress, no_share
+from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
+
+_Given = TypeVar("_Given", ComputeLike | None, str | None)
 
 MANY_TRANSFERS = {"simpy": 10_000, "array": 200_000}
 """An engine may take more than a few seconds for more transfers than this, which is reported as progress."""
@@ -73,9 +88,14 @@ def predict(
     rail_aligned: bool | None = None,
     search_budget: int = DEFAULT_SEARCH_BUDGET,
     compute: ComputeLike | None = None,
+    kernel: str | None = None,
+    contention: bool | None = None,
+    runtime: str | Runtime | None = None,
     engine: Engine = "auto",
     explain: bool = False,
     events: bool | None = None,
+    samples: int = DEFAULT_SAMPLING.samples,
+    seed: int = DEFAULT_SAMPLING.seed,
     progress: ProgressCallback = no_progress,
     options: AttentionOptions = DEFAULT_OPTIONS,
     **attention: Unpack[AttentionKeywords],
@@ -95,11 +115,17 @@ def predict(
     decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default
         those of `tasp_lab.analysis.ring_choice.ring_candidates`.
     fold, lanes, rail_aligned, search_budget : which rings are sought, see `tasp_lab.decomposition.decompose.decompose`.
-    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own rates.
+    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
+    kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
+    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
+        the machine has constants of it.
+    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.runtimes.catalogue`.
     engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
     explain : include what the time was spent on, and every transfer.
     events : keep every event, or none unless it costs nothing; by default timelines of more than `MANY_EVENTS` have a
         time only.
+    samples, seed : of the constants, from which intervals are made, see `tasp_lab.analysis.uncertainty`; 0 samples for
+        none.
     progress : called with stages of searches and with simulations that take long.
     options, attention : `AttentionOptions` of a layer, and its fields as keywords: ``passes="both"``.
 
@@ -112,10 +138,13 @@ def predict(
     >>> [round(p.time_s * 1e6) for p in predict("full-mesh:8", ["ring", "multi-ring"], "1MiB")]
     [154, 28]
     """
+    sampling = Sampling(samples, seed)
     names, work, options = as_names(schedules), as_work(work), as_options(options, **attention)
     machine = as_machine(machine, library, without_links, links)
     check_names(names, work)
-    machine = with_compute(with_rate(machine, _of_layer(compute, work)))
+    _check_layer_only(work, compute=compute, kernel=kernel, contention=contention, runtime=runtime)
+    machine = with_contention(with_compute(computing(machine, compute, kernel)), contention)
+    machine = with_runtime(machine, runtime)
     if isinstance(work, Workload) and compute is None:
         machine = with_assumptions(machine, work)
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
@@ -124,7 +153,8 @@ def predict(
     candidates = given
     if sought:
         candidates = tuple(ring_candidates(machine, partial(rings.find, progress=progress), with_known=rings.is_free))
-    one_schedule = _OneSchedule(machine, work, options, engine, explain, events, progress)
+    uncertainty = Uncertainty(machine, sampling)
+    one_schedule = _OneSchedule(machine, work, options, engine, explain, events, progress, uncertainty)
     predictions = [each for name in names for each in one_schedule.predictions(name, candidates)]
     provenance = Provenance(
         {
@@ -134,18 +164,20 @@ def predict(
             "options": plain(options) if isinstance(work, Workload) else None,
             "rings": rings_inputs(given) if given else plain(rings) if sought else None,
             "engine": engine,
+            "sampling": plain(sampling),
         },
-        machine_constants(machine.constants) + layer_constants(predictions),
+        machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions),
         tuple(sorted(one_schedule.engines)),
         all(each.search_complete for each in candidates) if any(map(uses_rings, names)) else None,
     )
     return Predictions(tuple(predictions), machine, provenance, explain)
 
 
-def _of_layer(compute: ComputeLike | None, work: Work) -> ComputeLike | None:
-    if compute is not None and not isinstance(work, Workload):
-        raise QuantityError("compute: a rate applies to attention layers only, not to collectives")
-    return compute
+def _check_layer_only(work: Work, **given: object) -> None:
+    """Raise `QuantityError` for what is given although the work is a collective."""
+    for what, value in given.items():
+        if value is not None and not isinstance(work, Workload):
+            raise QuantityError(f"{what}: applies to attention layers only, not to collectives")
 
 
 @dataclass
@@ -159,17 +191,20 @@ class _OneSchedule:
     explain: bool
     events: bool | None
     progress: ProgressCallback
+    uncertainty: Uncertainty
     engines: set[str] = field(default_factory=set)
 
     def predictions(self, name: str, candidates: Sequence[Decomposition]) -> list[Prediction]:
         """The predictions of a schedule by name: its passes with the fastest rings, and both passes together."""
         tried = [self._passes(name, found) for found in (candidates if uses_rings(name) else [None])]
-        passes = min(tried, key=lambda passes: sum(each.time_s for each in passes))
+        fastest = min(tried, key=lambda passes: sum(each.time_s for each, _ in passes))
+        interval, most = self.uncertainty.interval, max(schedule.transfers for _, schedule in fastest)
+        passes = [replace(each, interval=interval(schedule, float(each.time_s), most)) for each, schedule in fastest]
         return [*passes, together(*passes)] if self.options.passes == "both" else passes
 
-    def _passes(self, name: str, found: Decomposition | None) -> list[Prediction]:
+    def _passes(self, name: str, found: Decomposition | None) -> list[tuple[Prediction, Schedule]]:
         schedules = build_schedules(name, self.machine.topology, self.work, found, self.options)
-        return [self._predict(schedule) for schedule in schedules]
+        return [(self._predict(schedule), schedule) for schedule in schedules]
 
     def _predict(self, schedule: Schedule) -> Prediction:
         engine, share = engine_of(schedule, self.machine, self.engine), no_share
@@ -221,11 +256,17 @@ def predict_schedule(
 ) -> Prediction:
     """Predict a schedule of this work that was built with these `options`; `progress` is told the share that is done.
 
-    A layer is simulated twice, with its kernel calls and without.
+    A layer is simulated with its kernel calls and without; and with contention once more, without that.
     """
-    times = 2 if isinstance(work, Workload) else 1
+    slows = machine.contention.slows
+    times = 2 + slows if isinstance(work, Workload) else 1
+
+    def time_s(changed: Machine, done: int) -> Number:
+        share = partial(_report_part, progress, done, times)
+        return simulate(schedule, changed, engine, events=False, progress=share).time_s
+
     timeline = simulate(
-        schedule, machine, engine, explain=explain, events=events, progress=lambda share: progress(share / times)
+        schedule, machine, engine, explain=explain, events=events, progress=partial(_report_part, progress, 0, times)
     )
     head = (schedule.name, machine.topology.name, machine.topology.world_size, timeline.time_s)
     bound = bound_s(machine, schedule, work)
@@ -234,7 +275,8 @@ def predict_schedule(
     task = schedule.task
     assert task is not None, "a schedule of a layer has a task"
     has_dataflow = isinstance(task, AttentionTask) and task.is_backward
-    flops, rate = schedule.flops().sum(axis=0).tolist(), machine.rate_of(task)
+    flops, busy = schedule.flops().sum(axis=0).tolist(), busy_s(schedule, machine.compute)
+    rate = machine.rate_of(work, task.passing)
     return LayerPrediction(
         *head,
         bound,
@@ -245,20 +287,26 @@ def predict_schedule(
         dataflow=dataflow_of(schedule) if has_dataflow else None,
         gradient_dtype=gradient_dtype(schedule),
         rates={task.passing: rate},
-        compute_flops_per_s=rate.flops_per_s,
-        compute_s=max(busy_s(schedule, machine.compute)),
-        communication_s=simulate(
-            schedule,
-            replace(machine, compute=INSTANT),
-            engine,
-            events=False,
-            progress=lambda share: progress((1 + share) / times),
-        ).time_s,
+        compute_flops_per_s=reached(rate, flops, busy),
+        compute_s=max(busy),
+        communication_s=time_s(replace(machine, compute=INSTANT), 1),
+        contention_s=timeline.time_s - time_s(replace(machine, contention=NONE), 2) if slows else None,
         bytes_sent=int(schedule.bytes_sent().sum()),
         memory_bytes=int(memory_bytes(schedule).max()),
         flops=sum(flops),
         relayout_bytes=relayout_bytes(schedule) if work.kind == "hybrid" else None,
     )
+
+
+def reached(rate: ComputeRate, flops: Sequence[int], busy_s: Sequence[Number]) -> Number | None:
+    """The FLOP/s of the busiest rank; the rate itself where it is the same for all calls."""
+    busiest = max(range(len(flops)), key=lambda rank: busy_s[rank])
+    return flops[busiest] / busy_s[busiest] if rate.kernel and busy_s[busiest] else rate.flops_per_s
+
+
+def _report_part(progress: ShareCallback, done: int, times: int, share: float) -> None:
+    """Tell the share of all simulations, of which so many are done."""
+    progress((done + share) / times)
 
 
 def gradient_dtype(schedule: Schedule) -> str | None:

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from importlib import metadata
@@ -27,10 +27,12 @@ import tasp_lab
 from runtime.linux.gpus import driver_version, library_variables
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.kernel_compute import KernelCompute
 from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Constant, Machine
-from tasp_lab.measurements import MeasuredTable
+from tasp_lab.measurements import AnyTable, MeasuredTable
+from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import format_flops
+from tasp_lab.units import format_flops, format_time
 from tasp_lab.workload.layer import is_left_out
 
 
@@ -122,8 +124,8 @@ def sha256(document: object) -> str:
 def plain(value: object) -> object:
     """A value as plain JSON; a dataclass becomes its type and its fields, optional ones only where they are given.
 
-    >>> plain({"a": (1.0, Fraction(1, 3), math.inf)}), plain(Constant("a", "1s", "a test"))
-    ({'a': [1, '1/3', 'inf']}, {'type': 'Constant', 'name': 'a', 'value': '1s', 'source': 'a test', 'at': ''})
+    >>> plain({"a": (1.0, Fraction(1, 3), math.inf)}), plain(UsedConstant("a", "1s", "here"))
+    ({'a': [1, '1/3', 'inf']}, {'type': 'UsedConstant', 'name': 'a', 'value': '1s', 'source': 'here', 'assumed': False})
 
     Raises `TypeError` for a value of any other type.
     """
@@ -163,16 +165,23 @@ def _number(value: float | Fraction) -> int | float | str:
 
 
 def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:
-    """A machine as an input: its topology, its communication library and, with `compute`, its compute rates."""
+    """A machine as an input: its topology and communication library; with `compute`, compute rates and contention."""
     found = topology_inputs(machine.topology) | {"library": plain(machine.comm_library)}
-    return found | ({"compute": _rates(machine.compute)} if compute else {})
+    if not compute:
+        return found
+    if machine.contention.slows:
+        found["contention"] = plain(machine.contention)
+    if not machine.runtime.is_instant:
+        found["runtime"] = plain(machine.runtime)
+    return found | {"compute": _rates(machine.compute)}
 
 
 def _rates(compute: Compute) -> object:
     if isinstance(compute, ComputeRate):
         return plain(compute.flops_per_s)
-    if not isinstance(compute, ComputeRates):
-        return plain(compute)
+    if isinstance(compute, KernelCompute):
+        return {"kernel": plain(compute.content()), "others": _rates(compute.rest)}
+    assert isinstance(compute, ComputeRates), "there are no others"
     return {" ".join(kind): plain(rate.flops_per_s) for kind, rate in sorted(compute.rates.items())}
 
 
@@ -203,8 +212,11 @@ def rings_inputs(decompositions: Iterable[Decomposition]) -> list[object]:
     return [{"rings": plain(each.rings), "shares": plain(each.shares)} for each in decompositions]
 
 
-def table_inputs(table: MeasuredTable) -> dict[str, object]:
+def table_inputs(table: AnyTable) -> dict[str, object]:
     """A measured table as an input: the name of its file without folders, and the hash of what it states."""
+    if not isinstance(table, MeasuredTable):
+        stated = [plain(table.headers), plain(table.rows)]
+        return {"file": Path(table.name).name, "sha256": sha256(stated)}
     content = [table.profile, table.collective, table.ranks, plain(table.headers), plain(table.rows), table.reason]
     return {"file": Path(table.name).name, "sha256": sha256([*content, table.from_size_bytes])}
 
@@ -223,14 +235,36 @@ def machine_constants(constants: Iterable[Constant], prefix: str = "") -> tuple[
     )
 
 
-def compute_constants(dtype: str, rates: Mapping[str, ComputeRate]) -> tuple[UsedConstant, ...]:
-    """The compute rates of a layer, one per pass."""
-    return tuple(
+def runtime_constants(runtime: Runtime) -> tuple[UsedConstant, ...]:
+    """The constants of a runtime."""
+    of_host = [
         UsedConstant(
-            f"compute rate {dtype} {passing}",
+            f"{runtime.name} {field}", format_time(getattr(runtime, field)), source, source.startswith("assum")
+        )
+        for field, source in runtime.sources
+    ]
+    return (*of_host, *_passes_constants(runtime))
+
+
+def _passes_constants(runtime: Runtime) -> Iterator[UsedConstant]:
+    """Bytes that passes of a runtime move per element."""
+    passes = runtime.passes
+    for each in fields(passes):
+        if each.name.endswith("_bytes") and getattr(passes, each.name):
+            value = f"{getattr(passes, each.name):g} B per element"
+            yield UsedConstant(f"{runtime.name} {each.name}", value, passes.source, passes.source.startswith("assum"))
+
+
+def compute_constants(dtype: str, rates: Mapping[str, ComputeRate]) -> tuple[UsedConstant, ...]:
+    """The compute rates of a layer, one per pass, and the constants of their kernels."""
+    of_rates = [
+        UsedConstant(
+            f"compute rate {dtype} {passing}" + (f", {rate.kernel} at most" if rate.kernel else ""),
             "no time" if rate.flops_per_s is None else format_flops(rate.flops_per_s),
             rate.source,
             rate.assumed,
         )
         for passing, rate in rates.items()
-    )
+    ]
+    of_kernels = dict.fromkeys(each for rate in rates.values() for each in rate.constants)
+    return (*of_rates, *machine_constants(of_kernels))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
+from tasp_lab.analysis.captions import software
+from tasp_lab.analysis.interval import TIE
 from tasp_lab.analysis.provenance import Provenance
 from tasp_lab.analysis.registry import USES_RINGS, options_of
 from tasp_lab.analysis.report import Report, flat
-from tasp_lab.analysis.results import LayerPrediction, ratio, rows_table
+from tasp_lab.analysis.results import LayerPrediction, interval_line, ratio, rows_table
 from tasp_lab.analysis.stack_choice import StackChoice
 from tasp_lab.analysis.validate import Comparison
 from tasp_lab.attention.options import AttentionOptions
@@ -35,14 +37,20 @@ COMPUTES: Mapping[AttentionKind, str] = {
 """What the schedules of a ranking compute."""
 
 
+MAX_TIES = 6
+"""As many schedules are named that are too close to call."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A schedule that was compared: its prediction, over all requested passes, or why there is none.
 
     `sent_bytes` is the largest number of bytes that a rank sends, `link_bytes` those on the link that they occupy
     longest. `bound_by` is what most of the time of the critical path was spent on. `measured_s` is the median time on
-    the fabric, and `measured_prediction_s` what was predicted for it there; None unless it was run. `untuned_s` is the
-    predicted time with the options as they were given, None unless they were tuned.
+    the fabric, and `measured_prediction_s` what was predicted for it there; None unless it was run. `not_comparable` is
+    why these two cannot be compared, if so. `untuned_s` is the predicted time with the options as they were given, None
+    unless they were tuned. `first_is_faster` is the probability that the first schedule of the ranking is faster than
+    this one on a real machine, on the same samples of constants; None of the first, and without intervals.
     """
 
     schedule: str
@@ -56,6 +64,13 @@ class Candidate:
     untuned_s: float | None = None
     measured_s: float | None = None
     measured_prediction_s: float | None = None
+    not_comparable: str | None = None
+    first_is_faster: float | None = None
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the order of this schedule and the first one is too close to call."""
+        return self.first_is_faster is not None and self.first_is_faster < TIE
 
     @property
     def time_s(self) -> float:
@@ -71,17 +86,30 @@ class Candidate:
             "applies": p is not None,
             "reason": self.reason or None,
             "time_s": None if p is None else float(p.time_s),
+            "time_low_s": None if p is None else p.time_low_s,
+            "time_high_s": None if p is None else p.time_high_s,
+            "first_is_faster": self.first_is_faster,
+            "too_close_to_call": self.is_close,
             "untuned_time_s": self.untuned_s,
             "bound_s": None if p is None else float(p.bound_s),
             "sent_bytes": None if p is None else self.sent_bytes,
             **({"relayout_bytes": None if p is None else p.relayout_bytes} if self.computes == "hybrid" else {}),
             "link_bytes": None if p is None else self.link_bytes,
             "peak_bytes": None if p is None else p.memory_bytes,
+            "contention_s": None if p is None or p.contention_s is None else float(p.contention_s),
             "ccr": None if p is None else p.ccr,
             "bound_by": self.bound_by or None,
             "measured_s": self.measured_s,
             "measured_prediction_s": self.measured_prediction_s,
         }
+
+
+def beside_first(each: Candidate, first: Candidate) -> Candidate:
+    """The candidate with the probability that the first one is faster."""
+    if each is first or each.prediction is None or first.prediction is None:
+        return each
+    own, best = each.prediction.interval, first.prediction.interval
+    return each if own is None or best is None else replace(each, first_is_faster=best.first_is_faster(own))
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,6 +150,7 @@ class Ranking(Report):
         return {
             "computes": COMPUTES[self.kind],
             "library": self.machine.comm_library.name,
+            "runtime": self.machine.runtime.name,
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
             "results": [each.to_dict() for each in self.candidates],
             "fabric": [each.to_dict() for each in self.fabric],
@@ -135,16 +164,24 @@ class Ranking(Report):
         found: list[Part] = []
         first = self.best.prediction
         if first is not None:
-            library = self.machine.comm_library.name
-            where = f"{first.topology}, {first.ranks}" + ("" if library == "ideal" else f", {library}")
+            where = f"{first.topology}, {first.ranks}{software(self.machine)}"
             found += [rows_table(first.title(where), [self._row(each) for each in self._applying])]
             found += [] if self.choice is None else [str(self.choice)]
             found += first.assumptions()
+            found += [] if first.interval is None else [interval_line(first.interval)]
+            found += self._ties()
         refused = [each for each in self.candidates if each.prediction is None]
         if refused:
             rows = [(each.schedule, each.reason) for each in refused]
             found.append(Table("do not apply", ("schedule", "reason"), rows, (0, 1)))
         return found
+
+    def _ties(self) -> list[str]:
+        """The schedules that may be faster than the first, on one line; none without any."""
+        close = [f"{each.schedule} ({each.first_is_faster:.0%})" for each in self._applying if each.is_close]
+        named = ", ".join(close[:MAX_TIES]) + (f" and {len(close) - MAX_TIES} more" if len(close) > MAX_TIES else "")
+        line = f"too close to call: {self.best.schedule} is faster only with the probability given: {named}"
+        return [line] if close else []
 
     def _row(self, each: Candidate) -> dict[str, str]:
         p = each.prediction
@@ -153,6 +190,7 @@ class Ranking(Report):
         row = {
             "schedule": each.schedule,
             "time": format_time(p.time_s),
+            **p.interval_cell(),
             **({} if each.untuned_s is None else {"untuned": format_time(each.untuned_s)}),
             "speed-up": "-" if ring_s is None else f"{ratio(ring_s, p.time_s):.2f}x",
             "sent by a rank": format_size_about(each.sent_bytes),
@@ -166,7 +204,8 @@ class Ranking(Report):
             row |= {"on the fabric": "", "error": ""}
             if each.measured_s is not None and each.measured_prediction_s is not None:
                 row["on the fabric"] = format_time(each.measured_s)
-                row["error"] = f"{ratio(each.measured_prediction_s, each.measured_s) - 1:+.1%}"
+                error = f"{ratio(each.measured_prediction_s, each.measured_s) - 1:+.1%}"
+                row["error"] = error if each.not_comparable is None else "not a prediction"
         return row if each.untuned_s is None else row | {"options": each.options.arguments}
 
 

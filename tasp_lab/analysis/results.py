@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, overload
 
+from tasp_lab.analysis.captions import software
 from tasp_lab.analysis.explanation import explanation_parts
+from tasp_lab.analysis.interval import Interval
 from tasp_lab.analysis.provenance import Provenance, UsedConstant, compute_constants
 from tasp_lab.analysis.report import Report, flat
 from tasp_lab.attention.options import AttentionOptions
@@ -17,7 +19,7 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.tables import Part, Table
 from tasp_lab.timeline.critical_path import time_by_kind
-from tasp_lab.timeline.events import SEND, Event, Timeline
+from tasp_lab.timeline.events import CONTENTION, SEND, Event, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number, format_bandwidth, format_flops, format_size_about, format_time
 from tasp_lab.workload.layer import Workload
@@ -27,7 +29,10 @@ PASS_NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "bo
 
 @dataclass(frozen=True)
 class Prediction(ABC):
-    """The prediction of a schedule on a machine; times in seconds."""
+    """The prediction of a schedule on a machine; times in seconds.
+
+    `interval` holds the time of a real machine in 90 of 100 cases; None where it was not asked for, and on fabrics.
+    """
 
     schedule: str
     topology: str
@@ -35,9 +40,29 @@ class Prediction(ABC):
     time_s: Number
     bound_s: Number
     timeline: Timeline
+    interval: Interval | None = field(default=None, kw_only=True, compare=False)
 
     computes: ClassVar[bool]
     """Whether ranks compute, so that a rate and kernels matter."""
+
+    @property
+    def time_low_s(self) -> float | None:
+        """The 5 % point of the time on a real machine; None without an interval."""
+        return None if self.interval is None else self.interval.low_s
+
+    @property
+    def time_high_s(self) -> float | None:
+        """The 95 % point."""
+        return None if self.interval is None else self.interval.high_s
+
+    def interval_fields(self) -> dict[str, object]:
+        """The fields of `--json` about the interval."""
+        made_of = None if self.interval is None else self.interval.to_dict()
+        return {"time_low_s": self.time_low_s, "time_high_s": self.time_high_s, "interval": made_of}
+
+    def interval_cell(self) -> dict[str, str]:
+        """The column of the interval, where there is one."""
+        return {} if self.interval is None else {"5 to 95 %": self.interval.text}
 
     @property
     def compared_by(self) -> str:
@@ -135,6 +160,7 @@ class CollectivePrediction(Prediction):
             "world_size": self.world_size,
             "shard_bytes": self.shard_bytes,
             "time_s": float(self.time_s),
+            **self.interval_fields(),
             "bound_s": float(self.bound_s),
             "busbw_bytes_per_s": self.busbw_bytes_per_s,
         }
@@ -142,6 +168,7 @@ class CollectivePrediction(Prediction):
     def row(self, first: Prediction) -> dict[str, str]:
         return self.head() | {
             "time": format_time(self.time_s),
+            **self.interval_cell(),
             "speed-up": f"{ratio(first.time_s, self.time_s):.2f}x",
             "busbw": format_bandwidth(self.busbw_bytes_per_s),
             "bound": format_time(self.bound_s),
@@ -161,8 +188,9 @@ class LayerPrediction(Prediction):
     is the compute time of the busiest rank, `communication_s` the time of the same schedule with instant compute.
     `bytes_sent` and `flops` are of all ranks; `memory_bytes` is the largest memory of a rank for blocks of others and
     sums that are sent. `rates` has the compute rate of each pass, `compute_flops_per_s` that of this row; None when
-    computing takes no time. `relayout_bytes` are those of `bytes_sent` that re-layouts of a hybrid send; None of a
-    layer.
+    computing takes no time; with a kernel the rates are the highest ones, and that of the row is what its busiest rank
+    reaches. `relayout_bytes` are those of `bytes_sent` that re-layouts of a hybrid send; None of a layer.
+    `contention_s` is by how much `time_s` would be less without contention; None if messages slow nothing.
     """
 
     layer: Workload
@@ -178,6 +206,7 @@ class LayerPrediction(Prediction):
     memory_bytes: int
     flops: int
     relayout_bytes: int | None = None
+    contention_s: Number | None = None
 
     computes: ClassVar[bool] = True
 
@@ -208,13 +237,19 @@ class LayerPrediction(Prediction):
 
     @property
     def ranks(self) -> str:
-        return f"{self.world_size} ranks at {self.rate}"
+        return f"{self.world_size} ranks {self._computing}"
+
+    @property
+    def _computing(self) -> str:
+        """The kernel, and the rate that no call of it exceeds; or the rate of all calls."""
+        kernels = " and ".join(dict.fromkeys(rate.kernel for rate in self.rates.values() if rate.kernel))
+        return f"with {kernels}, up to {self.rate}" if kernels else f"at {self.rate}"
 
     def constants(self) -> tuple[UsedConstant, ...]:
         return compute_constants(self.layer.dtype, self.rates)
 
     def kernels(self, real: bool) -> tuple[str, ...]:
-        return ("real kernels" if real else f"timed at {self.rate}",)
+        return ("real kernels" if real else f"timed {self._computing}",)
 
     def assumptions(self) -> list[str]:
         """A line for each assumed compute rate: the rate, its dtype, its passes and its source."""
@@ -222,7 +257,7 @@ class LayerPrediction(Prediction):
         return [
             f"compute: {_format_flops(rate)} in {self.layer.dtype}, "
             f"{' and '.join(passing for passing in assumed if assumed[passing] == rate)}, {rate.source}; "
-            "set --compute timed:RATE"
+            f"set --{'kernel or --' if rate.kernel else ''}compute timed:RATE"
             for rate in dict.fromkeys(assumed.values())
         ]
 
@@ -232,6 +267,7 @@ class LayerPrediction(Prediction):
                 "flops_per_s": None if rate.flops_per_s is None else float(rate.flops_per_s),
                 "source": rate.source,
                 "assumed": rate.assumed,
+                **({"kernel": rate.kernel} if rate.kernel else {}),
             }
             for passing, rate in self.rates.items()
         }
@@ -275,9 +311,11 @@ class LayerPrediction(Prediction):
             "buffers": self.options.buffers,
             "compute_flops_per_s": None if rate is None else float(rate),
             "time_s": float(self.time_s),
+            **self.interval_fields(),
             "bound_s": float(self.bound_s),
             "compute_s": float(self.compute_s),
             "communication_s": float(self.communication_s),
+            "contention_s": None if self.contention_s is None else float(self.contention_s),
             "ccr": self.ccr,
             "bytes_sent": self.bytes_sent,
             **({} if self.relayout_bytes is None else {"relayout_bytes": self.relayout_bytes}),
@@ -295,10 +333,12 @@ class LayerPrediction(Prediction):
     def row(self, first: Prediction) -> dict[str, str]:
         return self.head() | {
             "time": format_time(self.time_s),
+            **self.interval_cell(),
             "speed-up": f"{ratio(first.time_s, self.time_s):.2f}x",
             "CCR": self._ccr_text(),
             "compute": format_time(self.compute_s),
             "communication": format_time(self.communication_s),
+            **({} if self.contention_s is None else {"contention": self._contention_text()}),
             "bytes sent": format_size_about(self.bytes_sent),
             **({} if self.relayout_bytes is None else {"re-layout": format_size_about(self.relayout_bytes)}),
             "bound": format_time(self.bound_s),
@@ -307,6 +347,10 @@ class LayerPrediction(Prediction):
 
     def measured_cells(self, measured_s: float) -> dict[str, str]:
         return {"CCR": self._ccr_text()}
+
+    def _contention_text(self) -> str:
+        assert self.contention_s is not None, "only with contention"
+        return f"{ratio(self.contention_s, self.time_s):.1%}" if self.time_s else "-"
 
     def _ccr_text(self) -> str:
         return "-" if self.ccr is None else f"{self.ccr:.3g}"
@@ -351,6 +395,7 @@ def _calls(timeline: Timeline) -> list[dict[str, object]]:
             "rank": e.rank,
             "start_s": float(e.start_s),
             "end_s": float(e.end_s),
+            "contention_s": float(dict(e.spent).get(CONTENTION, 0)),
             "flops": e.flops,
             "waited_for": e.waited_for,
         }
@@ -391,6 +436,7 @@ def together(forward: Prediction, backward: Prediction) -> LayerPrediction:
     """
     assert isinstance(forward, LayerPrediction), "only layers have passes"
     assert isinstance(backward, LayerPrediction), "only layers have passes"
+    lost_s = backward.contention_s
     return replace(
         backward,
         passing="both",
@@ -405,10 +451,16 @@ def together(forward: Prediction, backward: Prediction) -> LayerPrediction:
         memory_bytes=max(forward.memory_bytes, backward.memory_bytes),
         flops=forward.flops + backward.flops,
         relayout_bytes=_sum(forward.relayout_bytes, backward.relayout_bytes),
+        contention_s=None if lost_s is None else lost_s + (forward.contention_s or 0),
+        interval=_sum_of(forward.interval, backward.interval),
     )
 
 
 def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
+
+
+def _sum_of(first: Interval | None, second: Interval | None) -> Interval | None:
     return None if first is None or second is None else first + second
 
 
@@ -478,6 +530,7 @@ class Predictions(Report, Sequence[Prediction]):
         topology = self.machine.topology
         return {
             "library": self.library,
+            "runtime": self.machine.runtime.name,
             "compute": compute_of_passes(self),
             "predictions": [
                 each.to_dict() | (each.explanation(topology) if self.explain else {}) for each in self.items
@@ -492,11 +545,12 @@ class Predictions(Report, Sequence[Prediction]):
     def parts(self) -> list[Part]:
         if not self.items:
             return []
-        by = "" if self.library == "ideal" else f", {self.library}"
         p = whole(self) or self.items[0]
         first = {p.compared_by: p for p in reversed(self.items)}
         rows = [p.row(first[p.compared_by]) for p in self.items]
-        parts: list[Part] = [rows_table(p.title(f"{p.topology}, {p.ranks}{by}"), rows), *p.assumptions()]
+        title = p.title(f"{p.topology}, {p.ranks}{software(self.machine)}")
+        parts: list[Part] = [rows_table(title, rows), *p.assumptions()]
+        parts += [interval_line(p.interval)] if p.interval is not None else []
         if self.explain:
             for timeline in (timeline for each in self.items for timeline in each.explained()):
                 parts += explanation_parts(timeline, self.machine.topology)
@@ -505,9 +559,20 @@ class Predictions(Report, Sequence[Prediction]):
 
 def rows_table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     """A table of rows that all have the same columns."""
-    columns = list(rows[0])
+    columns = [column for column in rows[0] if all(column in row for row in rows)]
     texts = [position for position, column in enumerate(columns) if column in ("schedule", "pass", "options")]
     return Table(title, columns, [[row[column] for column in columns] for row in rows], texts)
+
+
+def interval_line(interval: Interval) -> str:
+    """What an interval is made of, on one line."""
+    found, count = interval.residual, len(interval.samples_s)
+    constants = f"{count} samples of constants" if count else "no samples of constants"
+    near = "" if found.regime == found.asked else "the nearest measured: "
+    return (
+        f"5 to 95 %: {constants}, beside errors of {near}{found.regime} "
+        f"({found.rows} rows, {found.machines} machine{'s' * (found.machines > 1)})"
+    )
 
 
 def layer_constants(predictions: Iterable[Prediction]) -> tuple[UsedConstant, ...]:

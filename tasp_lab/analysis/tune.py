@@ -34,8 +34,9 @@ SEARCHED: Mapping[str, Sequence[object]] = {
 }
 """The values that are tried of each searched field of `AttentionOptions`, where it applies to a schedule."""
 
-NOT_SEARCHED = ("passes", "gradient_dtype", "result_dtype")
-"""The fields that say what to compute, and in which precision it is sent."""
+NOT_SEARCHED = ("passes", "gradient_dtype", "result_dtype", "direction")
+"""The fields that say what to compute, and in which precision it is sent; and the direction, of which `auto` is the
+best."""
 
 MAX_TRIALS = 64
 """Combinations of options that are tried of a schedule."""

@@ -39,6 +39,7 @@ from tasp_lab.analysis.inputs import (
     as_names,
     as_options,
     as_work,
+    computing,
     edited,
     parse_compute,
     wires,
@@ -71,6 +72,7 @@ from tasp_lab.analysis.results import (
     together,
 )
 from tasp_lab.analysis.ring_choice import RingOptions
+from tasp_lab.analysis.shared_cores import why_not_comparable
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.choices import BackendKind, FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
@@ -112,6 +114,7 @@ class Run:
     process used while the repeats ran. `compute`: whether a layer's kernel calls were timed waits or real.
     `kernel_host_s`: on GPUs, the longest that a host takes to make the kernel calls of its rank; where that is the time
     of the calls, their rate is that of the host.
+    `not_comparable`: why the measured time cannot be compared with the prediction, None if it can.
     """
 
     prediction: Prediction
@@ -121,6 +124,7 @@ class Run:
     cpu_busy_share: float
     compute: ComputeKind = "timed"
     kernel_host_s: float | None = None
+    not_comparable: str | None = None
 
     @property
     def measured_s(self) -> float:
@@ -153,6 +157,8 @@ class Run:
             "measured_repeats_s": list(self.measured),
             "relative_error": self.relative_error,
             "cpu_busy_share": self.cpu_busy_share,
+            "comparable": self.not_comparable is None,
+            "not_comparable": self.not_comparable,
         }
         return self.prediction.to_dict() | computed | measured
 
@@ -165,7 +171,7 @@ class Run:
                 "predicted": format_time(prediction.time_s),
                 "nominal": format_time(self.nominal_s),
                 "measured": f"{format_time(self.measured_s)} ± {format_time(self.measured_spread_s / 2)}",
-                "error": f"{self.relative_error:+.1%}",
+                "error": f"{self.relative_error:+.1%}" if self.not_comparable is None else "not a prediction",
                 "speed-up predicted": f"{ratio(first.prediction.time_s, prediction.time_s):.2f}x",
                 "speed-up measured": f"{ratio(first.measured_s, self.measured_s):.2f}x",
             }
@@ -213,7 +219,9 @@ class Comparison(Report):
         rows = [run.row(first[run.prediction.compared_by]) for run in self.runs]
         run = next((run for run in self.runs if run.prediction.is_all), self.runs[0])
         title = run.title(f"{self.fabric} fabric{scale}")
-        return [rows_table(title, rows), *run.prediction.assumptions()]
+        reasons = dict.fromkeys(each.not_comparable for each in self.runs if each.not_comparable is not None)
+        notes = [f"not a prediction: {reason}" for reason in reasons]
+        return [rows_table(title, rows), *notes, *run.prediction.assumptions()]
 
 
 def _fit_document(fit: ClassFit) -> dict[str, object]:
@@ -260,6 +268,7 @@ def runs_together(forward: Run, backward: Run) -> Run:
         one_after_the_other(*timelines, prediction.timeline.schedule),
         busy_s / measured_s if measured_s else 0.0,
         forward.compute,
+        not_comparable=forward.not_comparable,
     )
 
 
@@ -296,6 +305,7 @@ def validate(
     rail_aligned: bool | None = None,
     search_budget: int = DEFAULT_SEARCH_BUDGET,
     compute: ComputeLike | None = None,
+    kernel: str | None = None,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
     repeats: int = 5,
@@ -320,6 +330,7 @@ def validate(
         schedule is calibrated from its kernel calls, alone and without communication. By default the emulated fabric
         has waits at the machine's rate times the scale, which keeps the ratio of compute to communication; the others
         are ``"real"``. A hybrid has waits only.
+    kernel : on the emulated fabric, the kernel of the machine's accelerator whose times the waits have, by its name.
     fabric : ``emulated`` (network namespaces), ``local`` (plain processes) or ``torchrun`` (this process is a rank).
     scale : bandwidth of the emulated fabric over that of the machine; chosen by `default_scale` when None.
     repeats : timed repetitions per schedule, after one to warm up.
@@ -343,6 +354,8 @@ def validate(
     check_backend(backend, fabric)
     check_names(names, work)
     check_kernels(work, parse_compute(compute), fabric)
+    if kernel is not None:
+        machine = _with_waits(machine, work, compute, kernel, fabric)
     rate, rings, given = parse_compute(compute), RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
     if rings.check_needed(names, given=given is not None):
         decomposition = rings.find(machine.topology, progress)
@@ -381,7 +394,10 @@ def validate(
         built = ranks.agree(built)
         calibration = calibrate_ranks(fabric, topology, ranks, progress)
         nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
-        trials = Trials(ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, progress)
+        trials = Trials(
+            ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, progress,
+            why_not_comparable(fabric, topology.world_size, real, ranks.environment),
+        )  # fmt: skip
         runs, reports = tuple(trials.run_all(built)), ranks.is_reporter
         environment = {**host_environment(), **ranks.environment}
     provenance = Provenance(
@@ -410,6 +426,16 @@ def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
     if repeats < 1:
         raise QuantityError(f"repeat: {repeats}, expected 1 or more")
     check_fabric(scale, fabric)
+
+
+def _with_waits(machine: Machine, work: Work, compute: ComputeLike | None, kernel: str, fabric: FabricKind) -> Machine:
+    """The machine with a kernel by name. Raises `QuantityError` where kernel calls are not waits of its times."""
+    if not isinstance(work, Workload) or fabric != "emulated":
+        raise QuantityError(
+            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
+            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
+        )
+    return computing(machine, compute, kernel)
 
 
 def _own_compute(machine: Machine, work: Work) -> Compute:
@@ -523,6 +549,7 @@ class Trials:
     repeats: int
     transport: str
     progress: ProgressCallback
+    not_comparable: str | None = None
 
     def run_all(self, schedules: Sequence[Schedule]) -> Iterator[Run]:
         """The runs of all schedules; with both passes, each pair is followed by its sum."""
@@ -535,14 +562,14 @@ class Trials:
 
     def run(self, schedule: Schedule) -> Run:
         """Predict a schedule, run it, and compare."""
-        rate, host_s = self._compute_of(schedule)
-        nominal = replace(self.nominal, compute=rate)
-        prediction = predict_schedule(replace(self.calibrated, compute=rate), schedule, self.work, self.options)
+        compute, host_s = self._compute_of(schedule)
+        nominal = replace(self.nominal, compute=compute)
+        prediction = predict_schedule(replace(self.calibrated, compute=compute), schedule, self.work, self.options)
         prediction = replace(prediction, bound_s=bound_s(nominal, schedule, self.work))
         name = label(schedule, self.options)
         self.progress(f"running {name}: {self.repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
-        waits = None if self.real or rate.flops_per_s is None else float(rate.flops_per_s)
-        job = RunSchedule(schedule, self.transport, self.repeats, warm_ups=1, flops_per_s=waits)
+        waits = None if self.real or compute == INSTANT else compute
+        job = RunSchedule(schedule, self.transport, self.repeats, warm_ups=1, compute=waits)
         results = self.ranks.perform(job, self._longest_silence_s(schedule, prediction))
         records = [of_rank for of_rank in results if isinstance(of_rank, list)]
         measured = [duration_s([of_rank[repeat] for of_rank in records]) for repeat in range(self.repeats)]
@@ -551,17 +578,18 @@ class Trials:
         timeline = replace(merged, schedule=name)
         busy = statistics.mean(record.busy_share for record in records[0])
         nominal_s = simulate(schedule, nominal).time_s
-        run = Run(prediction, nominal_s, tuple(measured), timeline, busy, "real" if self.real else "timed", host_s)
+        kind: ComputeKind = "real" if self.real else "timed"
+        run = Run(prediction, nominal_s, tuple(measured), timeline, busy, kind, host_s, self.not_comparable)
         self.progress(f"{name}: predicted {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
         return run
 
-    def _compute_of(self, schedule: Schedule) -> tuple[ComputeRate, float | None]:
-        """The rate of a schedule's kernel calls, and the longest that a host takes to make those of its rank.
+    def _compute_of(self, schedule: Schedule) -> tuple[Compute, float | None]:
+        """How long a schedule's kernel calls take, and the longest that a host takes to make those of its rank.
 
-        They are measured per schedule since they depend on the shapes of calls; the latter is None without GPUs.
+        Real ones are measured per schedule, since they depend on the shapes of calls; the latter is None without GPUs.
         """
         if not self.real:
-            return replace(self.nominal, compute=self.timed).rate_of(schedule.task), None
+            return self.timed, None
         name = label(schedule, self.options)
         self.progress(f"calibrating the kernels of {name}")
         results = self.ranks.perform(MeasureCompute(schedule, _COMPUTE_REPEATS), _slow_compute_s(schedule))

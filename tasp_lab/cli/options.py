@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter, Token
 
@@ -121,6 +121,15 @@ Scale = Annotated[
         group=RUN, help="Bandwidth of the emulated fabric over the machine's; chosen automatically if not given."
     ),
 ]
+Contention = Annotated[
+    Literal["on", "off"] | None,
+    Parameter(
+        group=LAYER,
+        help="Whether messages take multiprocessors from the kernel calls beside them. If not given, on where the "
+        "machine has constants of it.",
+        show_default=False,
+    ),
+]
 Json = Annotated[
     bool,
     Parameter(
@@ -150,6 +159,26 @@ class LinkEdits:
         tuple[str, ...],
         Parameter(negative=(), show_default=False, help="Change the bandwidth of a link, like 0-3=10GB/s; repeatable."),
     ] = ()
+
+
+@Parameter(name="*", group=RUN)
+@dataclass(frozen=True)
+class SamplingChoice:
+    """What intervals are made of."""
+
+    samples: Annotated[
+        int | None,
+        whole(
+            "Samples of constants, for intervals of 5 to 95 %; 0 for none. Default 32, compare and accuracy 8.",
+            RUN,
+        ),
+    ] = None
+    seed: Annotated[int, whole("Of these samples: equal seeds give equal intervals.", RUN)] = 0
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The arguments of `predict` and `compare`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @Parameter(name="*", group=RINGS)
@@ -202,5 +231,6 @@ class ExpressionNumbers:
 
 
 DEFAULT_RINGS = RingChoice()
+DEFAULT_SAMPLES = SamplingChoice()
 NO_CHANGES = LinkEdits()
 DEFAULT_NUMBERS = ExpressionNumbers()

@@ -12,6 +12,7 @@ from tasp_lab.choices import (
     DEFAULT_STAGES,
     Dataflow,
     Decay,
+    Direction,
     Dtype,
     KindChoice,
     Mask,
@@ -101,6 +102,24 @@ class LayerChoice:
             show_default=False,
         ),
     ] = None
+    kernel: Annotated[
+        str | None,
+        Parameter(
+            group=LAYER,
+            help="Kernel calls take as long as those of this kernel of the machine's accelerator, by their shape, like "
+            "flash-attention-3; tasp-lab profile show lists them. If not given, the accelerator's default.",
+            show_default=False,
+        ),
+    ] = None
+    runtime: Annotated[
+        str | None,
+        Parameter(
+            group=LAYER,
+            help="What a library that runs the layer takes on the host of a rank, like ring-flash-attention-zigzag, "
+            "yunchang or transformer-engine: nothing starts before its host has issued it (predict and compare).",
+            show_default=False,
+        ),
+    ] = None
     dataflow: Annotated[
         Dataflow,
         Parameter(
@@ -138,6 +157,14 @@ class LayerChoice:
             group=PASSES,
             help="What travels around the rings of kv-and-q-rings. both: for each pair of ranks the side with fewer "
             "bytes; auto: of the three the one whose busiest link carries least.",
+        ),
+    ] = "auto"
+    direction: Annotated[
+        Direction,
+        Parameter(
+            group=PASSES,
+            help="Of schedules over one ring: blocks and their gradients go from each rank to the next higher or "
+            "lower one; auto: the one that sends fewer bytes, and gradients may take a shortcut to their owner.",
         ),
     ] = "auto"
     pieces: Annotated[
@@ -219,6 +246,7 @@ class LayerChoice:
             self.groups,
             self.travels,
             self.pieces,
+            self.direction,
         )
 
 

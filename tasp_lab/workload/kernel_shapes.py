@@ -9,6 +9,8 @@ import numpy as np
 
 from tasp_lab.arrays import IntArray, numbered
 
+Passing = Literal["forward", "backward"]
+
 ShapeKind = Literal["softmax", "linear", "dense"]
 """Softmax attention; a kernel of linear attention; anything else, of which only the FLOPs are known."""
 
@@ -32,7 +34,7 @@ class KernelShape(NamedTuple):
 
     kernel: str
     kind: ShapeKind
-    passing: Literal["forward", "backward"]
+    passing: Passing
     dtype: str
     batch: int
     heads: int
@@ -81,7 +83,7 @@ class KernelName(NamedTuple):
     """What all calls of a kernel of a task have in common, see `KernelShape`."""
 
     kernel: str
-    passing: Literal["forward", "backward"]
+    passing: Passing
     dtype: str
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from sim.event.engine import simulate
 from tasp_lab.analysis.accuracy import accuracy, judge, message_parts, own_tables
+from tasp_lab.calibration.findings import with_numbers
 from tasp_lab.collectives.library_calls import library_schedule
 from tasp_lab.errors import TableError
-from tasp_lab.machines.profile_files import member, profile_names
+from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
 from tasp_lab.measurements import find_tables, parse_table
 from tests.conftest import Command
 
@@ -89,7 +90,7 @@ def test_one_message_alone_stands_for_too_many() -> None:
 
 
 def test_every_table_of_ours_names_its_source_and_a_profile() -> None:
-    tables = find_tables([own_tables()])
+    tables = find_tables(sorted(own_tables().glob("*.csv")))
     assert len(tables) > 60
     for table in tables:
         assert not table.reason, table.name
@@ -168,3 +169,44 @@ def test_the_whole_account_stands() -> None:
     means = [float(abs(table.errors).mean()) for table in found]
     for mean, aim in zip(means, (0.03, 0.05, 0.05), strict=True):
         assert mean <= aim
+
+
+def test_a_profile_of_ones_own_is_found_beside_the_table(command: Command) -> None:
+    """Wherever the command runs; of two profiles of one name, each table has that of its own folder."""
+    for folder, payload in (("fast", 340e9), ("slow", 34e9)):
+        home = command.folder / "tables" / folder
+        home.mkdir(parents=True)
+        profile = with_numbers(load_profile("h100"), [("link_payload", payload)])
+        (home / "my.toml").write_text(profile_document(profile))
+        (home / "t.csv").write_text(HEAD.replace("h100-8", "my.toml") + f"{2**30},{2**30 / payload * 1e6}\n")
+    done = command("accuracy", "tables", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [table["profile"] for table in document["tables"]] == ["my.toml", "my.toml"]
+    assert max(table["worst_relative_error"] for table in document["tables"]) < 0.05
+    assert list(document["provenance"]["inputs"]["machines"]) == ["my.toml", "my.toml (2)"]
+
+
+def test_a_profile_beside_the_table_comes_before_that_of_the_working_directory(command: Command) -> None:
+    for folder, payload in ((command.folder, 34e9), (command.folder / "mine", 340e9)):
+        folder.mkdir(exist_ok=True)
+        (folder / "my.toml").write_text(
+            profile_document(with_numbers(load_profile("h100"), [("link_payload", payload)]))
+        )
+    text = HEAD.replace("h100-8", "my.toml:1x8") + f"{2**30},{2**30 / 340e9 * 1e6}\n"
+    (command.folder / "mine" / "t.csv").write_text(text)
+    (command.folder / "other").mkdir()
+    (command.folder / "other" / "t.csv").write_text(text)
+    beside, elsewhere = json.loads(command("accuracy", "mine", "other", "--json").stdout)["tables"]
+    assert beside["worst_relative_error"] < 0.05
+    assert elsewhere["worst_relative_error"] > 5
+
+
+def test_the_hash_of_the_inputs_does_not_depend_on_the_folder(tmp_path: Path) -> None:
+    hashes = set()
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        (folder / "my.toml").write_text(profile_document(load_profile("h100")))
+        (folder / "t.csv").write_text(HEAD.replace("h100-8", "my.toml") + "1048576,100\n")
+        hashes.add(accuracy(folder).provenance.inputs_sha256)
+    assert len(hashes) == 1

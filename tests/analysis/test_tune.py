@@ -180,7 +180,7 @@ def test_tuned_is_never_slower_and_the_same_each_time(layer: Workload, machine: 
         if each.prediction is not None:
             assert each.time_s <= plain[name].time_s == each.untuned_s
             assert each.time_s < plain[name].time_s or each.options == plain[name].options
-            assert [getattr(each.options, field) for field in NOT_SEARCHED] == [passes, "auto", "auto"]
+            assert [getattr(each.options, field) for field in NOT_SEARCHED] == [passes, "auto", "auto", "auto"]
     again = tuned(machine, layer, names, passes=passes, compute=rate)
     assert {name: each.to_dict() for name, each in again.items()} == {
         name: each.to_dict() for name, each in found.items()

@@ -7,31 +7,39 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.console import print_json, print_parts
-from tasp_lab.cli.options import WORK, Json, plot
+from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.options import DEFAULT_SAMPLES, WORK, Json, SamplingChoice, plot
 from tasp_lab.cli.outputs import check_outputs, write_picture
 
 
 def accuracy(
     *paths: Annotated[Path, Parameter(group=WORK, help="Files and folders; the tables of tasp-lab if none is given.")],
     plot: Annotated[Path | None, plot("measured and predicted times")] = None,
+    sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
 ) -> None:
     """Compare measured tables with their predictions.
 
-    A table is a log of nccl-tests, or a CSV with the columns size_B and time_us under header lines: # profile:
-    h100-2x8, # collective: all_gather, # ranks: 16, # source: ... A table without them is listed with the reason.
+    A table of a collective is a log of nccl-tests, or a CSV with the columns size_B and time_us under header lines: #
+    profile: h100-2x8, # collective: all_gather, # ranks: 16, # source: ... Tables of attention layers and of kernels
+    are told by their columns. What cannot be compared is listed with the reason.
 
     Example: tasp-lab accuracy my-cluster/
     """
     from tasp_lab.analysis import accuracy as report
+    from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
 
     check_outputs(plot=plot)
-    found = report.accuracy(*paths)
+    chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
+    with Progress(lines_only=json) as shown:
+        found = report.accuracy(*paths, sampling=chosen, count=shown.count)
     if plot is not None:
         from tasp_lab.plots.accuracy import draw_tables
+        from tasp_lab.plots.row_accuracy import draw_rows
 
-        write_picture(draw_tables([table for table in found if table.rows]), plot)
+        collectives = [table for table in found if table.rows and isinstance(table, report.CollectiveAccuracy)]
+        only = len(collectives) == sum(bool(table.rows) for table in found)
+        write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
     if json:
         print_json(found.to_dict())
     else:

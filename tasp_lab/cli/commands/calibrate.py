@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 from tasp_lab.choices import FabricKind
 from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.options import OUTPUT, RUN, WORK, Backend, Json, Scale
-from tasp_lab.errors import OutputError
+from tasp_lab.errors import OutputError, QuantityError
 from tasp_lab.files import check_writable
 from tasp_lab.progress import print_progress
 
@@ -50,6 +50,25 @@ def calibrate(
     in_place: Annotated[
         bool, Parameter(group=_FILES, negative=(), show_default=False, help="Use in-place columns of logs.")
     ] = False,
+    judge: Annotated[
+        bool,
+        Parameter(
+            group=_FILES,
+            negative=(),
+            show_default=False,
+            help="Write no profile: predict each collective of the files by a fit to all others.",
+        ),
+    ] = False,
+    kernels: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=_FILES,
+            consume_multiple=True,
+            negative=(),
+            show_default=False,
+            help="Fit an attention kernel instead: tables of its times by shape, or live to time it here.",
+        ),
+    ] = (),
     fabric: Annotated[
         FabricKind | None, Parameter(group=RUN, help="Measure running ranks instead of reading files: see validate.")
     ] = None,
@@ -68,11 +87,25 @@ def calibrate(
 
     Example: tasp-lab calibrate all_gather.log sendrecv.log --profile h100-8 --output my.toml
 
+    Example: tasp-lab calibrate --judge my-cluster/
+
+    Example: tasp-lab calibrate --kernels times.csv --profile h100-8 --output kernel.toml
+
     Example: tasp-lab calibrate full-mesh:4 --fabric emulated --output my.json
     """
     from tasp_lab.analysis import calibrate as calibration
 
-    _check_output(measurements, output, (".toml",) if fabric is None else (".toml", ".json"))
+    if judge:
+        _check_judge(
+            {"fabric": fabric, "scale": scale, "output": output, "backend": backend != "auto", "kernels": kernels}
+        )
+        _judge(measurements, profile, fit, algorithm, in_place, json)
+        return
+    _check_output((*measurements, *kernels), output, (".toml",) if fabric is None else (".toml", ".json"))
+    if kernels:
+        others = {"measurements": measurements, "--fit": fit, "--algorithm": algorithm, "--fabric": fabric}
+        _fit_kernel(kernels, profile, [name for name, value in others.items() if value], output, as_json=json)
+        return
     found = calibration.calibrate(
         *measurements,
         profile=profile,
@@ -94,6 +127,42 @@ def calibrate(
     print_parts(found.parts())
     if output is not None:
         print_progress(f"{'profile' if fabric is None else 'machine'}: {output}")
+
+
+def _check_judge(given: Mapping[str, object]) -> None:
+    if unused := [f"--{option}" for option, value in given.items() if value]:
+        raise QuantityError(f"{', '.join(unused)}: not with --judge, which writes no profile and runs no ranks")
+
+
+def _judge(
+    measurements: Sequence[str], profile: str | None, fit: Sequence[str], algorithm: str | None, in_place: bool,
+    json: bool,
+) -> None:  # fmt: skip
+    from tasp_lab.analysis.leave_one_out import leave_one_out
+
+    found = leave_one_out(
+        *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
+    )
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())
+
+
+def _fit_kernel(
+    tables: Sequence[str], profile: str | None, others: Sequence[str], output: Path | None, *, as_json: bool
+) -> None:
+    from tasp_lab.analysis.calibrate_kernels import calibrate_kernels
+
+    if others:
+        raise QuantityError(f"{others[0]}: not with --kernels, which takes tables of kernel times only")
+    found = calibrate_kernels(tables, profile, print_progress)
+    if output is not None:
+        found.save(output)
+    if as_json:
+        print_json(found.to_dict() | {"output": None if output is None else str(output)})
+    else:
+        print_parts(found.parts())
 
 
 def _check_output(measurements: Sequence[str], output: Path | None, endings: tuple[str, ...]) -> None:

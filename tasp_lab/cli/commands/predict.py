@@ -10,15 +10,18 @@ from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     DEFAULT_RINGS,
+    DEFAULT_SAMPLES,
     NO_CHANGES,
     OUTPUT,
     RUN,
+    Contention,
     ExpressionNumbers,
     Json,
     Library,
     LinkEdits,
     Plot,
     RingChoice,
+    SamplingChoice,
     Schedules,
     ShardBytes,
     TopologyText,
@@ -39,6 +42,7 @@ def predict(
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     changes: LinkEdits = NO_CHANGES,
     library: Library = "auto",
+    contention: Contention = None,
     rings: RingChoice = DEFAULT_RINGS,
     engine: Annotated[
         Literal["auto", "simpy", "array"],
@@ -57,6 +61,7 @@ def predict(
             help="Show the critical path, and the limit of each transfer.",
         ),
     ] = False,
+    sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
 ) -> None:
     """Predict how long a collective or an attention layer takes.
@@ -68,6 +73,7 @@ def predict(
     from tasp_lab.analysis import predict as prediction
     from tasp_lab.analysis.captions import caption
     from tasp_lab.analysis.registry import check_names
+    from tasp_lab.machines.sampling import DEFAULT_SAMPLING
 
     machine, work, options = numbers.load(topology, library), layer.work(shard_bytes), layer.options()
     check_names(schedule, work)
@@ -79,8 +85,13 @@ def predict(
         without_links=changes.without_link,
         links=changes.link,
         **vars(rings),
+        samples=DEFAULT_SAMPLING.samples if sampling.samples is None else sampling.samples,
+        seed=sampling.seed,
         options=options,
         compute=layer.compute,
+        kernel=layer.kernel,
+        contention=None if contention is None else contention == "on",
+        runtime=layer.runtime,
         engine=engine,
         explain=explain,
         events=trace is not None or plot is not None,

@@ -55,6 +55,7 @@ def show(name: str, /, *, json: Json = False) -> None:
 def _document(profile: Profile, machine: Machine) -> Document:
     """A profile with every constant: its text, its value in SI units, its meaning and its source."""
     from tasp_lab.machines.constants import CONSTANTS
+    from tasp_lab.machines.intervals import interval_fields
 
     return {
         "profile": profile.name,
@@ -69,19 +70,63 @@ def _document(profile: Profile, machine: Machine) -> Document:
                 "at": constant.at or None,
                 "value": profile.number(constant.name),
                 "unit": CONSTANTS[constant.name].unit,
+                **interval_fields(constant, profile.number(constant.name)),
                 "meaning": CONSTANTS[constant.name].meaning,
                 "source": constant.source,
             }
             for constant in profile.constants
         ],
+        "kernels": _kernels(machine),
     }
+
+
+def _kernels(machine: Machine) -> list[Document]:
+    """Every kernel of the accelerator, by pass and head dimension, with its constants; the default ones first."""
+    from tasp_lab.machines.kernel_compute import kernel_constants, kernels_on
+
+    return [
+        {
+            "name": kernel.name,
+            "default": number == 0,
+            "pass": variant.passing,
+            "head_dim": variant.head_dim,
+            "peak_flops_per_s": kernel.peak_rate(variant.passing, variant.head_dim),
+            "assumed": kernel.assumption(variant.passing, variant.head_dim) or None,
+            "constants": [
+                {"name": each.name, "text": each.value, "source": each.source}
+                for each in kernel_constants(kernel, variant.passing, variant.head_dim)
+            ],
+        }
+        for number, kernel in enumerate(kernels_on(machine.accelerator))
+        for variant in kernel.file.variants
+    ]
 
 
 def _print(profile: Profile, machine: Machine) -> None:
     """A profile for people."""
     from tasp_lab.machines.constants import CONSTANTS
+    from tasp_lab.machines.intervals import interval_text
 
     print(f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}")
     for constant in profile.constants:
         at = f" at {constant.at}" if constant.at else ""
-        print(f"\n{constant.name} = {constant.value}{at}    {CONSTANTS[constant.name].meaning}\n    {constant.source}")
+        value = f"{constant.value}{at}{interval_text(constant)}"
+        print(f"\n{constant.name} = {value}    {CONSTANTS[constant.name].meaning}\n    {constant.source}")
+    _print_kernels(machine)
+
+
+def _print_kernels(machine: Machine) -> None:
+    """The kernels, a line for each pass and head dimension; ``--json`` has all their constants."""
+    from tasp_lab.machines.kernel_compute import kernels_on
+    from tasp_lab.units import format_flops, format_time
+
+    for number, kernel in enumerate(kernels_on(machine.accelerator)):
+        print(f"\nkernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")
+        for variant in kernel.file.variants:
+            assumed = kernel.assumption(variant.passing, variant.head_dim)
+            print(
+                f"    {variant.passing}, head dimension {variant.head_dim}: up to "
+                f"{format_flops(kernel.peak_rate(variant.passing, variant.head_dim))}, tiles of "
+                f"{variant.design.rows} x {variant.design.columns}, launch {format_time(variant.launch_s.value)}; "
+                f"{assumed or variant.rate.source}"
+            )

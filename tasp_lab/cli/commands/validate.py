@@ -28,6 +28,7 @@ from tasp_lab.cli.options import (
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
+from tasp_lab.errors import ProfileError
 from tasp_lab.progress import print_progress
 
 
@@ -71,6 +72,8 @@ def validate(
     machine = numbers.load(topology, "ideal")  # the fabric has a library of its own
     work, options = layer.work(shard_bytes), layer.options()
     check_names(schedule, work)
+    if layer.runtime is not None:
+        raise ProfileError(f"runtime {layer.runtime!r}: ranks run on their own, expected none; see predict and compare")
     check_outputs(trace=trace, plot=plot, topology=topology)
     found = comparison.validate(
         machine,
@@ -81,6 +84,7 @@ def validate(
         **vars(rings),
         options=options,
         compute=layer.compute,
+        kernel=layer.kernel,
         fabric=fabric,
         scale=scale,
         repeats=repeat,

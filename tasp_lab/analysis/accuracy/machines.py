@@ -1,0 +1,80 @@
+"""The machines of measured tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from tasp_lab.analysis.accuracy.judged import TableAccuracy
+from tasp_lab.errors import TaspLabError, first_line
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.profile_files import load_profile, member, profile_names
+from tasp_lab.measurements import LayerTable, MeasuredTable
+
+
+def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | None, str]:
+    """The machine of a table, or the reason why there is none; an impossible machine does not stop other tables.
+
+    With a header `provider` its network is that of a cloud, whatever its profile says.
+    """
+    try:
+        machine = member(table.machine, library, str(table.profile)) if table.machine else None
+    except TaspLabError as error:
+        return None, str(error)
+    if machine is not None and table.headers.get("provider"):
+        machine = replace(machine, network="cloud")
+    return machine, ""
+
+
+@cache
+def machine_for(profile: str, gpus: int, nodes: int, folder: Path | None = None) -> Machine:
+    """The machine of a row: the member of a family with so many nodes and GPUs, or the machine that is named.
+
+    A file is found in `folder`, too, which is that of the table. Raises `TaspLabError` if there is none, and for
+    another number of GPUs.
+
+    >>> machine_for("h100", 16, 2).topology.name
+    'h100-2x8'
+    """
+    found = _named(_placed(profile, folder), gpus, nodes)
+    if found.topology.world_size != gpus:
+        raise TaspLabError(f"{profile} has {found.topology.world_size} ranks, the row {gpus} GPUs")
+    return found
+
+
+def _named(profile: str, gpus: int, nodes: int) -> Machine:
+    if profile in profile_names() or profile.endswith(".toml"):
+        size = f"{nodes}x{gpus // nodes}" if nodes > 1 else str(gpus)
+        found = load_profile(profile).member(size, f"{Path(profile).stem}-{size}")
+        assert found is not None, "such a size is one"
+        return found
+    try:
+        return load_machine(profile)
+    except TaspLabError:
+        raise TaspLabError(f"there is no profile {profile!r}") from None
+
+
+def _placed(profile: str, folder: Path | None) -> str:
+    beside = None if folder is None else folder / profile
+    return str(beside) if beside is not None and profile.endswith(".toml") and beside.is_file() else profile
+
+
+def machines_of(judged: TableAccuracy) -> dict[str, Machine]:
+    """The machines that predicted a table, by name."""
+    if isinstance(judged.table, MeasuredTable):
+        machine = machine_of(judged.table)[0] if judged.rows else None
+        return {} if machine is None else {str(judged.profile): machine}
+    found = {}
+    for row in judged.rows:
+        if row.predicted_s is not None and isinstance(judged.table, LayerTable):
+            where = (str(row.shape["profile"]), int(str(row.shape["gpus"])), int(str(row.shape["nodes"])))
+            machine = machine_for(*where, Path(judged.table.name).parent)
+            found[machine.topology.name] = machine
+    return found
+
+
+def reason_of(error: TaspLabError) -> str:
+    """An error as the reason why a row has no prediction."""
+    return first_line(error)

@@ -1,0 +1,143 @@
+"""The accuracy report of many tables, of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import overload
+
+from tasp_lab.analysis.accuracy.collective import judge_collective
+from tasp_lab.analysis.accuracy.judged import TableAccuracy
+from tasp_lab.analysis.accuracy.kernel import judge_kernel
+from tasp_lab.analysis.accuracy.layer import LayerJudge
+from tasp_lab.analysis.accuracy.machines import machines_of
+from tasp_lab.analysis.accuracy.tables import parts_of
+from tasp_lab.analysis.coverage import Coverage, coverage_of, coverage_parts
+from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, table_inputs
+from tasp_lab.analysis.report import Report, flat
+from tasp_lab.errors import TableError
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
+from tasp_lab.measurements import AnyTable, KernelTable, LayerTable, find_all_tables
+from tasp_lab.progress import CountCallback, ProgressCallback, no_progress
+from tasp_lab.tables import Part
+
+
+def own_tables() -> Path:
+    """The folder of the tables that come with tasp-lab."""
+    return Path(str(files("tasp_lab") / "measurements" / "tables"))
+
+
+@dataclass(frozen=True, repr=False)
+class AccuracyReport(Report, Sequence[TableAccuracy]):
+    """Measured tables beside their predictions, a sequence of `TableAccuracy`."""
+
+    tables: tuple[TableAccuracy, ...]
+    provenance: Provenance
+
+    @overload
+    def __getitem__(self, index: int) -> TableAccuracy: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TableAccuracy, ...]: ...
+    def __getitem__(self, index: int | slice) -> TableAccuracy | tuple[TableAccuracy, ...]:
+        return self.tables[index]
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    @property
+    def median_relative_error(self) -> float | None:
+        """The median of the mean errors of the tables in scope; None without any."""
+        means = [float(abs(table.errors).mean()) for table in self.tables if table.in_scope]
+        return median(means) if means else None
+
+    @property
+    def coverage(self) -> tuple[Coverage, ...]:
+        """How many measured times intervals hold, regime by regime."""
+        return coverage_of(self.tables)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "median_relative_error": self.median_relative_error,
+            "coverage": [each.to_dict() for each in self.coverage],
+            "tables": [table.to_dict() for table in self.tables],
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per table."""
+        return [flat(table.to_dict()) for table in self.tables]
+
+    def parts(self) -> list[Part]:
+        return [*parts_of(self.tables), *coverage_parts(self.coverage)]
+
+
+def accuracy(
+    *paths: Path | str,
+    sampling: Sampling = FEW_SAMPLES,
+    progress: ProgressCallback = no_progress,
+    count: CountCallback | None = None,
+) -> AccuracyReport:
+    """Compare measured tables with their predictions.
+
+    Parameters
+    ----------
+    paths : CSV tables of collectives, layers or kernels, logs of nccl-tests, and folders of them; the tables of
+        tasp-lab if none is given.
+    sampling : how many samples of constants intervals are made of, see `tasp_lab.analysis.uncertainty`.
+    progress : called with the name of each complete table, if there are several.
+    count : called instead with the number of each of these tables and its name.
+
+    Raises `TableError` for a table that cannot be read, and if no table can be compared.
+    """
+    files = [Path(path) for path in paths]
+    found, layers, tables = find_all_tables(files or [own_tables()]), LayerJudge(sampling), []
+    count = count or (lambda done, total, name: progress(name) if name else None)
+    whole = [table for table in found if not getattr(table, "reason", "")]
+    for table in found:
+        if len(whole) > 1 and table in whole:
+            count(whole.index(table), len(whole), Path(table.name).name)
+        tables.append(judge(table, layers, sampling))
+    count(len(whole), len(whole), "")
+    if not any(table.rows for table in tables):
+        raise TableError(_nothing_to_compare(files, tables))
+    return AccuracyReport(tuple(tables), _provenance(tables))
+
+
+def judge(table: AnyTable, layers: LayerJudge | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
+    """A table beside its prediction, if there is one; `layers` knows what was simulated before."""
+    if isinstance(table, LayerTable):
+        return (layers or LayerJudge(sampling)).judge(table)
+    return judge_kernel(table, sampling) if isinstance(table, KernelTable) else judge_collective(table, sampling)
+
+
+def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:
+    """The tables and their machines are the inputs; constants have the names of their machines before them."""
+    machines: dict[str, Machine] = {}
+    for each in tables:
+        for name, machine in machines_of(each).items():
+            machines[_unused(name, machine, machines)] = machine
+    inputs = {
+        "tables": [table_inputs(each.table) for each in tables],
+        "machines": {name: machine_inputs(machine, compute=False) for name, machine in machines.items()},
+    }
+    families = {machine.constants: name.partition("-")[0] for name, machine in machines.items()}
+    constants = [each for stated, name in families.items() for each in machine_constants(stated, f"{name}: ")]
+    return Provenance(inputs, tuple(constants), ("array", "simpy"))
+
+
+def _unused(name: str, machine: Machine, machines: Mapping[str, Machine]) -> str:
+    """A name for one more machine: profiles in several folders may have the same one."""
+    is_other = machines.get(name, machine) != machine
+    return f"{name} ({len(machines) + 1})" if is_other else name
+
+
+def _nothing_to_compare(paths: Sequence[Path], tables: Sequence[TableAccuracy]) -> str:
+    if not tables:
+        names = ", ".join(map(str, paths))
+        return f"{names}: no table in it, expected CSV tables (.csv) or logs of nccl-tests (.log, .out, .txt)"
+    others = f" (and {len(tables) - 1} other tables)" * (len(tables) > 1)
+    return f"{tables[0].table.name}: nothing to compare: {tables[0].reason}{others}"

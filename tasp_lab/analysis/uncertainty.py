@@ -1,0 +1,83 @@
+"""The interval of a prediction, 5 to 95 %: samples of the machine's constants beside residuals of the account.
+
+Finish times over shared links are not monotone in the constants, so each sample of the constants is simulated. Beside
+them stands the residual of the account in the same regime: what measured times differed by from predictions, less what
+the intervals of constants explain of it. The factor between a time on a new machine and its prediction is that of the
+sample times a log-normal one, so the interval is of a mixture of log-normal distributions, found by bisection: nothing
+is drawn, and equal seeds give equal intervals.
+
+Two schedules are compared on the same samples, so what they have in common cancels (`first_is_faster`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sim.simulate import simulate
+from tasp_lab.analysis.interval import Interval
+from tasp_lab.analysis.residual_fit import residual_of
+from tasp_lab.analysis.residuals import regime_of
+from tasp_lab.arrays import FloatArray
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.sampling import MachineSamples, Sampling, machine_samples
+from tasp_lab.schedule.schedule import Schedule
+
+MAX_TRANSFERS = 20_000
+"""The most transfers that all samples of a schedule simulate together, about half a second."""
+
+MIN_SAMPLES = 8
+"""With fewer samples constants are not sampled, and the residual stands alone: it has their errors in it."""
+
+
+@dataclass
+class Uncertainty:
+    """Intervals of schedules on one machine, whose samples are made once.
+
+    Residuals are `without` those of a source or provider, which is judged.
+    """
+
+    machine: Machine
+    sampling: Sampling
+    without: str = ""
+    _made: dict[int, MachineSamples] = field(default_factory=dict)
+
+    def interval(self, schedule: Schedule, time_s: float, transfers: int = 0) -> Interval | None:
+        """The interval of a schedule that takes `time_s`; None if no samples were asked for.
+
+        There are as many samples as for a schedule of `transfers`, if it has less: passes are added sample by sample.
+        """
+        if not self.sampling.samples or not time_s > 0 or not math.isfinite(time_s):
+            return None
+        regime = regime_of(self.machine, schedule)
+        return Interval(time_s, self.samples_s(schedule, transfers), residual_of(regime, self.without))
+
+    def samples_s(self, schedule: Schedule, transfers: int = 0) -> FloatArray:
+        """The times of a schedule with samples of the constants, shape (samples,); empty where it is too large."""
+        sampling = self.sampling.of(MAX_TRANSFERS // max(schedule.transfers, transfers, 1))
+        if sampling.samples < min(MIN_SAMPLES, self.sampling.samples):
+            return np.zeros(0)
+        made = self._samples(sampling)
+        machines = made.machines or (self.machine,) * sampling.samples
+        task = schedule.task
+        if task is None:
+            return self._times(schedule, machines) if made.machines else np.zeros(0)
+        rate = self.machine.compute.rate(task.dtype, task.passing)
+        factors = made.of_rate(rate, task.dtype, task.passing)
+        if not made.machines and (factors == 1).all():
+            return np.zeros(0)
+        changed = tuple(
+            replace(machine, compute=machine.compute.scaled(float(factor)))
+            for machine, factor in zip(machines, factors, strict=True)
+        )
+        return self._times(schedule, changed)
+
+    def _samples(self, sampling: Sampling) -> MachineSamples:
+        if sampling.samples not in self._made:
+            self._made[sampling.samples] = machine_samples(self.machine, sampling)
+        return self._made[sampling.samples]
+
+    def _times(self, schedule: Schedule, machines: tuple[Machine, ...]) -> FloatArray:
+        return np.array([float(simulate(schedule, machine, events=False).time_s) for machine in machines])

@@ -1,0 +1,78 @@
+"""Pictures of layers and kernels beside their predictions: every row with a prediction is a point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tasp_lab.plots.row_accuracy import MAX_PANELS, REACH, draw_rows, plot_lines, plot_rows
+
+
+class Row(NamedTuple):
+    measured_s: float | None
+    relative_error: float | None
+    in_scope: bool = True
+    regime: str | None = "gpu-bound"
+
+
+class Judged(NamedTuple):
+    label: str
+    rows: Sequence[Row]
+
+
+regimes = st.sampled_from(["gpu-bound", "host-bound"])
+rows = st.lists(
+    st.builds(Row, st.floats(1e-5, 10), st.floats(-0.99, 5), st.booleans(), regimes),
+    min_size=1,
+    max_size=6,
+)  # fmt: skip
+
+
+def drawn(axes: Axes) -> set[tuple[float, float]]:
+    """The points, without the shaded range."""
+    found = [each.get_offsets() for each in axes.collections]
+    return {(float(x), float(y)) for each in found for x, y in np.asarray(each)}
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows)
+def test_every_row_is_a_point_at_its_time_and_error(found: list[Row]) -> None:
+    axes = Figure().subplots()
+    plot_rows(Judged("table", [*found, Row(None, None), Row(1.0, None)]), axes)
+    expected = {(row.measured_s, min(row.relative_error, REACH)) for row in found}
+    assert drawn(axes) == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(rows, min_size=1, max_size=3))
+def test_the_overview_has_a_line_per_table(found: list[list[Row]]) -> None:
+    axes = Figure().subplots()
+    plot_lines([Judged(f"table {number}", each) for number, each in enumerate(found)], axes)
+    expected = {(min(row.relative_error, REACH), float(place)) for place, each in enumerate(found) for row in each}
+    assert drawn(axes) == expected
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"table {n}" for n in range(len(found))]
+
+
+@pytest.mark.parametrize(("tables", "panels"), [(1, 1), (5, 5), (MAX_PANELS, MAX_PANELS), (MAX_PANELS + 1, 1)])
+def test_few_tables_have_panels_and_many_a_line_each(tables: int, panels: int) -> None:
+    figure = draw_rows([Judged(f"table {number}", [Row(1.0, 0.1)]) for number in range(tables)])
+    assert sum(axes.get_visible() for axes in figure.axes) == panels
+
+
+def test_tables_without_a_prediction_are_left_out() -> None:
+    assert not draw_rows([Judged("none", [Row(1.0, None, False)])]).axes
+
+
+def test_rows_that_do_not_count_are_hollow_and_not_in_the_median() -> None:
+    axes = Figure().subplots()
+    plot_rows(Judged("table", [Row(1.0, 0.1), Row(2.0, -0.5, False, "host-bound")]), axes)
+    assert "median 10.0% of 1" in axes.get_title(loc="left")
+    alpha = {each.get_label(): each.get_facecolors()[0][3] for each in axes.collections if len(each.get_offsets())}
+    assert alpha == {"gpu-bound": 1, "host-bound": 0}
