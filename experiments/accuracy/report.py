@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.common import markdown_table
 from tasp_lab import accuracy
-from tasp_lab.analysis.accuracy import AccuracyReport, TableAccuracy
+from tasp_lab.analysis.accuracy import AccuracyReport, CollectiveAccuracy, own_tables
 from tasp_lab.files import write_whole
 from tasp_lab.plots.accuracy import TARGET_ERROR, draw_tables
 from tasp_lab.plots.timelines import render
@@ -27,8 +27,9 @@ FOLDER = Path(__file__).parent
 
 def main() -> None:
     """Judge the repository's own tables and write what was found."""
-    tables = accuracy(progress=progress)
-    write_whole(FOLDER / "accuracy.json", (json.dumps(_document(tables), indent=1) + "\n").encode())
+    found = accuracy(*sorted(own_tables().glob("*.csv")), progress=progress)
+    tables = [each for each in found if isinstance(each, CollectiveAccuracy)]
+    write_whole(FOLDER / "accuracy.json", (json.dumps(_document(found), indent=1) + "\n").encode())
     write_whole(FOLDER / "accuracy.md", (report_text(tables) + "\n").encode())
     overview = draw_tables([each for each in tables if each.rows], "Predicted over measured time of every table")
     write_whole(FOLDER / "accuracy.png", render(overview, "png"))
@@ -38,16 +39,16 @@ def main() -> None:
     print(summary(tables))
 
 
-def families(tables: Sequence[TableAccuracy]) -> dict[str, list[TableAccuracy]]:
+def families(tables: Sequence[CollectiveAccuracy]) -> dict[str, list[CollectiveAccuracy]]:
     """The tables that have a prediction, by the machine family of their profile."""
-    found: dict[str, list[TableAccuracy]] = defaultdict(list)
+    found: dict[str, list[CollectiveAccuracy]] = defaultdict(list)
     for each in tables:
         if each.rows:
             found[str(each.table.profile).partition("-")[0]].append(each)
     return dict(found)
 
 
-def report_text(tables: Sequence[TableAccuracy]) -> str:
+def report_text(tables: Sequence[CollectiveAccuracy]) -> str:
     """Summary, tables in scope with their errors, and the others with their reasons, in Markdown."""
     in_scope = markdown_table(
         ("table", "profile", "collective", "ranks", "sizes", "mean", "worst", "bias", "dominant rule"),
@@ -65,7 +66,7 @@ def report_text(tables: Sequence[TableAccuracy]) -> str:
     )
 
 
-def summary(tables: Sequence[TableAccuracy]) -> str:
+def summary(tables: Sequence[CollectiveAccuracy]) -> str:
     """The mean error of the median table, the number of tables within the target, and the worst table."""
     means = {Path(each.table.name).stem: float(abs(each.errors).mean()) for each in tables if each.in_scope}
     if not means:
@@ -80,23 +81,22 @@ def summary(tables: Sequence[TableAccuracy]) -> str:
     )
 
 
-def _name(each: TableAccuracy) -> tuple[str, str, str, str]:
+def _name(each: CollectiveAccuracy) -> tuple[str, str, str, str]:
     table = each.table
     return Path(table.name).stem, str(table.profile), str(table.collective), str(table.ranks)
 
 
-def _row(each: TableAccuracy) -> tuple[str, ...]:
+def _row(each: CollectiveAccuracy) -> tuple[str, ...]:
     errors, sizes = each.errors, [row.size_bytes for row in each.rows if row.in_scope]
     ends = " to ".join(format_size_about(size) for size in dict.fromkeys((min(sizes), max(sizes))))
     of_errors = (f"{abs(errors).mean():.1%}", f"{abs(errors).max():.1%}", f"{errors.mean():+.1%}")
     return (*_name(each), f"{len(sizes)}: {ends}", *of_errors, each.dominant_rule)
 
 
-def _document(tables: AccuracyReport) -> dict[str, object]:
+def _document(found: AccuracyReport) -> dict[str, object]:
     """The document of `tasp-lab accuracy --json`, files by their names only."""
-    document = tables.to_dict()
-    named = [each.to_dict() | {"file": Path(each.table.name).name} for each in tables]
-    return document | {"tables": named}
+    named = [each.to_dict() | {"file": Path(each.table.name).name} for each in found]
+    return found.to_dict() | {"tables": named}
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _curve(machine: Machine, ranks: Ranks, mask: Mask) -> list[Record]:
 
 def _measure(ranks: Ranks, schedule: Schedule, rate: float, predicted_s: float) -> list[float]:
     """The seconds of each repeat, on the slowest rank."""
-    job = RunSchedule(schedule, "auto", REPEATS, warm_ups=1, flops_per_s=rate)
+    job = RunSchedule(schedule, "auto", REPEATS, warm_ups=1, compute=ComputeRate(rate))
     results = ranks.perform(job, longest_silence_s=10 + predicted_s)
     records = [[record for record in of_rank if isinstance(record, RankRecord)]
                for of_rank in results if isinstance(of_rank, list)]  # fmt: skip

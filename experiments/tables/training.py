@@ -78,7 +78,9 @@ def publish() -> None:
         head,
         f"Processes of one host with {record['machine']['cores']} cores; attention as a share of a step:",
         markdown_table(("processes, schedule", "tokens/s", "of one process", "attention"), host),
-        "Ranks on an emulated mesh: attention of a step, and the communication in it as a share of the step.",
+        "Ranks on an emulated mesh: attention of a step, and the communication in it as a share of the step. "
+        f"They share {record['machine']['cores']} cores with their own threads of communication, which are in no "
+        "prediction; with fewer cores than ranks the error is not that of the communication.",
         markdown_table(
             ("ranks, schedule", "step s", "attention s", "predicted s", "error", "communication", "predicted"), mesh
         ),

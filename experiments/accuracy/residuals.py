@@ -1,0 +1,134 @@
+"""The residuals of the account, which intervals of predictions are made of.
+
+``python -m experiments.accuracy.residuals`` judges every measured table of collectives by its library and by links
+alone, and every table of layers; kernels are those kept aside in
+``experiments/results/kernel_accuracy.json``. It writes
+``tasp_lab/analysis/residuals.toml``: a group per regime and measured machine. `tasp-lab accuracy` then judges the
+intervals, those of a table without its own source or provider.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+import tasp_lab.analysis
+from tasp_lab.analysis.accuracy.collective import judge_collective
+from tasp_lab.analysis.accuracy.kernel import judge_kernel
+from tasp_lab.analysis.accuracy.layer import LayerJudge
+from tasp_lab.analysis.accuracy.report import own_tables
+from tasp_lab.analysis.left_out import left_out_with
+from tasp_lab.analysis.residuals import KERNELS, Group, Regime, ResidualFile
+from tasp_lab.files import write_whole
+from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES
+from tasp_lab.measurements import KernelTable, LayerTable, find_all_tables, find_tables
+from tasp_lab.progress import print_progress as progress
+
+FILE = Path(next(iter(tasp_lab.analysis.__path__))) / "residuals.toml"
+KERNEL_ACCURACY = Path(__file__).parents[1] / "results" / "kernel_accuracy.json"
+RATE_VARIANCE = (math.log1p(0.2) / 1.645) ** 2
+"""What the interval of a measured kernel rate adds to a layer that kernels bound; the rows below have no samples."""
+
+HEAD = (
+    "# Residuals of the account by regime and measured machine: log(measured / predicted). Made by\n"
+    "# python -m experiments.accuracy.residuals\n\n"
+)
+
+
+class Row(NamedTuple):
+    """One measured time: its regime, what it is left out with, its machine, log(measured / predicted), and the
+    variance of log(predicted) by the constants."""
+
+    regime: Regime
+    key: str
+    machine: str
+    error: float
+    constants: float
+
+
+def main() -> None:
+    """Write the data file."""
+    found = [*collectives("auto"), *collectives("ideal"), *layers(), *kernels()]
+    write_whole(FILE, HEAD.encode() + msgspec.toml.encode(ResidualFile(groups_of(found))))
+    print(f"{FILE.name}: {len(found)} rows in {len(groups_of(found))} groups")
+
+
+def groups_of(rows: list[Row]) -> tuple[Group, ...]:
+    """The rows by regime, source and machine."""
+    found: defaultdict[tuple[Regime, str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.regime, row.key, row.machine].append(row)
+    return tuple(
+        Group(*key, len(each), *_moments([row.error for row in each]), _mean([row.constants for row in each]))
+        for key, each in found.items()
+    )
+
+
+def collectives(library: str) -> Iterator[Row]:
+    """The rows in scope of all measured tables of tasp-lab."""
+    for table in find_tables([own_tables()]):
+        progress(f"{library}: {Path(table.name).name}")
+        for row in judge_collective(table, DEFAULT_SAMPLING, library).rows:
+            if row.in_scope and row.interval is not None:
+                error = math.log(row.measured_s / row.predicted_s)
+                samples_s = row.interval.samples_s
+                variance = float(np.log(samples_s).var()) if len(samples_s) else 0.0
+                yield Row(row.interval.residual.asked, left_out_with(table), str(table.profile), error, variance)
+
+
+def layers() -> Iterator[Row]:
+    """Measured layers that count, which GPUs and links bound; their machines are families and sizes."""
+    judge = LayerJudge(FEW_SAMPLES)
+    for table in find_all_tables([own_tables() / "layers"]):
+        assert isinstance(table, LayerTable), "the folder has tables of layers"
+        progress(Path(table.name).name)
+        for row in judge.judge(table).rows:
+            if row.in_scope and row.interval is not None and row.measured_s and row.predicted_s:
+                error = math.log(row.measured_s / row.predicted_s)
+                machine = f"{row.shape['profile']}, {row.shape['gpus']} GPUs"
+                yield Row(row.interval.residual.asked, left_out_with(table), machine, error, RATE_VARIANCE)
+
+
+def kernels() -> Iterator[Row]:
+    """Rows of kernel tables kept aside: each table is predicted by constants fitted to others, or to half its rows."""
+    for group in json.loads(KERNEL_ACCURACY.read_text())["kept_aside"]:
+        table = _kernel_table(group["table"])
+        machine, variance = f"{group['gpu']} {group['kernel']}", _variance(group["table"])
+        for _, measured_s, predicted_s in group["measured_and_predicted_s"]:
+            yield Row(KERNELS, left_out_with(table), machine, math.log(measured_s / predicted_s), variance)
+
+
+@cache
+def _kernel_table(name: str) -> KernelTable:
+    (found,) = find_all_tables([own_tables() / "kernels" / f"{name}.csv"])
+    assert isinstance(found, KernelTable), "the folder has tables of kernels"
+    return found
+
+
+@cache
+def _variance(name: str) -> float:
+    """What the intervals of a kernel's constants give: the mean over the rows of a table."""
+    intervals = [
+        row.interval for row in judge_kernel(_kernel_table(name), FEW_SAMPLES).rows if row.interval is not None
+    ]
+    return float(np.mean([np.log(each.samples_s).var() for each in intervals])) if intervals else 0.0
+
+
+def _moments(errors: list[float]) -> tuple[float, float]:
+    return _mean(errors), round(float(np.var(errors)), 6)
+
+
+def _mean(values: list[float]) -> float:
+    return round(float(np.mean(values)), 6)
+
+
+if __name__ == "__main__":
+    main()

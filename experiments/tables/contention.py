@@ -1,0 +1,140 @@
+"""Published slowdowns of kernels beside communication, and what the model of contention says of each.
+
+``python -m experiments.tables.contention`` writes ``experiments/results/contention.md``.
+
+The model has two constants: the multiprocessors of a GPU, from data sheets, and one multiprocessor per channel, from
+NVIDIA/nccl#689. Neither comes from these rows. The channels of a row are those that its source names, else those of
+the machine's profile. A kernel is taken to run beside messages from its beginning to its end unless the source gives
+enough to say how long both lasted, so most predictions are the largest slowdown that the model has for the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.common import markdown_table
+from sim.simulate import simulate
+from tasp_lab.collectives.library_calls import library_schedule
+from tasp_lab.files import write_whole
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.compute_rates import accelerator_constants
+from tasp_lab.machines.contention import Contention
+from tasp_lab.machines.profile_files import load_profile
+
+RESULTS = Path(__file__).parents[1] / "results"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """A published slowdown of a kernel, together / alone, `low` to `high`; and the `channels` beside it."""
+
+    gpu: str
+    kernel: str
+    beside: str
+    low: float
+    high: float
+    channels: int
+    source: str
+    remark: str
+
+    @property
+    def predicted(self) -> float:
+        """Together / alone, if messages are in flight all the time."""
+        return float(1 / (1 - contention(self.gpu, self.channels).share(self.channels, self.channels)))
+
+    def row(self) -> tuple[str, ...]:
+        measured = f"{self.low:.2f}" if self.low == self.high else f"{self.low:.2f} to {self.high:.2f}"
+        middle = (self.low + self.high) / 2
+        error = f"{self.predicted / middle - 1:+.0%}"
+        what = f"{self.gpu}: {self.kernel}, beside {self.beside}"
+        return what, str(self.channels), measured, f"{self.predicted:.2f}", error, self.remark, self.source
+
+
+def contention(gpu: str, channels: int) -> Contention:
+    """The contention of a GPU whose messages have at most so many channels."""
+    sms = next(int(each.value) for each in accelerator_constants(gpu) if each.name == "sms")
+    return Contention(sms, 1, channels)
+
+
+def _channels(family: str) -> int:
+    """The channels of a collective within one node, by the profile."""
+    return int(load_profile(family).number("channels"))
+
+
+def slowdowns() -> list[Slowdown]:
+    """The rows of known GPUs and channels."""
+    waves = "whole waves: 132 blocks on 108 SMs are two, which would be 2.0"
+    memory = "the source names memory: NCCL moves two to three times the bytes of its links"
+    return [
+        Slowdown("h100", "GEMM of exactly 132 blocks", "NCCL all-gather, 24 blocks", 1.7, 1.7, 24,
+                 "forums.developer.nvidia.com, t/337991", waves),
+        Slowdown("h100", "matmuls under FSDP", "NCCL collectives", 1.30, 1.40, _channels("h100"),
+                 "pytorch/pytorch pull 179937", "channels of the profile; waves"),
+        Slowdown("a100", "attention in training", "NCCL all-gather", 1.83, 1.83, _channels("a100"),
+                 "NVIDIA/nccl#1428", f"channels of the profile; {memory}"),
+        Slowdown("a100", "GEMM in training", "NCCL all-gather", 1.76, 1.76, _channels("a100"),
+                 "NVIDIA/nccl#1428", "channels of the profile; memory"),
+        Slowdown("a100", "element-wise kernel", "NCCL all-gather", 2.5, 2.5, _channels("a100"),
+                 "NVIDIA/nccl#1428", "channels of the profile; bound by memory, which is left out"),
+        Slowdown("v100", "CUTLASS GEMM", "NCCL AllReduce, 24 channels", 2.24, 2.64, 24,
+                 "parasailteam/coconet#6", "alone is cuBLAS; the AllReduce slows as much, which is left out"),
+        Slowdown("a100", "training of GPT and LLaMA", "FSDP and pipelines", 1.189, 1.40, _channels("a100"),
+                 "arXiv 2507.03114", "mean and largest of A100, H100, MI250, MI210; not all beside messages"),
+        Slowdown("mi300x", "attention of a ring", "RCCL, 8 channels per link", 1.08, 1.13, 8,
+                 "arXiv 2509.26541", "derived: TASP's published speed-ups exceed what overlap alone allows by so much"),
+    ]  # fmt: skip
+
+
+def overlapped_matmul() -> Sequence[tuple[str, ...]]:
+    """8192^3 in fp16 beside an all-gather of 64 MiB on eight H100: the one source with all times of both."""
+    in_turn_s, together_s, by_copies_s = 2960e-6, 2020e-6, 1770e-6
+    machine = load_machine("h100-8")
+    gather = library_schedule("all_gather", machine.topology, machine.topology.world_size * 64 * MIB)
+    gather_s = float(simulate(gather, machine).time_s)
+    matmul_s = in_turn_s - gather_s
+    share = float(contention("h100", _channels("h100")).share(_channels("h100"), 0))
+    predicted_s = matmul_s + share * min(gather_s, matmul_s / (1 - share))
+    return [
+        ("one after the other", _us(in_turn_s), "", ""),
+        ("of these the all-gather", "", _us(gather_s), ""),
+        _beside("together, channels", together_s, predicted_s),
+        _beside("together, copy engines", by_copies_s, matmul_s),
+        _beside("what channels cost", together_s - by_copies_s, predicted_s - matmul_s),
+    ]
+
+
+def _beside(what: str, measured_s: float, predicted_s: float) -> tuple[str, ...]:
+    return what, _us(measured_s), _us(predicted_s), f"{predicted_s / measured_s - 1:+.0%}"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us"
+
+
+def main() -> None:
+    """Write the table."""
+    rows = slowdowns()
+    columns = ("kernel", "channels", "measured", "model", "error", "remark", "source")
+    beside = ("h100-8", "measured", "model", "error")
+    errors = sorted(abs(2 * each.predicted / (each.low + each.high) - 1) for each in rows)
+    parts = [
+        "Slowdowns of kernels beside communication, together / alone, by `python -m experiments.tables.contention`."
+        f" Median error {errors[len(errors) // 2]:.0%}, largest {errors[-1]:.0%}; nothing is tuned to these rows, and a"
+        " row's error tells what the model leaves out (decision 22).",
+        markdown_table(columns, [each.row() for each in rows]),
+        "A matmul of 8192 x 8192 x 8192 in fp16 beside an all-gather of 64 MiB on eight H100"
+        " (pytorch/pytorch pull 172714). The source does not say whether 64 MiB are of one GPU or of all; if of all,"
+        " the matmul alone would have to take longer than both together did. The all-gather alone is our prediction,"
+        " the matmul alone the rest of both in turn:",
+        markdown_table(beside, overlapped_matmul()),
+    ]
+    text = "\n\n".join(parts) + "\n"
+    write_whole(RESULTS / "contention.md", text.encode())
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

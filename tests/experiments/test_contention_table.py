@@ -1,0 +1,26 @@
+"""The table of published slowdowns: the model by hand, and the committed result."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.tables import contention
+from tasp_lab.files import write_whole
+
+
+def test_slowdowns_by_hand() -> None:
+    """24 of 132, 108 and 80 multiprocessors; 8 of 304."""
+    found = {each.gpu: each.predicted for each in contention.slowdowns()}
+    assert found == {
+        "h100": pytest.approx(132 / 108),
+        "a100": pytest.approx(108 / 84),
+        "v100": pytest.approx(80 / 56),
+        "mi300x": pytest.approx(304 / 296),
+    }
+
+
+def test_the_result_is_the_present_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert contention.write_whole is write_whole
+    monkeypatch.setattr(contention, "write_whole", lambda path, data: None)
+    contention.main()
+    assert capsys.readouterr().out == (contention.RESULTS / "contention.md").read_text() + "\n"
