@@ -36,6 +36,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.decomposition --measure
 	$(BIN)/python -m experiments.curves.attention
 	$(BIN)/python -m experiments.tables.trimming
+	$(BIN)/python -m experiments.tables.contention
 	$(BIN)/python -m experiments.tables.passes
 	$(BIN)/python -m experiments.tables.training
 	$(BIN)/python -m experiments.tables.hybrids
