@@ -71,9 +71,14 @@ class MeasuredTable:
         A profile of one's own, such as ``my.toml:2x8``, is looked for in the folder of the table, then in the working
         directory.
         """
-        path, ending, size = (self.profile or "").rpartition(".toml")
-        beside = Path(self.name).parent / f"{path}{ending}"
-        return f"{beside}{size}" if ending and beside.is_file() else self.profile
+        return self.profile and profile_beside(self.profile, Path(self.name).parent)
+
+
+def profile_beside(profile: str, folder: Path) -> str:
+    """A profile by the path of its file in `folder`, if it is one such as ``my.toml:2x8``; else as it is."""
+    path, ending, size = profile.rpartition(".toml")
+    beside = folder / f"{path}{ending}"
+    return f"{beside}{size}" if ending and beside.is_file() else profile
 
 
 def read_table(path: Path) -> MeasuredTable:

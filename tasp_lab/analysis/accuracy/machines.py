@@ -12,6 +12,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.profile_files import load_profile, member, profile_names
 from tasp_lab.measurements import LayerTable, MeasuredTable
+from tasp_lab.measurements.table import profile_beside
 
 
 def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | None, str]:
@@ -38,7 +39,7 @@ def machine_for(profile: str, gpus: int, nodes: int, folder: Path | None = None)
     >>> machine_for("h100", 16, 2).topology.name
     'h100-2x8'
     """
-    found = _named(_placed(profile, folder), gpus, nodes)
+    found = _named(profile if folder is None else profile_beside(profile, folder), gpus, nodes)
     if found.topology.world_size != gpus:
         raise TaspLabError(f"{profile} has {found.topology.world_size} ranks, the row {gpus} GPUs")
     return found
@@ -54,11 +55,6 @@ def _named(profile: str, gpus: int, nodes: int) -> Machine:
         return load_machine(profile)
     except TaspLabError:
         raise TaspLabError(f"there is no profile {profile!r}") from None
-
-
-def _placed(profile: str, folder: Path | None) -> str:
-    beside = None if folder is None else folder / profile
-    return str(beside) if beside is not None and profile.endswith(".toml") and beside.is_file() else profile
 
 
 def machines_of(judged: TableAccuracy) -> dict[str, Machine]:

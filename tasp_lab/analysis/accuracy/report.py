@@ -96,12 +96,13 @@ def accuracy(
     files = [Path(path) for path in paths]
     found, layers, tables = find_all_tables(files or [own_tables()]), LayerJudge(sampling), []
     count = count or (lambda done, total, name: progress(name) if name else None)
-    whole = [table for table in found if not getattr(table, "reason", "")]
-    for table in found:
-        if len(whole) > 1 and table in whole:
-            count(whole.index(table), len(whole), Path(table.name).name)
+    is_whole = [not getattr(table, "reason", "") for table in found]
+    total = sum(is_whole)
+    for number, table in enumerate(found):
+        if total > 1 and is_whole[number]:
+            count(sum(is_whole[:number]), total, Path(table.name).name)
         tables.append(judge(table, layers, sampling))
-    count(len(whole), len(whole), "")
+    count(total, total, "")
     if not any(table.rows for table in tables):
         raise TableError(_nothing_to_compare(files, tables))
     return AccuracyReport(tuple(tables), _provenance(tables))
