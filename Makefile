@@ -6,14 +6,14 @@ INSTALLED := .venv/.installed
 WORKERS ?= 2
 SIMGRID := python3-simgrid libsimgrid-dev
 
-.PHONY: lab test check simgrid experiments site clean
+.PHONY: lab test check simgrid chromium experiments site clean
 
 # The main job: a mesh and a switch, predicted, run and compared.
 lab: $(INSTALLED)
 	$(BIN)/python -m experiments.lab
 
 # Lint, types, layers, then every test but those that need a GPU; those that measure time run by themselves.
-test: $(INSTALLED) check simgrid
+test: $(INSTALLED) check simgrid chromium
 	$(BIN)/pytest -n $(WORKERS) -m "not gpu and not alone"
 	$(BIN)/pytest -m alone $$(grep -rl --include="test_*.py" pytest.mark.alone tests)
 
@@ -29,6 +29,13 @@ simgrid:
 	|| { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(SIMGRID); } \
 		>/dev/null 2>&1 \
 	|| echo "SimGrid is missing (as root: apt-get install $(SIMGRID)): tests against it are skipped, in CI they fail"
+
+# The browser in which the tests look at reports.
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null \
+	|| { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium; } \
+		>/dev/null 2>&1 \
+	|| echo "Chromium is missing (as root: apt-get install chromium): tests of reports are skipped, in CI they fail"
 
 # The long tables, written to experiments/results and experiments/benchmarks/results.
 experiments: $(INSTALLED)
@@ -62,7 +69,7 @@ site: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[runtime,transformers,notebooks,search,docs,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[runtime,transformers,notebooks,search,studies,docs,dev]"
 	touch $@
 
 clean:

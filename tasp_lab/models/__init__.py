@@ -1,0 +1,1 @@
+"""Models by name: their layers in numbers, with sources."""

@@ -1,0 +1,33 @@
+"""Rows of a study: one per point, with everything needed to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from tasp_lab.study.point import Value
+
+Row = Mapping[str, Value]
+"""Cells by column. Times are in seconds, sizes in bytes."""
+
+Status = Literal["done", "failed", "settled"]
+"""``done``: simulated; ``failed``: refused, `error` says why; ``settled``: a bound decided, there is no time."""
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+WHO = ("key", "machine", "nodes", "ranks", "library", "model", "seq", "batch", "heads", "kv_heads", "head_dim", "dtype")
+"""Columns that say which point it is, with those of `WHAT`; further axes of a study have columns of their own."""
+
+WHAT = ("mask", "kind", "passes", "schedule", "variant", "overrides")
+
+TIMES = ("time_s", "time_low_s", "time_high_s", "compute_s", "communication_s", "exposed_s", "bound_s")
+"""`compute_s` is the time without messages, `communication_s` that without compute, `exposed_s` the time minus
+`compute_s`."""
+
+REST = ("binds", "bytes_per_rank", "buffer_bytes", "memory_bytes", "fits", "engine", "settled_by", "search_complete")
+"""`binds` is the largest part of the critical path; `settled_by` is ``simulation`` or ``bound``."""
+
+HISTORY = ("version", "constants", "status", "error", "inputs")
+"""`constants` is the hash of the machine's constants, `inputs` those of the point as JSON."""
+
+COLUMNS = (*WHO, *WHAT, *TIMES, *REST, *HISTORY)
