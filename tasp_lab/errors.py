@@ -97,5 +97,9 @@ class OutputError(TaspLabError):
     """A file could not be written. No partial file remains."""
 
 
+class StudyError(TaspLabError):
+    """A study or its folder that cannot be read, or a question that its rows do not answer."""
+
+
 class MissingPackageError(TaspLabError):
     """An optional package is not installed. The message names it and how to install it."""

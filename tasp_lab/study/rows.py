@@ -20,9 +20,13 @@ WHO = ("key", "machine", "nodes", "ranks", "library", "model", "seq", "batch", "
 
 WHAT = ("mask", "kind", "passes", "schedule", "variant", "overrides")
 
-TIMES = ("time_s", "time_low_s", "time_high_s", "compute_s", "communication_s", "exposed_s", "bound_s")
+TIMES = (
+    *("time_s", "time_low_s", "time_high_s", "order_spread"),
+    *("compute_s", "communication_s", "exposed_s", "bound_s"),
+)
 """`compute_s` is the time without messages, `communication_s` that without compute, `exposed_s` the time minus
-`compute_s`."""
+`compute_s`. `order_spread` is the standard deviation of log(measured / predicted) that schedules on one machine do not
+have in common (`tasp_lab.analysis.residual_fit.Residual.own`): which of two is faster depends on it alone."""
 
 REST = ("binds", "bytes_per_rank", "buffer_bytes", "memory_bytes", "fits", "engine", "settled_by", "search_complete")
 """`binds` is the largest part of the critical path; `settled_by` is ``simulation`` or ``bound``."""

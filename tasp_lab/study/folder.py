@@ -1,0 +1,167 @@
+"""The folder of a study that was run: its rows, its failures, and where its numbers come from.
+
+========================  =====================================================================================
+file                      contents
+========================  =====================================================================================
+``study.toml``            the study as it was asked; of it ``[study]``, ``[schedule] baseline`` and ``[find]`` are read
+``points.parquet``        every row, failed ones among them; columns of `tasp_lab.study.rows` and one per further axis
+``points.csv``            the same for other programs
+``failures.csv``          the rows that failed, for people
+``provenance.json``       `format`, `study`, `seed`, `version`, `command`, `constants`, `assumptions`
+========================  =====================================================================================
+
+A cell that has no value is missing (None in Python). Columns beyond `tasp_lab.study.rows.COLUMNS` are axes.
+The baseline is simulated in every group, never settled by a bound, since speed-ups are over its time.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasp_lab.errors import StudyError, first_line
+from tasp_lab.study.needed import needed
+from tasp_lab.study.rows import COLUMNS, WHAT, WHO
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STUDY, POINTS, POINTS_CSV, FAILURES = "study.toml", "points.parquet", "points.csv", "failures.csv"
+PROVENANCE, REPORT = "provenance.json", "report.html"
+
+FORMAT = 1
+"""Of the files of a folder; a folder of another format is refused."""
+
+Provenance = Mapping[str, Any]
+"""``format``: `FORMAT`; ``study``: its name; ``seed``, ``version``; ``command``: what repeats it; ``constants``: a list
+of ``machine``, ``name``, ``value``, ``low``, ``high``, ``source``, ``assumed``; ``assumptions``: a list of texts."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a study asks.
+
+    `baseline` is the schedule that speed-ups are over, None without one; `axes` are the columns with more than one
+    value, in the order of the row; `find` is the section of that name.
+    """
+
+    name: str
+    seed: int
+    baseline: str | None
+    axes: tuple[str, ...]
+    find: Mapping[str, Any]
+
+
+class StudyFolder:
+    """A study that was run. Raises `StudyError` unless there is one at `path`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.exists():
+            raise StudyError(f"{path}: no such folder")
+        if not self.path.is_dir():
+            raise StudyError(f"{path}: expected the folder of a study, not a file")
+        if not (self.path / STUDY).exists() and not (self.path / PROVENANCE).exists():
+            raise StudyError(
+                f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes"
+            )
+
+    def rows(self) -> pd.DataFrame:
+        """All rows that did not fail, by column; further axes of the study have columns of their own."""
+        found = self._points
+        return found[found["status"] != "failed"].reset_index(drop=True)
+
+    def failures(self) -> pd.DataFrame:
+        """The rows that failed; `error` says why."""
+        found = self._points
+        return found[found["status"] == "failed"].reset_index(drop=True)
+
+    def provenance(self) -> Provenance:
+        """What the numbers follow from. Raises `StudyError` for a folder of another format."""
+        return self._provenance
+
+    @cached_property
+    def study(self) -> Outline:
+        """What the study asks."""
+        asked, told = self._asked, self.provenance()
+        baseline = asked.get("schedule", {}).get("baseline")
+        name, seed = str(told.get("study") or self.path.resolve().name), int(told.get("seed") or 0)
+        return Outline(name, seed, baseline, varying(self._points), asked.get("find", {}))
+
+    @cached_property
+    def _points(self) -> pd.DataFrame:
+        self.provenance()
+        try:
+            found = needed("pandas", "a study").read_parquet(self._file(POINTS), engine="pyarrow")
+        except ImportError:
+            needed("pyarrow", "a study")
+            raise
+        except (OSError, ValueError) as error:
+            raise StudyError(f"{self.path / POINTS}: cannot be read: {first_line(error)}") from error
+        missing = [each for each in ("machine", "schedule", "status", "time_s") if each not in found]
+        if missing:
+            raise StudyError(f"{self.path / POINTS}: no column {missing[0]!r}, expected the rows of a study")
+        if found.empty:
+            raise self._nothing()
+        return found.reindex(columns=[*found.columns, *(each for each in COLUMNS if each not in found)])
+
+    @cached_property
+    def _provenance(self) -> Provenance:
+        path = self._file(PROVENANCE)
+        try:
+            found: Provenance = json.loads(path.read_text())
+            written = found.get("format")
+        except (OSError, ValueError, AttributeError) as error:
+            raise StudyError(f"{path}: cannot be read: {first_line(error)}") from error
+        if written != FORMAT:
+            raise StudyError(f"{self.path}: was written in format {written}, expected format {FORMAT} of this version")
+        return found
+
+    @cached_property
+    def _asked(self) -> Mapping[str, Any]:
+        path = self.path / STUDY
+        try:
+            return tomllib.loads(path.read_text()) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise StudyError(f"{path}: cannot be read: {first_line(error)}") from error
+
+    def _file(self, name: str) -> Path:
+        """A file of the folder that a run writes."""
+        path = self.path / name
+        if not path.exists():
+            raise self._nothing()
+        return path
+
+    def _nothing(self) -> StudyError:
+        return StudyError(f"{self.path}: nothing was run yet, expected {POINTS}, as tasp-lab study run writes it")
+
+
+FOLLOWING = {
+    "nodes": ("machine",), "ranks": ("machine",), "library": ("machine",),
+    "heads": ("model",), "kv_heads": ("model",), "head_dim": ("model",),
+}  # fmt: skip
+"""Columns that are determined by another one, if that one is there."""
+
+
+def questions(rows: pd.DataFrame) -> list[str]:
+    """The columns that say which point a row is: those of `WHO` and `WHAT` but the key, and further axes."""
+    known = [each for each in (*WHO[1:], *WHAT) if each in rows]
+    return known + [each for each in rows.columns if each not in COLUMNS]
+
+
+def varying(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The columns of `questions` with more than one value, without those that follow from another one of them."""
+    found = [each for each in questions(rows) if rows[each].nunique(dropna=False) > 1]
+    return tuple(each for each in found if not any(_follows(rows, each, of) for of in FOLLOWING.get(each, ())))
+
+
+def _follows(rows: pd.DataFrame, column: str, of: str) -> bool:
+    """Whether a column has one value for each value of another one that varies."""
+    if rows[of].nunique(dropna=False) < 2:
+        return False
+    return bool((rows.groupby(of, dropna=False)[column].nunique(dropna=False) <= 1).all())
