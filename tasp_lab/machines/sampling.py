@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -18,7 +18,7 @@ from statistics import NormalDist
 import numpy as np
 
 from tasp_lab.arrays import FloatArray
-from tasp_lab.errors import QuantityError
+from tasp_lab.errors import ProfileError, QuantityError
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import WIRES, default_width, log_ends
@@ -81,7 +81,7 @@ class MachineSamples:
 
     def of_rate(self, rate: ComputeRate, dtype: str, passing: str) -> FloatArray:
         """Factors of a compute rate, shape (samples,); one draw moves all rates of a machine together."""
-        low, high = _rate_ends(self.machine, rate, dtype, passing)
+        low, high = rate_ends(self.machine, rate, dtype, passing)
         return np.exp(log_normal(self.sampling.normals(_COMPUTE), low, high))
 
 
@@ -96,13 +96,25 @@ def _sampled(machine: Machine, sampling: Sampling) -> Iterator[Machine]:
     if machine.recipe is None or not uncertain or not sampling.samples:
         return
     drawn = {name: np.exp(log_normal(sampling.normals(name), *pair)) for name, pair in uncertain.items()}
-    wires = any(name in WIRES for name in drawn)
     for index in range(sampling.samples):
-        constants = tuple(
-            _times(each, float(drawn[each.name][index])) if each.name in drawn else each for each in machine.constants
-        )
-        topology = machine.recipe.topology(constants) if wires else machine.topology
-        yield replace(machine, topology=topology, comm_library=machine.recipe.comm_library(constants))
+        yield varied(machine, {name: float(factors[index]) for name, factors in drawn.items()})
+
+
+def varied(machine: Machine, factors: Mapping[str, float]) -> Machine:
+    """The machine with some constants times factors, as its recipe makes it; its ranks compute as fast as before.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> slow = varied(load_machine("h100-8"), {"message_launch": 2.0})
+    >>> slow.comm_library.media[0].launch_s / load_machine("h100-8").comm_library.media[0].launch_s
+    2.0
+
+    Raises `ProfileError` for a machine without a recipe, whose constants are fixed.
+    """
+    if machine.recipe is None:
+        raise ProfileError(f"{machine.topology.name}: its constants are fixed, expected a machine of a profile")
+    constants = tuple(_times(each, factors.get(each.name, 1.0)) for each in machine.constants)
+    topology = machine.recipe.topology(constants) if any(name in WIRES for name in factors) else machine.topology
+    return replace(machine, topology=topology, comm_library=machine.recipe.comm_library(constants))
 
 
 def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:
@@ -111,13 +123,15 @@ def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:
 
 
 def _times(constant: Constant, factor: float) -> Constant:
+    if factor == 1:
+        return constant
     spec = CONSTANTS[constant.name]
     value = min(spec.parse(constant.value) * factor, spec.quantity.max_value)
     return replace(constant, value=spec.format(value, 17))
 
 
-def _rate_ends(machine: Machine, rate: ComputeRate, dtype: str, passing: str) -> tuple[float, float]:
-    """The interval of a compute rate: its kernel's, the machine's constant's if it is that, else by its source."""
+def rate_ends(machine: Machine, rate: ComputeRate, dtype: str, passing: str) -> tuple[float, float]:
+    """The ends of a compute rate, as logarithms: its kernel's, the constant's if it is that, else by its source."""
     if rate.interval is not None and not rate.assumed:
         return rate.interval
     kind = ("fp32" if dtype == "fp32" else "bf16", passing)
