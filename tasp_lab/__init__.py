@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tasp_lab.analysis.predict import predict
     from tasp_lab.analysis.validate import validate
     from tasp_lab.machines.catalogue import load_machine
+    from tasp_lab.models.catalogue import load_model
     from tasp_lab.topology.graph import Topology
     from tasp_lab.workload.layer import Workload
 
@@ -30,6 +31,7 @@ __all__ = [
     "compare",
     "decompose",
     "load_machine",
+    "load_model",
     "Workload",
     "Topology",
     "accuracy",
@@ -43,6 +45,7 @@ _MODULES = {
     "compare": "tasp_lab.analysis.compare",
     "decompose": "tasp_lab.analysis.decompose",
     "load_machine": "tasp_lab.machines.catalogue",
+    "load_model": "tasp_lab.models.catalogue",
     "Workload": "tasp_lab.workload.layer",
     "Topology": "tasp_lab.topology.graph",
     "accuracy": "tasp_lab.analysis.accuracy",

@@ -77,6 +77,10 @@ class WorkloadError(TaspLabError):
     """An invalid attention layer. The message names the value and what was expected."""
 
 
+class ModelError(TaspLabError):
+    """An unknown model, or a file that does not describe one. The message names the file and what was expected."""
+
+
 class RunError(TaspLabError):
     """A failed run on real processes. The message names the rank."""
 

@@ -53,6 +53,8 @@ class Workload:
         per position and KV head (``scalar``) or also per ``channel`` of the keys.
     layers : of a hybrid, the pattern of its layers, L for linear and S for softmax attention, such as ``LLSLLS`` or
         ``4xLLLS`` (`tasp_lab.workload.layer_pattern`); expanded. A window is that of softmax layers.
+    linear_kv_heads : of a hybrid, the KV heads of its linear layers; as many as `kv_heads`, those of its softmax
+        layers, if None.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -74,6 +76,7 @@ class Workload:
     kind: AttentionKind = field(default="softmax", metadata={"optional": True})
     decay: Decay = field(default="none", metadata={"optional": True})
     layers: str = field(default="", metadata={"optional": True})
+    linear_kv_heads: int | None = field(default=None, metadata={"optional": True})
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -134,6 +137,9 @@ class Workload:
 
     def _check_layers(self) -> None:
         """Expand the pattern of a hybrid. Raise `WorkloadError` for none, and for one of another kind."""
+        linear = self.linear_kv_heads
+        if linear is not None and (self.kind != "hybrid" or linear < 1 or self.heads % linear):
+            raise WorkloadError(f"linear KV heads: {linear}, expected a divisor of the {self.heads} heads of a hybrid")
         if self.kind != "hybrid":
             if self.layers:
                 raise WorkloadError(f"layers {self.layers[:40]!r} of {self.kind} attention, expected kind 'hybrid'")
@@ -154,8 +160,9 @@ class Workload:
         if self.kind != "hybrid" or letter not in LAYER_KINDS:
             raise WorkloadError(f"layer {letter!r} of {self.kind} attention, expected L or S of a hybrid")
         if letter == "L":
-            return replace(self, kind="linear", layers="", window=None)
-        return replace(self, kind="softmax", layers="", decay="none")
+            kv_heads = self.linear_kv_heads or self.kv_heads
+            return replace(self, kind="linear", layers="", window=None, kv_heads=kv_heads, linear_kv_heads=None)
+        return replace(self, kind="softmax", layers="", decay="none", linear_kv_heads=None)
 
     @property
     def kv_head_count(self) -> int:
