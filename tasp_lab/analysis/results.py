@@ -274,7 +274,9 @@ class LayerPrediction(Prediction):
 
     def title(self, where: str) -> str:
         layer = self.layer
-        heads = f"{layer.heads} heads" + ("" if layer.kv_head_count == layer.heads else f" ({layer.kv_head_count} KV)")
+        linear = "" if layer.linear_kv_heads is None else f", {layer.linear_kv_heads} in linear layers"
+        kv_heads = "" if layer.kv_head_count == layer.heads and not linear else f" ({layer.kv_head_count} KV{linear})"
+        heads = f"{layer.heads} heads{kv_heads}"
         batch = "" if layer.batch == 1 else f"{layer.batch} x "
         window = "" if layer.window is None else f" in a window of {layer.window}"
         documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
@@ -299,7 +301,11 @@ class LayerPrediction(Prediction):
             "dtype": layer.dtype,
             "computes": layer.kind,
             "decay": layer.decay,
-            **({"layers": layer.layers} if layer.kind == "hybrid" else {}),
+            **(
+                {"layers": layer.layers, "linear_kv_heads": layer.of("L").kv_head_count}
+                if layer.kind == "hybrid"
+                else {}
+            ),
             "mask": layer.mask,
             "window": layer.window,
             "documents": None if layer.documents is None else list(layer.documents),

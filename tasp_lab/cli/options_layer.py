@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -21,6 +21,7 @@ from tasp_lab.choices import (
     WireDtype,
 )
 from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
+from tasp_lab.cli.options_model import layer_fields
 from tasp_lab.errors import QuantityError
 from tasp_lab.units import parse_count, parse_size_bytes
 
@@ -56,11 +57,20 @@ class LayerChoice:
         ),
     ] = None
     batch: Annotated[int, whole("Sequences.", LAYER)] = 1
-    heads: Annotated[int, whole("Query heads.", LAYER)] = 32
+    model: Annotated[
+        str | None,
+        _choice(
+            "The layer of this model, like llama-3-8b, or of a model file: heads, head dimension, mask, window, decay "
+            "and layers are those of the model, and other values are refused.",
+        ),
+    ] = None
+    heads: Annotated[int | None, whole("Query heads; 32 if not given.", LAYER)] = None
     kv_heads: Annotated[int | None, whole("Key and value heads; as many as --heads if not given.", LAYER)] = None
-    head_dim: Annotated[int, whole("Elements per head.", LAYER)] = 128
+    head_dim: Annotated[int | None, whole("Elements per head; 128 if not given.", LAYER)] = None
     dtype: Annotated[Dtype, _choice("Of queries, keys, values and the result.")] = "bf16"
-    mask: Annotated[Mask, _choice("causal: a query attends to the keys up to its own position.")] = "full"
+    mask: Annotated[
+        Mask | None, _choice("causal: a query attends to the keys up to its own position. full if not given.")
+    ] = None
     window: Annotated[int | None, whole("With causal, the most keys that a query attends to.", LAYER)] = None
     cached_keys: Annotated[
         str,
@@ -84,13 +94,16 @@ class LayerChoice:
             "hybrid the default.",
         ),
     ] = None
+    linear_kv_heads: Annotated[
+        int | None, whole("Of a hybrid, KV heads of its linear layers; as --kv-heads if not given.", LAYER)
+    ] = None
     decay: Annotated[
-        Decay,
+        Decay | None,
         _choice(
             "Of linear attention under a causal mask: constant per KV head, or dependent on the data, per position and "
-            "KV head (scalar) or also per channel."
+            "KV head (scalar) or also per channel. none if not given."
         ),
-    ] = "none"
+    ] = None
     passes: Annotated[Pass, _choice("both: forward, then backward.", name="--pass")] = "forward"
     compute: Annotated[
         str | None,
@@ -193,7 +206,7 @@ class LayerChoice:
         """The layer, or the hybrid. Raises `QuantityError` where its length is not given, and for the kind ``all``."""
         if self.kind == "all":
             raise QuantityError("kind: all, expected softmax, linear or hybrid; all of them are compared by compare")
-        return self._workload(self.kind or ("softmax" if self.layers is None else "hybrid"), self.layers)
+        return self._workload(self.kind, self.layers)
 
     def workloads(self) -> list[Workload]:
         """With the kind ``all`` a layer of softmax and one of linear attention, and the hybrid if there are layers."""
@@ -201,34 +214,38 @@ class LayerChoice:
             return [self.workload()]
         if parse_count(self.cached_keys, "cached keys", least=0):
             raise QuantityError("cached keys: expected none with --kind all, as linear attention has no cache of keys")
+        if self.model is not None:
+            raise QuantityError(f"kind: all with the model {self.model!r}, expected one of both")
         hybrid = self._workload("hybrid", "LS" if self.layers is None else self.layers)
         return [hybrid.of("S"), hybrid.of("L"), *([] if self.layers is None else [hybrid])]
 
-    def _workload(self, kind: AttentionKind, layers: str | None) -> Workload:
+    def _workload(self, kind: AttentionKind | None, layers: str | None) -> Workload:
         from tasp_lab.workload.layer import Workload as Layer
 
         if not self._is_layer:
             raise QuantityError("expected an attention layer: --seq, or --documents")
-        if kind == "hybrid" and layers is None:
-            raise QuantityError("kind: hybrid without --layers, expected a pattern such as LLSLLS or 4xLLLS")
-        if kind != "hybrid" and layers is not None:
+        if kind in ("softmax", "linear") and layers is not None:
             raise QuantityError(f"layers: {layers[:40]!r} with --kind {kind}, expected --kind hybrid")
+        fields = self._fields(kind, layers)
+        if kind == "hybrid" and "layers" not in fields:
+            raise QuantityError("kind: hybrid without --layers, expected a pattern such as LLSLLS or 4xLLLS")
         documents = None if self.documents is None else parse_documents(self.documents)
         return Layer(
             sequence=sum(documents or ()) if self.seq is None else parse_count(self.seq, "sequence"),
             batch=self.batch,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
             dtype=self.dtype,
-            mask=self.mask,
-            window=self.window,
             documents=documents,
             cached_keys=parse_count(self.cached_keys, "cached keys", least=0),
-            kind=kind,
-            decay=self.decay,
-            layers=layers or "",
+            **fields,
         )
+
+    def _fields(self, kind: AttentionKind | None, layers: str | None) -> dict[str, Any]:
+        """The fields of the layer that the model and options give."""
+        names = ("heads", "kv_heads", "head_dim", "mask", "window", "decay", "linear_kv_heads")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if layers is not None:
+            given |= {"kind": "hybrid", "layers": layers}
+        return layer_fields(self.model, given if kind is None else given | {"kind": kind})
 
     def options(self) -> AttentionOptions:
         """The options of the layer."""
