@@ -57,6 +57,10 @@ class ProfileError(TaspLabError):
     """A machine profile that cannot be read, or that lacks a required entry."""
 
 
+class OverrideError(TaspLabError):
+    """An override of a name that is unknown, or by a value that is malformed or impossible."""
+
+
 class ScheduleError(TaspLabError):
     """An invalid schedule. The message names step, rank and block."""
 

@@ -16,10 +16,9 @@ from tasp_lab.analysis.inputs import (
     ComputeLike,
     MachineLike,
     ScheduleNames,
-    as_machine,
     as_names,
     as_options,
-    computing,
+    chosen_machine,
     parse_compute,
     with_contention,
     with_runtime,
@@ -29,6 +28,7 @@ from tasp_lab.analysis.provenance import (
     Provenance,
     machine_constants,
     machine_inputs,
+    overrides_inputs,
     plain,
     rings_inputs,
     runtime_constants,
@@ -55,6 +55,7 @@ from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import NoDecompositionError, QuantityError, ScheduleError, first_line
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES, NO_SAMPLES, Sampling
+from tasp_lab.overrides import overridden_layer
 from tasp_lab.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.runtimes.runtime import NO_RUNTIME, Runtime
 from tasp_lab.topology.graph import Topology
@@ -70,6 +71,7 @@ def compare(
     library: str = "auto",
     without_links: Sequence[str] = (),
     links: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     decomposition: Decomposition | None = None,
     fold: int | None = None,
     lanes: int | None = None,
@@ -98,8 +100,8 @@ def compare(
 
     Parameters
     ----------
-    machine, library, without_links, links, compute, kernel, contention, runtime, engine, options, attention : see
-        `tasp_lab.analysis.predict.predict`.
+    machine, library, without_links, links, overrides, compute, kernel, contention, runtime, engine, options,
+    attention : see `tasp_lab.analysis.predict.predict`.
     work : the layer, or the hybrid.
     schedules : names to compare; by default all, families at every split of the ranks into two factors, and tuned also
         in all their variants.
@@ -121,14 +123,14 @@ def compare(
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
     'ulysses'
     """
-    options = as_options(options, **attention)
+    options, work = as_options(options, **attention), overridden_layer(work, overrides)
     options.check_layer(work)
     if measure < 0:
         raise QuantityError(f"measure: {measure}, expected 0 or more")
     if measure:
         check_runs(scale, fabric, repeats)
         check_kernels(work, parse_compute(compute), fabric)
-    machine = computing(as_machine(machine, library, without_links, links), compute, kernel)
+    machine = chosen_machine(machine, library, compute, kernel, overrides, without_links, links)
     machine = with_runtime(with_compute(with_contention(machine, contention)), runtime)
     if compute is None:
         machine = with_assumptions(machine, work)
@@ -187,6 +189,7 @@ def compare(
             "engine": engine,
             "sampling": plain(uncertainty.sampling),
             **({"searched": plain(SEARCHED)} if tune else {}),
+            **overrides_inputs(overrides),
         },
         machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions),
         (),

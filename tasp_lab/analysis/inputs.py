@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, TypedDict, Unpack
 
 from tasp_lab.analysis.registry import Work
@@ -14,6 +15,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.overrides import overridden
 from tasp_lab.runtimes.catalogue import load_runtime
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.topology.edits import with_links, without_links
@@ -73,7 +75,9 @@ def as_machine(
                 f"library {library!r}: {found.topology.name} was given as an object with the library "
                 f"{found.comm_library.name!r}; expected auto, or a machine of load_machine(name, library={library!r})"
             )
-    return replace(found, topology=edited(found.topology, missing_links, links))
+    if not missing_links and not links:
+        return found
+    return found.edited(partial(edited, missing_links=missing_links, links=links))
 
 
 def wires(machine: MachineLike) -> Machine:
@@ -186,3 +190,17 @@ def computing(machine: Machine, compute: ComputeLike | None, kernel: str | None)
     if compute is not None and kernel is not None:
         raise QuantityError(f"compute {compute!r} and kernel {kernel!r}, expected one of them")
     return with_kernel(with_rate(machine, compute), kernel)
+
+
+def chosen_machine(
+    machine: MachineLike,
+    library: str,
+    compute: ComputeLike | None,
+    kernel: str | None,
+    overrides: Sequence[str],
+    missing_links: Sequence[str],
+    links: Sequence[str],
+) -> Machine:
+    """The machine with a given compute rate or kernel, then with overrides, then without some links or with others."""
+    changed = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
+    return as_machine(changed, missing_links=missing_links, links=links)

@@ -15,11 +15,10 @@ from tasp_lab.analysis.inputs import (
     MachineLike,
     ScheduleNames,
     WorkLike,
-    as_machine,
     as_names,
     as_options,
     as_work,
-    computing,
+    chosen_machine,
     with_contention,
     with_runtime,
 )
@@ -27,6 +26,7 @@ from tasp_lab.analysis.provenance import (
     Provenance,
     machine_constants,
     machine_inputs,
+    overrides_inputs,
     plain,
     rings_inputs,
     runtime_constants,
@@ -57,6 +57,7 @@ from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, Sampling
+from tasp_lab.overrides import overridden_layer
 from tasp_lab.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.schedule.memory_sizes import memory_bytes
@@ -82,6 +83,7 @@ def predict(
     library: str = "auto",
     without_links: Sequence[str] = (),
     links: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     decomposition: Decomposition | Sequence[Decomposition] | None = None,
     fold: int | None = None,
     lanes: int | None = None,
@@ -112,6 +114,8 @@ def predict(
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
         `tasp_lab.topology.edits`.
+    overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.overrides`; `without_links` and `links` apply to the
+        overridden machine.
     decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default
         those of `tasp_lab.analysis.ring_choice.ring_candidates`.
     fold, lanes, rail_aligned, search_budget : which rings are sought, see `tasp_lab.decomposition.decompose.decompose`.
@@ -139,11 +143,12 @@ def predict(
     [154, 28]
     """
     sampling = Sampling(samples, seed)
-    names, work, options = as_names(schedules), as_work(work), as_options(options, **attention)
-    machine = as_machine(machine, library, without_links, links)
+    names, options = as_names(schedules), as_options(options, **attention)
+    work = overridden_layer(as_work(work), overrides)
     check_names(names, work)
     _check_layer_only(work, compute=compute, kernel=kernel, contention=contention, runtime=runtime)
-    machine = with_contention(with_compute(computing(machine, compute, kernel)), contention)
+    machine = chosen_machine(machine, library, compute, kernel, overrides, without_links, links)
+    machine = with_contention(with_compute(machine), contention)
     machine = with_runtime(machine, runtime)
     if isinstance(work, Workload) and compute is None:
         machine = with_assumptions(machine, work)
@@ -165,6 +170,7 @@ def predict(
             "rings": rings_inputs(given) if given else plain(rings) if sought else None,
             "engine": engine,
             "sampling": plain(sampling),
+            **overrides_inputs(overrides),
         },
         machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions),
         tuple(sorted(one_schedule.engines)),

@@ -212,6 +212,11 @@ def rings_inputs(decompositions: Iterable[Decomposition]) -> list[object]:
     return [{"rings": plain(each.rings), "shares": plain(each.shares)} for each in decompositions]
 
 
+def overrides_inputs(overrides: Sequence[str]) -> dict[str, object]:
+    """Overrides as an input, without blanks; nothing without any."""
+    return {"overrides": ["".join(each.split()) for each in overrides]} if overrides else {}
+
+
 def table_inputs(table: AnyTable) -> dict[str, object]:
     """A measured table as an input: the name of its file without folders, and the hash of what it states."""
     if not isinstance(table, MeasuredTable):

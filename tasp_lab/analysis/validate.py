@@ -39,8 +39,7 @@ from tasp_lab.analysis.inputs import (
     as_names,
     as_options,
     as_work,
-    computing,
-    edited,
+    chosen_machine,
     parse_compute,
     wires,
 )
@@ -57,6 +56,7 @@ from tasp_lab.analysis.provenance import (
     UsedConstant,
     host_environment,
     machine_inputs,
+    overrides_inputs,
     plain,
     rings_inputs,
 )
@@ -79,6 +79,8 @@ from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError, RunError
 from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
+from tasp_lab.overrides import overridden_layer
+from tasp_lab.overrides.override import LAYER
 from tasp_lab.progress import ProgressCallback, no_progress
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.tables import Part
@@ -299,6 +301,7 @@ def validate(
     *,
     without_links: Sequence[str] = (),
     links: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     decomposition: Decomposition | None = None,
     fold: int | None = None,
     lanes: int | None = None,
@@ -323,7 +326,7 @@ def validate(
         that of the fabric, whatever the machine's is.
     schedules : the name of a schedule, or several; speed-ups are over the first.
     work : the bytes per rank of a collective, a number or text such as ``"1MiB"``, or an attention layer.
-    without_links, links, decomposition, fold, lanes, rail_aligned, search_budget : see
+    without_links, links, overrides, decomposition, fold, lanes, rail_aligned, search_budget : see
         `tasp_lab.analysis.predict.predict`; rings are sought on the links, for any library.
     compute : of a layer. A rate in FLOP/s (or ``"timed:RATE"``) for both passes, on the fabric's own clock: kernel
         calls are waits of the time that they take at this rate. ``"real"``: kernels are executed, and a rate for each
@@ -347,16 +350,19 @@ def validate(
 
     Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `predict` raises.
     """
-    names, work, options = as_names(schedules), as_work(work), as_options(options, **attention)
-    machine = wires(machine)
-    machine = replace(machine, topology=edited(machine.topology, without_links, links))
+    names, options = as_names(schedules), as_options(options, **attention)
+    work = overridden_layer(as_work(work), overrides)
     check_runs(scale, fabric, repeats)
     check_backend(backend, fabric)
     check_names(names, work)
     check_kernels(work, parse_compute(compute), fabric)
     if kernel is not None:
-        machine = _with_waits(machine, work, compute, kernel, fabric)
-    rate, rings, given = parse_compute(compute), RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
+        _check_waits(work, kernel, fabric)
+    rate = parse_compute(compute)
+    _check_overrides(overrides, rate, fabric)
+    asked = None if kernel is None else compute
+    machine = chosen_machine(wires(machine), "auto", asked, kernel, overrides, without_links, links)
+    rings, given = RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
     if rings.check_needed(names, given=given is not None):
         decomposition = rings.find(machine.topology, progress)
     inputs = {
@@ -370,6 +376,7 @@ def validate(
         "scale": plain(scale),
         "repeats": repeats,
         "transport": transport,
+        **overrides_inputs(overrides),
     }
     built = [
         schedule for name in names for schedule in build_schedules(name, machine.topology, work, decomposition, options)
@@ -428,14 +435,22 @@ def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
     check_fabric(scale, fabric)
 
 
-def _with_waits(machine: Machine, work: Work, compute: ComputeLike | None, kernel: str, fabric: FabricKind) -> Machine:
-    """The machine with a kernel by name. Raises `QuantityError` where kernel calls are not waits of its times."""
+def _check_waits(work: Work, kernel: str, fabric: FabricKind) -> None:
+    """Raise `QuantityError` where kernel calls are not waits of the times of a kernel."""
     if not isinstance(work, Workload) or fabric != "emulated":
         raise QuantityError(
             f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
             "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
         )
-    return computing(machine, compute, kernel)
+
+
+def _check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for overrides of what does not determine a run."""
+    for each in (each for each in overrides if not each.startswith(LAYER)):
+        if fabric == "local":
+            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
+        if each.startswith("compute") and (rate is not None or fabric != "emulated"):
+            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
 
 
 def _own_compute(machine: Machine, work: Work) -> Compute:

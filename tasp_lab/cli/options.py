@@ -161,6 +161,20 @@ class LinkEdits:
     ] = ()
 
 
+Overrides = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        negative=(),
+        show_default=False,
+        group=MACHINE,
+        help="Change a number of the machine or of the layer by its name: nic.bandwidth=x2, link.bandwidth=900GB/s, "
+        "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1, or a constant of the profile. "
+        "A misspelt name is answered with all of them; repeatable.",
+    ),
+]
+
+
 @Parameter(name="*", group=RUN)
 @dataclass(frozen=True)
 class SamplingChoice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -150,6 +150,22 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True)
+class EditedRecipe:
+    """A recipe whose topology is edited, so that links stay as they are edited whatever the constants are."""
+
+    recipe: Recipe
+    edit: Callable[[Topology], Topology]
+
+    def topology(self, constants: tuple[Constant, ...]) -> Topology:
+        """See `Recipe`."""
+        return self.edit(self.recipe.topology(constants))
+
+    def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
+        """See `Recipe`."""
+        return self.recipe.comm_library(constants)
+
+
+@dataclass(frozen=True)
 class Machine:
     """A topology, its communication library, how fast its ranks compute, and its constants with their sources.
 
@@ -174,6 +190,11 @@ class Machine:
     def has_accelerators(self) -> bool:
         """Whether its ranks are known GPUs or other accelerators: those of a profile or of a machine file."""
         return not isinstance(self.compute, ComputeRate)
+
+    def edited(self, edit: Callable[[Topology], Topology]) -> Machine:
+        """The machine with an edited topology, which its samples have as well."""
+        recipe = None if self.recipe is None else EditedRecipe(self.recipe, edit)
+        return replace(self, topology=edit(self.topology), recipe=recipe)
 
     def rate_of(self, layer: Workload, passing: Passing) -> ComputeRate:
         """A rate that no call of a pass of a layer exceeds; of a hybrid the fastest of its kinds."""

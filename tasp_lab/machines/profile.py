@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tasp_lab.errors import ProfileError, TopologyError
@@ -97,7 +97,12 @@ class Profile:
         now = [f"{other} = {each.value}" for each in self.constants if constant.at and each.name == other]
         return Constant(constant.name, value, source, "".join(now))
 
-    def _replaced(self, constant: Constant) -> Profile:
+    def constant(self, name: str) -> Constant | None:
+        """The constant of a name, None if there is none."""
+        return next((each for each in self.constants if each.name == name), None)
+
+    def with_constant(self, constant: Constant) -> Profile:
+        """The profile with a constant in place of that of its name."""
         return replace(self, constants=tuple(constant if c.name == constant.name else c for c in self.constants))
 
     def has(self, name: str) -> bool:
@@ -127,18 +132,8 @@ class Profile:
                 f"{self.ranks_per_node} ranks per node and {MAX_WORLD_SIZE} in all"
             )
         domains, ranks = self._domains(node_count, ranks_per_node)
-        own = library in ("auto", self.library)
-        return Machine(
-            replace(self._topology(domains, ranks, rails), name=name or f"{self.name}-{node_count}x{ranks_per_node}"),
-            self._comm_library(domains, ranks) if own else self._other(library, name or self.name),
-            compute_on(self.constants, self.accelerator),
-            summary or self.summary,
-            self.constants if own else tuple(c for c in self.constants if c.name in _of_wires(domains)),
-            accelerator=self.accelerator,
-            contention=self._contention(domains, ranks) if own else NONE,
-            network=self.network,
-            recipe=_Member(self, domains, ranks, rails, library),
-        )
+        name = name or f"{self.name}-{node_count}x{ranks_per_node}"
+        return Member(self, domains, ranks, rails, library, name, summary or self.summary).machine()
 
     def member(self, size: str, name: str, library: str = "auto") -> Machine | None:
         """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias; None for other texts."""
@@ -205,7 +200,19 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _Reading(Profile):
+    """A profile that remembers which of its constants were read."""
+
+    read: set[str] = field(default_factory=set)
+
+    def number(self, name: str) -> float:
+        """See `Profile.number`."""
+        self.read.add(name)
+        return super().number(name)
+
+
+@dataclass(frozen=True)
+class Member:
     """The recipe of a member with `domains` domains of `ranks` ranks each, and a library."""
 
     profile: Profile
@@ -213,6 +220,35 @@ class _Member:
     ranks: int
     rails: bool
     library: str
+    name: str
+    summary: str
+
+    def machine(self) -> Machine:
+        """The member. Raises `ProfileError` if its profile lacks a constant."""
+        profile, own = self.profile, self.library in ("auto", self.profile.library)
+        wires = _of_wires(self.domains)
+        return Machine(
+            replace(profile._topology(self.domains, self.ranks, self.rails), name=self.name),
+            self._comm_library(profile),
+            compute_on(profile.constants, profile.accelerator),
+            self.summary,
+            profile.constants if own else tuple(each for each in profile.constants if each.name in wires),
+            accelerator=profile.accelerator,
+            contention=profile._contention(self.domains, self.ranks) if own else NONE,
+            network=profile.network,
+            recipe=self,
+        )
+
+    def constants_read(self) -> frozenset[str]:
+        """The constants on which its topology, library and contention depend.
+
+        >>> from tasp_lab.machines.profile_files import load_profile
+        >>> sorted(load_profile("h100").machine(2, 8, library="ideal").recipe.constants_read())
+        ['link_bandwidth', 'link_latency', 'nic_bandwidth', 'nic_latency']
+        """
+        reading = _Reading(**vars(self.profile))
+        replace(self, profile=reading).machine()
+        return frozenset(reading.read)
 
     def topology(self, constants: tuple[Constant, ...]) -> Topology:
         """See `tasp_lab.machines.machine.Recipe`."""
@@ -220,9 +256,11 @@ class _Member:
 
     def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
         """See `tasp_lab.machines.machine.Recipe`."""
-        profile = self._with(constants)
+        return self._comm_library(self._with(constants))
+
+    def _comm_library(self, profile: Profile) -> CommLibrary:
         if self.library not in ("auto", profile.library):
-            return profile._other(self.library, profile.name)
+            return profile._other(self.library, self.name)
         return profile._comm_library(self.domains, self.ranks)
 
     def _with(self, constants: tuple[Constant, ...]) -> Profile:
@@ -233,7 +271,7 @@ class _Member:
             value = changed.number(constant.name)
             if (possible := changed.clamped(constant.name, value)) != value:
                 text = CONSTANTS[constant.name].format(possible, 17)
-                changed = changed._replaced(changed.restated(constant, text, constant.source))
+                changed = changed.with_constant(changed.restated(constant, text, constant.source))
         return changed
 
 

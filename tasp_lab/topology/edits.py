@@ -22,7 +22,7 @@ def without_links(topology: Topology, names: Sequence[str]) -> Topology:
     """
     if not names:
         return topology
-    gone = {link for name in names for link in _links_named(topology, name)}
+    gone = {link for name in names for link in links_named(topology, name)}
     links = tuple(link for index, link in enumerate(topology.listed_links()) if index not in gone)
     left = {link.name for link in links}
     shared = tuple(_covering(each, left) for each in topology.shared if left & set(each.links))
@@ -47,7 +47,7 @@ def with_links(topology: Topology, changes: Sequence[str]) -> Topology:
         if not equals:
             raise TopologyError(f"link {change!r}: expected a link and its bandwidth, like 0-3=10GB/s")
         bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(value)
-        for link in _links_named(topology, name):
+        for link in links_named(topology, name):
             if bandwidths.setdefault(link, bandwidth_bytes_per_s) != bandwidth_bytes_per_s:
                 raise TopologyError(f"link {change!r}: {topology.links[link].name} is given another bandwidth, too")
 
@@ -61,7 +61,7 @@ def _covering(shared: SharedCapacity, names: set[str]) -> SharedCapacity:
     return replace(shared, links=tuple(name for name in shared.links if name in names))
 
 
-def _links_named(topology: Topology, name: str) -> list[int]:
+def links_named(topology: Topology, name: str) -> list[int]:
     """The indices of the links with a name: two for ``A-B``, one for ``A>B``."""
     index_of = {(link.source, link.destination): index for index, link in enumerate(topology.listed_links())}
     vertices = {str(vertex): vertex for vertex in topology.vertices}

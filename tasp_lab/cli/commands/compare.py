@@ -21,6 +21,7 @@ from tasp_lab.cli.options import (
     Json,
     Library,
     LinkEdits,
+    Overrides,
     RingChoice,
     SamplingChoice,
     Scale,
@@ -45,6 +46,7 @@ def compare(
     layer: LayerChoice = DEFAULT_LAYER,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     changes: LinkEdits = NO_CHANGES,
+    overrides: Overrides = (),
     library: Library = "auto",
     contention: Contention = None,
     rings: RingChoice = DEFAULT_RINGS,
@@ -85,6 +87,7 @@ def compare(
         settings: dict[str, Any] = {
             "without_links": changes.without_link,
             "links": changes.link,
+            "overrides": overrides,
             **vars(rings),
             **sampling.given,
             "options": layer.options(),

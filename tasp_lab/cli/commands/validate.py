@@ -17,6 +17,7 @@ from tasp_lab.cli.options import (
     ExpressionNumbers,
     Json,
     LinkEdits,
+    Overrides,
     Plot,
     RingChoice,
     Scale,
@@ -41,6 +42,7 @@ def validate(
     layer: LayerChoice = DEFAULT_LAYER,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     changes: LinkEdits = NO_CHANGES,
+    overrides: Overrides = (),
     rings: RingChoice = DEFAULT_RINGS,
     fabric: Annotated[
         FabricKind,
@@ -81,6 +83,7 @@ def validate(
         work,
         without_links=changes.without_link,
         links=changes.link,
+        overrides=overrides,
         **vars(rings),
         options=options,
         compute=layer.compute,
