@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tasp_lab.analysis.compare import compare
     from tasp_lab.analysis.decompose import decompose
     from tasp_lab.analysis.predict import predict
+    from tasp_lab.analysis.predict_step import predict_step
     from tasp_lab.analysis.validate import validate
     from tasp_lab.machines.catalogue import load_machine
     from tasp_lab.models.catalogue import load_model
@@ -27,6 +28,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "predict",
+    "predict_step",
     "validate",
     "compare",
     "decompose",
@@ -41,6 +43,7 @@ __all__ = [
 
 _MODULES = {
     "predict": "tasp_lab.analysis.predict",
+    "predict_step": "tasp_lab.analysis.predict_step",
     "validate": "tasp_lab.analysis.validate",
     "compare": "tasp_lab.analysis.compare",
     "decompose": "tasp_lab.analysis.decompose",

@@ -48,6 +48,12 @@ GPUs are meant."""
 TransportKind = Literal["auto", "p2p", "batched", "all-to-all", "symmetric-memory"]
 """How ranks exchange blocks."""
 
+Checkpointing = Literal["none", "selective", "full"]
+"""What the backward pass of a step computes again: nothing, all of a layer but attention, or all of it."""
+
+MatrixDtype = Literal["bf16", "fp8"]
+"""Of multiplications with the parameters of a model."""
+
 DEFAULT_BUFFERS = 3
 """Buffers of a rank: one to compute with, one that fills, one whose receive is posted before its block is sent, as gloo
 needs it."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task
+from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, ranges
 from tasp_lab.workload.kernel_shapes import ShapeRows
 
 DENSE, DENSE_BACKWARD = "dense", "dense_backward"
@@ -20,12 +20,18 @@ of a backward pass from gradients. The parameter is the number of the call in `D
 
 
 class Dense(NamedTuple):
-    """What each call between layers reads and makes; arrays (calls,): its FLOPs, and whether it is `DENSE_BACKWARD`."""
+    """What each call between layers reads and makes; arrays (calls,): its FLOPs, and whether it is `DENSE_BACKWARD`.
+
+    `moved_bytes` are those of element-wise work beside the matrices, none if None. `part` is the part that is made of
+    each block of `targets`, the first one if None: gradients of parameters are sums of parts of all ranks.
+    """
 
     sources: BlockLists
     targets: BlockLists
     flops: IntArray
     is_backward: BoolArray
+    moved_bytes: IntArray | None = None
+    part: IntArray | None = None
 
 
 NO_DENSE = Dense(BlockLists.of([]), BlockLists.of([]), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
@@ -79,7 +85,10 @@ class StackedTask:
         calls = tuple(tuple(tuple(each[call].tolist()) for call in range(len(each))) for each in lists)
         layers = tuple(task.content for task in self.layers)
         costs = tuple(zip(self.dense.flops.tolist(), self.dense.is_backward.tolist(), strict=True))
-        return "stacked", layers, tuple(self.block_counts), calls, costs
+        more = tuple(
+            None if each is None else tuple(each.tolist()) for each in (self.dense.moved_bytes, self.dense.part)
+        )
+        return "stacked", layers, tuple(self.block_counts), calls, costs, more
 
     @cached_property
     def first_block(self) -> IntArray:
@@ -138,7 +147,8 @@ class StackedTask:
     def shapes(self, calls: Calls) -> ShapeRows:
         """The shape of each call, as its layer says."""
         if calls.kernel in (DENSE, DENSE_BACKWARD):
-            return ShapeRows.of("dense", self.flops(calls))
+            moved = 0 if self.dense.moved_bytes is None else self.dense.moved_bytes[self._dense_numbers(calls)]
+            return ShapeRows.of("dense", self.flops(calls), moved_bytes=moved)
         found = np.zeros((len(ShapeRows._fields), len(calls)), dtype=np.int64)
         for number, chosen, own in self._by_layer(calls):
             found[:, chosen] = self.layers[number].shapes(own)
@@ -174,7 +184,10 @@ class StackedTask:
                 f"{expected[at].tolist()}"
             )
         targets = self.dense.targets.select(numbers)
-        return Effects(targets.owner, targets.block, np.zeros_like(targets.block))
+        if self.dense.part is None:
+            return Effects(targets.owner, targets.block, np.zeros_like(targets.block))
+        _, position = ranges(self.dense.targets.offset[numbers], self.dense.targets.offset[numbers + 1])
+        return Effects(targets.owner, targets.block, self.dense.part[position])
 
     def _dense_numbers(self, calls: Calls) -> IntArray:
         count = len(self.dense.flops)

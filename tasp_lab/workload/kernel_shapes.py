@@ -12,7 +12,7 @@ from tasp_lab.arrays import IntArray, numbered
 Passing = Literal["forward", "backward"]
 
 ShapeKind = Literal["softmax", "linear", "dense"]
-"""Softmax attention; a kernel of linear attention; anything else, of which only the FLOPs are known."""
+"""Softmax attention; a kernel of linear attention; anything else, of which only FLOPs and bytes are known."""
 
 KINDS: tuple[ShapeKind, ...] = get_args(ShapeKind)
 
@@ -30,6 +30,7 @@ class KernelShape(NamedTuple):
     queries, keys : positions; a kernel of linear attention has 0 of what it does not read.
     low, high : the band of the mask (`tasp_lab.workload.kernel_calls`).
     flops : FLOPs of the call; masked pairs are not counted.
+    moved_bytes : of ``dense`` calls, what element-wise work beside its matrices reads and writes.
     """
 
     kernel: str
@@ -45,6 +46,7 @@ class KernelShape(NamedTuple):
     low: int
     high: int
     flops: int
+    moved_bytes: int = 0
 
 
 class ShapeRows(NamedTuple):
@@ -60,6 +62,7 @@ class ShapeRows(NamedTuple):
     low: IntArray
     high: IntArray
     flops: IntArray
+    moved_bytes: IntArray
 
     @classmethod
     def of(cls, kind: ShapeKind, flops: IntArray, **numbers: IntArray | int) -> ShapeRows:

@@ -1,0 +1,126 @@
+"""``tasp-lab step``: a whole step of a model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tasp_lab.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, MatrixDtype
+from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    LAYER,
+    PASSES,
+    WORK,
+    Contention,
+    ExpressionNumbers,
+    Json,
+    Library,
+    Overrides,
+    TopologyText,
+    quantity,
+    whole,
+)
+from tasp_lab.progress import print_progress
+
+
+def step(
+    topology: TopologyText,
+    /,
+    *,
+    model: Annotated[str, Parameter(group=WORK, help="The model, like llama-3-8b, or a model file.")],
+    seq: Annotated[str, quantity("Positions of a sequence: 8192 or 128Ki (131072).", WORK)],
+    schedule: Annotated[
+        str,
+        Parameter(
+            group=WORK, help="Of attention in each group of ranks, as in predict; of a hybrid like lasp-2+ulysses."
+        ),
+    ],
+    batch: Annotated[int, whole("Sequences that a group has at once.", WORK)] = 1,
+    group: Annotated[
+        int | None,
+        whole("Ranks that share a sequence; all if not given. Groups have different sequences.", WORK),
+    ] = None,
+    passes: Annotated[
+        Literal["both", "forward"],
+        Parameter(name="--pass", group=WORK, help="both: training; forward: all layers once, without states."),
+    ] = "both",
+    fsdp: Annotated[
+        bool,
+        Parameter(
+            group=WORK,
+            help="Shard parameters, gradients and optimiser states over all ranks; else each rank has all and reduces "
+            "gradients.",
+        ),
+    ] = True,
+    checkpointing: Annotated[
+        Checkpointing,
+        Parameter(
+            group=WORK,
+            help="What the backward pass computes again: nothing; all of a layer but attention (selective); all of it.",
+        ),
+    ] = "full",
+    accumulate: Annotated[int, whole("Micro-batches per step.", WORK)] = 1,
+    matrix_dtype: Annotated[
+        MatrixDtype, Parameter(group=LAYER, help="Of multiplications with parameters; attention is in bf16.")
+    ] = "bf16",
+    matrix_rate: Annotated[
+        str | None,
+        Parameter(
+            group=LAYER,
+            help="Their rate, like timed:600TFLOP/s; that of the accelerator if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        Parameter(group=LAYER, help="Of attention, like timed:300TFLOP/s, as in predict.", show_default=False),
+    ] = None,
+    kernel: Annotated[
+        str | None, Parameter(group=LAYER, help="Of attention, like flash-attention-3.", show_default=False)
+    ] = None,
+    buffers: Annotated[int, whole("Buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
+    stages: Annotated[int, whole("Parts in which keys arrive, with direct-attention.", PASSES)] = DEFAULT_STAGES,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    overrides: Overrides = (),
+    library: Library = "auto",
+    contention: Contention = None,
+    json: Json = False,
+) -> None:
+    """Predict a whole step of a model: time, tokens per second, MFU, and the memory of a GPU. Less checked than layers.
+
+    Example: tasp-lab step h100-8 --model llama-3-8b --seq 128Ki --schedule tasp
+
+    Example: tasp-lab step h100-2x8 --model qwen3-8b --seq 64Ki --schedule ulysses --group 8 --checkpointing none
+
+    Example: tasp-lab step mi300x-8 --model llama-3-8b --seq 32Ki --schedule ulysses --no-fsdp --accumulate 4
+    """
+    from tasp_lab.analysis.predict_step import predict_step
+    from tasp_lab.attention.options import AttentionOptions
+    from tasp_lab.units import parse_count
+
+    found = predict_step(
+        numbers.load(topology, library),
+        model,
+        parse_count(seq, "sequence"),
+        schedule,
+        batch=batch,
+        group=group,
+        passes=passes,
+        fsdp=fsdp,
+        checkpointing=checkpointing,
+        accumulate=accumulate,
+        matrix_dtype=matrix_dtype,
+        matrix_rate=matrix_rate,
+        options=AttentionOptions(buffers=buffers, stages=stages),
+        compute=compute,
+        kernel=kernel,
+        overrides=overrides,
+        contention=None if contention is None else contention == "on",
+        progress=print_progress,
+    )
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())
