@@ -41,6 +41,12 @@ def write_whole(path: Path, content: bytes) -> None:
             raise
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder unless it is there. Raises `OutputError`, with path and reason on one line, on failure."""
+    with _named_errors(path):
+        path.mkdir(exist_ok=True)
+
+
 def check_writable(path: Path) -> None:
     """Check that `path` can be written, before long work whose result goes there.
 

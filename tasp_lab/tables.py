@@ -30,7 +30,8 @@ class Table:
 
         table = RichTable(title=self.title, title_justify="left", title_style="bold")
         for position, column in enumerate(self.columns):
-            table.add_column(column, justify=self._side(position), no_wrap=position == 0)
+            overflow: Literal["ellipsis", "fold"] = "fold" if position else "ellipsis"
+            table.add_column(column, justify=self._side(position), no_wrap=position == 0, overflow=overflow)
         for row in self.rows:
             table.add_row(*row)
         console.print(table)

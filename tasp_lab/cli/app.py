@@ -14,6 +14,7 @@ from tasp_lab.cli.commands.gpu_check import gpu_check
 from tasp_lab.cli.commands.predict import predict
 from tasp_lab.cli.commands.profile import profile
 from tasp_lab.cli.commands.step import step
+from tasp_lab.cli.commands.study import study
 from tasp_lab.cli.commands.topologies import topologies
 from tasp_lab.cli.commands.validate import validate
 
@@ -31,6 +32,7 @@ app.command(predict, sort_key=3)
 app.command(validate, sort_key=4)
 app.command(compare, sort_key=5)
 app.command(step, sort_key=5)
+app.command(study)
 app.command(accuracy, sort_key=6)
 app.command(calibrate, sort_key=7)
 app.command(profile)

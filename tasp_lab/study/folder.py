@@ -18,21 +18,27 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.errors import StudyError, first_line
+from tasp_lab.study.columns import DERIVED, OF_WINNERS
 from tasp_lab.study.needed import needed
 from tasp_lab.study.rows import COLUMNS, WHAT, WHO
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tasp_lab.study.diff import StudyDiff
+    from tasp_lab.study.plot import StudyPicture
+    from tasp_lab.study.report import StudyReport
+    from tasp_lab.study.show import PivotTable, WinnerTable
+
 STUDY, POINTS, POINTS_CSV, FAILURES = "study.toml", "points.parquet", "points.csv", "failures.csv"
-PROVENANCE, REPORT = "provenance.json", "report.html"
+PROVENANCE, REPORT, PLOTS = "provenance.json", "report.html", "plots"
 
 FORMAT = 1
 """Of the files of a folder; a folder of another format is refused."""
@@ -93,6 +99,32 @@ class StudyFolder:
         name, seed = str(told.get("study") or self.path.resolve().name), int(told.get("seed") or 0)
         return Outline(name, seed, baseline, varying(self._points), asked.get("find", {}))
 
+    def show(self, rows: Sequence[str] = (), columns: Sequence[str] = (), value: str | None = None,
+             **asked: Any) -> WinnerTable | PivotTable:  # fmt: skip
+        """The winner of each question, or a pivot table: `tasp_lab.study.show.show`."""
+        from tasp_lab.study.show import show
+
+        return show(self, rows, columns, value, **asked)
+
+    def plot(self, x: str | None = None, y: str = "time_s", lines: str = "schedule",
+             panels: Sequence[str] | None = None, **asked: Any) -> StudyPicture:  # fmt: skip
+        """A quantity over an axis, or a map of the fastest schedules: `tasp_lab.study.plot.picture`."""
+        from tasp_lab.study.plot import picture
+
+        return picture(self, x, y, lines, panels, **asked)
+
+    def diff(self, other: StudyFolder) -> StudyDiff:
+        """What differs from this study to another one: `tasp_lab.study.diff.diff`."""
+        from tasp_lab.study.diff import diff
+
+        return diff(self, other)
+
+    def report(self, *, where: str | None = None, baseline: str | None = None) -> StudyReport:
+        """The study as one page of HTML: `tasp_lab.study.report.page.report`."""
+        from tasp_lab.study.report import report
+
+        return report(self, where=where, baseline=baseline)
+
     @cached_property
     def _points(self) -> pd.DataFrame:
         self.provenance()
@@ -143,7 +175,7 @@ class StudyFolder:
 
 FOLLOWING = {
     "nodes": ("machine",), "ranks": ("machine",), "library": ("machine",),
-    "heads": ("model",), "kv_heads": ("model",), "head_dim": ("model",),
+    "heads": ("model",), "kv_heads": ("model",), "head_dim": ("model",), "overrides": ("variant",),
 }  # fmt: skip
 """Columns that are determined by another one, if that one is there."""
 
@@ -151,17 +183,21 @@ FOLLOWING = {
 def questions(rows: pd.DataFrame) -> list[str]:
     """The columns that say which point a row is: those of `WHO` and `WHAT` but the key, and further axes."""
     known = [each for each in (*WHO[1:], *WHAT) if each in rows]
-    return known + [each for each in rows.columns if each not in COLUMNS]
+    return known + [each for each in rows.columns if each not in (*COLUMNS, *DERIVED, *OF_WINNERS)]
 
 
 def varying(rows: pd.DataFrame) -> tuple[str, ...]:
-    """The columns of `questions` with more than one value, without those that follow from another one of them."""
+    """The columns of `questions` with more than one value, without those that follow from another one of them.
+
+    What follows from what is seen in rows that did not fail: a refused machine has no nodes.
+    """
     found = [each for each in questions(rows) if rows[each].nunique(dropna=False) > 1]
-    return tuple(each for each in found if not any(_follows(rows, each, of) for of in FOLLOWING.get(each, ())))
+    known = rows[rows["status"] != "failed"]
+    return tuple(each for each in found if not any(_follows(known, each, of) for of in FOLLOWING.get(each, ())))
 
 
 def _follows(rows: pd.DataFrame, column: str, of: str) -> bool:
-    """Whether a column has one value for each value of another one that varies."""
+    """Whether a column has one value for each value of another one that varies, or one value altogether."""
     if rows[of].nunique(dropna=False) < 2:
-        return False
+        return not rows.empty and rows[column].nunique(dropna=False) == 1
     return bool((rows.groupby(of, dropna=False)[column].nunique(dropna=False) <= 1).all())

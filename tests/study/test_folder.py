@@ -11,7 +11,17 @@ import pytest
 from tasp_lab.errors import MissingPackageError, StudyError
 from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder
 from tasp_lab.study.needed import needed
-from tests.support.study_folders import BASELINE, MACHINES, MODELS, SCHEDULES, SEQUENCES, row, study_rows, write_study
+from tests.support.study_folders import (
+    BASELINE,
+    MACHINES,
+    MODELS,
+    SCHEDULES,
+    SEQUENCES,
+    failed,
+    row,
+    study_rows,
+    write_study,
+)
 
 
 def test_rows_and_failures_are_all_that_was_written(tmp_path: Path) -> None:
@@ -39,6 +49,23 @@ def test_columns_that_follow_from_no_other_are_axes(tmp_path: Path) -> None:
         for buffers in (2, 3)
     ]
     assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("machine", "kv_heads", "buffers")
+
+
+def test_a_column_that_failed_rows_lack_still_follows(tmp_path: Path) -> None:
+    """Of a machine that was refused nobody knows the nodes."""
+    rows = [row(machine, "llama-3-8b", 8192, name) for machine in MACHINES for name in SCHEDULES]
+    rows += [
+        failed(row(machine, "llama-3-8b", 16384, "tasp"), "no") | {"nodes": None, "ranks": None} for machine in MACHINES
+    ]
+    assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("machine", "seq", "schedule")
+
+
+def test_what_an_override_changes_follows_its_variant(tmp_path: Path) -> None:
+    variants = {"as is": "", "nic-x2": "nic.bandwidth=x2"}
+    rows = [
+        row("h100-4x8", "llama-3-8b", 8192, "tasp", variant=each, overrides=text) for each, text in variants.items()
+    ]
+    assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("variant",)
 
 
 def test_a_study_without_a_baseline(tmp_path: Path) -> None:

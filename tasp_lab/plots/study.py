@@ -1,0 +1,330 @@
+"""Plots of studies: curves with their intervals and bounds in panels, and maps of which schedule wins where.
+
+The functions take plain data, so this module imports no study. Every picture has a caption with what is held constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from tasp_lab.plots.timelines import INK, MUTED, WIDTH_INCHES, lines_inches, wrapped
+
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+"""The scheme "bright" of Paul Tol's colour schemes (SRON technical note 09-002), which colour-blind readers can tell
+apart."""
+
+ALL_COLORS = (
+    *COLORS[:-1],
+    *("#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499"),
+    COLORS[-1],
+)
+"""With those of the scheme "muted", for areas, which have no marker."""
+
+MARKERS = "osD^vP*X"
+"""With more lines than colours, the colours return with the next marker."""
+
+MAX_LINES = len(COLORS) * len(MARKERS)
+"""Maximum number of lines that can be told apart."""
+
+MAX_PANELS = 24
+"""Maximum number of panels."""
+
+BAND_ALPHA = 0.16
+DASHES = (0, (4, 2))
+_COLUMNS = 3
+_PANEL_INCHES = 2.6
+_CELL_INCHES = 0.34
+_CAPTION_WIDTH = 150
+
+
+class Scale(NamedTuple):
+    """An axis: its label, how its numbers are written, whether it is logarithmic; the names of categories, if any."""
+
+    label: str
+    text: Callable[[float], str]
+    logarithmic: bool
+    categories: Sequence[str] = ()
+
+
+class Curve(NamedTuple):
+    """A line: `y` over `x`, its interval, its bound, and points that are at least or at most `limit`; NaN for none."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    bound: Sequence[float]
+    limit: Sequence[float]
+
+
+class Panel(NamedTuple):
+    """A panel: its title and its lines."""
+
+    title: str
+    curves: Sequence[Curve]
+
+
+class MapCell(NamedTuple):
+    """A cell of a map: what gives its colour, a name or a number, its text, and whether it is sure."""
+
+    value: str | float | None
+    text: str
+    is_sure: bool = True
+
+
+class Map(NamedTuple):
+    """A map: its title, the names of its rows and columns, and its cells by position; pairs without a row have none."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: Mapping[tuple[int, int], MapCell]
+
+
+class Words(NamedTuple):
+    """The texts around a picture: its title, its caption, and the labels of the axes of maps."""
+
+    title: str
+    caption: str
+    x: str = ""
+    y: str = ""
+
+
+# ------------------------------------------------------------------------------------------------------- curves
+
+
+def draw_curves(panels: Sequence[Panel], x: Scale, y: Scale, words: Words, reference: float | None = None) -> Figure:
+    """Panels on shared axes; a line at `reference`, if there is one."""
+    columns = min(_COLUMNS, max(len(panels), 1))
+    lines = math.ceil(len(panels) / columns)
+    styles = _styles(panels)
+    handles = [*_handles(styles), *_meanings(panels)]
+    figure = _figure(words, _PANEL_INCHES * lines if lines > 1 else 4.2, handles)
+    if not panels:
+        return figure
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    for index, (panel, axes) in enumerate(zip(panels, grid.ravel(), strict=False)):
+        _plot_panel(panel, axes, styles, bool(x.categories))
+        if reference is not None:
+            axes.axhline(reference, color=MUTED, linewidth=0.8, zorder=1)
+        axes.set_xlabel(x.label if index + columns >= len(panels) else "", fontsize=9, color=INK)
+        axes.set_ylabel(y.label if index % columns == 0 else "", fontsize=9, color=INK)
+        axes.tick_params(labelbottom=index + columns >= len(panels))
+    _scale_axes(grid[0, 0], panels, x, y)
+    for axes in grid.ravel()[len(panels) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _figure(words: Words, height_inches: float, handles: Sequence[Artist]) -> Figure:
+    """An empty figure with its title above, and below it the legend and the caption."""
+    title, caption = wrapped(words.title, 100), wrapped(words.caption, _CAPTION_WIDTH)
+    columns = _legend_columns(handles)
+    caption_inches = 0.155 * (caption.count("\n") + 1) + 0.1
+    below = caption_inches + 0.2 * math.ceil(len(handles) / columns) + 0.12
+    size = WIDTH_INCHES, height_inches + lines_inches(title) + below
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(rect=(0, below / size[1], 1, 1 - below / size[1]))  # type: ignore[union-attr, call-arg]
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+    figure.text(0.01, 0.07 / size[1], caption, fontsize=8, color=MUTED, parse_math=False)
+    legend = figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, caption_inches / size[1]),
+                           borderaxespad=0, ncols=columns, frameon=False, fontsize=8)  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def _legend_columns(handles: Sequence[Artist]) -> int:
+    """As many as the longest label leaves room for."""
+    longest = max((len(str(each.get_label())) for each in handles), default=0)
+    return max(1, min(len(handles), int(WIDTH_INCHES / (0.45 + 0.068 * longest))))
+
+
+def _styles(panels: Sequence[Panel]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each line, the same in all panels."""
+    labels = dict.fromkeys(curve.label for panel in panels for curve in panel.curves)
+    return {
+        label: (COLORS[place % len(COLORS)], MARKERS[place // len(COLORS) % len(MARKERS)])
+        for place, label in enumerate(labels)
+    }
+
+
+def _plot_panel(panel: Panel, axes: Axes, styles: Mapping[str, tuple[str, str]], apart: bool) -> None:
+    """The lines of a panel; over categories points beside each other, `apart`."""
+    alike = has_one_bound(panel)
+    for place, curve in enumerate(panel.curves):
+        color, marker = styles[curve.label]
+        shift = 0.7 * ((place + 0.5) / len(panel.curves) - 0.5) if apart else 0.0
+        x = np.array(curve.x) + shift
+        if apart:
+            axes.vlines(x, curve.low, curve.high, color=color, alpha=2 * BAND_ALPHA, linewidth=4)
+        else:
+            axes.fill_between(x, curve.low, curve.high, color=color, alpha=BAND_ALPHA, linewidth=0)
+        axes.plot(x, curve.y, color=color, marker=marker, markersize=3.2, linewidth=0 if apart else 1.3, zorder=3)
+        axes.plot(x, curve.limit, color=color, marker=marker, markersize=4.5, markerfacecolor="white",
+                  linestyle="none", zorder=3)  # fmt: skip
+        if not (alike and place) and not apart:
+            axes.plot(x, curve.bound, color=INK if alike else color, linestyle=DASHES, linewidth=0.8)
+    axes.set_title(panel.title, loc="left", fontsize=9, color=INK, parse_math=False)
+    axes.grid(alpha=0.25, which="major")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8, colors=INK)
+
+
+def has_one_bound(panel: Panel) -> bool:
+    """Whether all lines of a panel with a bound have the same one."""
+    known = np.array([curve.bound for curve in panel.curves if [*curve.x] == [*panel.curves[0].x]], float)
+    return len(known) == len(panel.curves) and bool(np.allclose(known, known[0], rtol=1e-3, equal_nan=True))
+
+
+def _scale_axes(axes: Axes, panels: Sequence[Panel], x: Scale, y: Scale) -> None:
+    """Ticks at the values of x; those of y are written in its unit. All panels share both axes."""
+    values = sorted({value for panel in panels for curve in panel.curves for value in curve.x})
+    if x.logarithmic:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(_thinned(values, 8)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _named(value, x)))
+    if x.categories:
+        axes.set_xlim(-0.5, len(x.categories) - 0.5)
+        for panel_axes in axes.figure.axes:
+            panel_axes.tick_params(axis="x", rotation=30)
+    if y.logarithmic:
+        axes.set_yscale("log")
+        _widen(axes, panels)
+        axes.yaxis.set_major_locator(LogLocator(10, numticks=8))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: y.text(value)))
+
+
+def _widen(axes: Axes, panels: Sequence[Panel]) -> None:
+    """On a logarithmic axis of less than a decade, make room for a labelled tick."""
+    shown = np.array([v for panel in panels for curve in panel.curves for v in (*curve.y, *curve.limit)], float)
+    shown = shown[np.isfinite(shown)]
+    if len(shown) and shown.max() < 10 * shown.min():
+        middle = math.sqrt(shown.max() * shown.min())
+        axes.set_ylim(min(middle / 4, shown.min() / 1.5), max(middle * 4, shown.max() * 1.5))
+
+
+def _thinned(values: Sequence[float], most: int) -> Sequence[float]:
+    """At most so many of the values, at equal distances, the last one among them."""
+    return values[:: -math.ceil(len(values) / most)][::-1] if values else values
+
+
+def _named(value: float, scale: Scale) -> str:
+    """The text of a tick; of a category its name."""
+    if not scale.categories:
+        return scale.text(value)
+    return scale.categories[round(value)] if 0 <= round(value) < len(scale.categories) else ""
+
+
+def _handles(styles: Mapping[str, tuple[str, str]]) -> list[Artist]:
+    return [Line2D([], [], color=color, marker=marker, markersize=4, label=label)
+            for label, (color, marker) in styles.items()]  # fmt: skip
+
+
+def _meanings(panels: Sequence[Panel]) -> list[Artist]:
+    """Entries of the legend for what is drawn besides lines, if it is."""
+    curves = [curve for panel in panels for curve in panel.curves]
+    found: list[Artist] = []
+    if _any(curve.low for curve in curves):
+        found.append(Patch(color=MUTED, alpha=2 * BAND_ALPHA, linewidth=0, label="5 to 95 %"))
+    if _any(curve.bound for curve in curves):
+        found.append(Line2D([], [], color=INK, linestyle=DASHES, linewidth=0.8, label="bound"))
+    if _any(curve.limit for curve in curves):
+        found.append(Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle="none", markersize=4.5,
+                            label="settled by its bound, not simulated"))  # fmt: skip
+    return found
+
+
+def _any(series: Iterable[Sequence[float]]) -> bool:
+    return any(np.isfinite(np.asarray(each, float)).any() for each in series)
+
+
+# --------------------------------------------------------------------------------------------------------- maps
+
+
+def draw_maps(maps: Sequence[Map], words: Words) -> Figure:
+    """Maps one above the other. Names have a colour each, numbers a common colour scale around 1."""
+    heights = [_CELL_INCHES * len(each.rows) + 0.75 for each in maps]
+    color_of = _colors(maps)
+    figure = _figure(words, sum(heights), _map_handles(maps, color_of))
+    if not maps:
+        return figure
+    grid = figure.subplots(len(maps), 1, squeeze=False, height_ratios=heights, sharex=True)[:, 0]
+    for index, (each, axes) in enumerate(zip(maps, grid, strict=True)):
+        _plot_map(each, axes, color_of)
+        axes.set_ylabel(words.y, fontsize=9, color=INK)
+        axes.set_xlabel(words.x if index == len(maps) - 1 else "", fontsize=9, color=INK)
+    return figure
+
+
+def _colors(maps: Sequence[Map]) -> Callable[[str | float | None], tuple[float, float, float]]:
+    """The colour of a cell by its value; white for none."""
+    values = [cell.value for each in maps for cell in each.cells.values() if cell.value is not None]
+    names = list(dict.fromkeys(value for value in values if isinstance(value, str)))
+    numbers = [value for value in values if not isinstance(value, str) and value > 0]
+    reach = max([1.1, *numbers, *(1 / value for value in numbers)])
+    norm = LogNorm(1 / reach, reach)
+
+    def color(value: str | float | None) -> tuple[float, float, float]:
+        if value is None:
+            return 1.0, 1.0, 1.0
+        if isinstance(value, str):
+            return to_rgb(ALL_COLORS[names.index(value) % len(ALL_COLORS)])
+        return _diverging(float(norm(value)))
+
+    return color
+
+
+def _diverging(place: float) -> tuple[float, float, float]:
+    """Red below the middle of 0 to 1, blue above, white in it."""
+    end = to_rgb(COLORS[1] if place < 0.5 else COLORS[0])
+    share = min(1.0, abs(2 * place - 1))
+    red, green, blue = (1 + share * (part - 1) for part in end)
+    return red, green, blue
+
+
+def _plot_map(found: Map, axes: Axes, color_of: Callable[[str | float | None], tuple[float, float, float]]) -> None:
+    """Cells in their colours, paler where they are not sure."""
+    image = np.ones((len(found.rows), len(found.columns), 3))
+    for (row, column), cell in found.cells.items():
+        strength = 0.75 if cell.is_sure else 0.32
+        image[row, column] = 1 + strength * (np.array(color_of(cell.value)) - 1)
+        axes.text(column, row, cell.text, ha="center", va="center", fontsize=8, color=INK, parse_math=False)
+    axes.imshow(image, aspect="auto", interpolation="nearest")
+    axes.set_xticks(range(len(found.columns)), found.columns, fontsize=8)
+    axes.set_yticks(range(len(found.rows)), found.rows, fontsize=8)
+    axes.set_xticks(np.arange(len(found.columns) - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(len(found.rows) - 1) + 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.tick_params(which="both", length=0, colors=INK)
+    axes.spines[:].set_visible(False)
+    axes.set_title(found.title, loc="left", fontsize=9, color=INK, parse_math=False)
+
+
+def _map_handles(
+    maps: Sequence[Map], color_of: Callable[[str | float | None], tuple[float, float, float]]
+) -> list[Artist]:
+    """A patch for each name; pale for what is too close to call."""
+    cells = [cell for each in maps for cell in each.cells.values()]
+    names = dict.fromkeys(cell.value for cell in cells if isinstance(cell.value, str))
+    found: list[Artist] = [Patch(color=color_of(name), alpha=0.75, linewidth=0, label=name) for name in names]
+    if not all(cell.is_sure for cell in cells):
+        found.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: too close to call"))
+    return found

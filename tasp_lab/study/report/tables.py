@@ -1,0 +1,167 @@
+"""Tables of the page: cells as people read them, each with what it is sorted by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
+from tasp_lab.study.folder import StudyFolder, varying
+from tasp_lab.study.pivot import AT_LEAST, AT_MOST
+from tasp_lab.study.show import Selection, WinnerTable, close_text, range_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Cell = str | list[Any]
+"""A text, or a text and the number it stands for."""
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table that sorts and filters. `name` is its element on the page; `numeric` are the positions of numbers."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    @property
+    def numeric(self) -> list[int]:
+        return [place for place in range(len(self.columns)) if any(isinstance(row[place], list) for row in self.rows)]
+
+    def to_dict(self) -> dict[str, object]:
+        return {"columns": list(self.columns), "rows": self.rows, "numeric": self.numeric}
+
+
+def cell(column: str, value: Any) -> Cell:
+    """The cell of a value.
+
+    >>> cell("seq", 65536), cell("machine", "h100-8"), cell("seq", None)
+    (['64Ki', 65536], 'h100-8', '-')
+    """
+    value = plain(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return [text_of(column, value), value] if is_number else text_of(column, value)
+
+
+def score_table(found: WinnerTable) -> PageTable:
+    """How often each schedule is the fastest, and where it is so by most."""
+    rows = []
+    table = found.table
+    for name in table["schedule"].value_counts().index:
+        own = table[table["schedule"] == name]
+        clear = own[~own["too_close"].map(bool)]
+        best = own.sort_values("speedup", ascending=False, kind="stable").iloc[0]
+        where = ", ".join(text_of(each, best[each]) for each in found.axes)
+        known = plain(best["speedup"]) is not None
+        rows.append([name, cell("", len(own)), cell("", len(clear)), cell("speedup", best["speedup"]),
+                     where if known else "-"])  # fmt: skip
+    return PageTable("scores", ("schedule", "fastest", "of it clearly", "largest speed-up", "there"), rows)
+
+
+def winner_table(found: WinnerTable) -> PageTable:
+    """The winner of each question."""
+    columns = [*map(title_of, found.axes), "winner", "time", "5 to 95 %", "speed-up", "5 to 95 %",
+               "too close to call", "bound by", "share of bound", "exposed share"]  # fmt: skip
+    rows = [
+        [
+            *(cell(each, row[each]) for each in found.axes),
+            row["schedule"],
+            cell("time_s", row["time_s"]),
+            range_of("time_s", row["time_low_s"], row["time_high_s"]),
+            cell("speedup", row["speedup"]),
+            range_of("speedup", row["speedup_low"], row["speedup_high"]),
+            close_text(row, 4) or NO_VALUE,
+            cell("binds", row["binds"]),
+            cell("bound_share", row["bound_share"]),
+            cell("exposed_share", row["exposed_share"]),
+        ]
+        for row in records_of(found.table)
+    ]
+    return PageTable("winners", columns, rows)
+
+
+POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "binds", "memory_bytes", "fits",
+               "settled_by", "engine", "key")  # fmt: skip
+
+
+def point_table(found: Selection) -> PageTable:
+    """Every row with a time or a bound."""
+    axes = varying(found.rows)
+    columns = [*map(title_of, axes), "time", "5 to 95 %", *map(title_of, POINT_CELLS)]
+    rows = [
+        [
+            *(cell(each, row[each]) for each in axes),
+            _time(row),
+            range_of("time_s", row["time_low_s"], row["time_high_s"]),
+            *(_speedup(row) if each == "speedup" else cell(each, row[each]) for each in POINT_CELLS),
+        ]
+        for row in records_of(found.rows)
+    ]
+    return PageTable("points", columns, rows)
+
+
+def _time(row: Mapping[Any, Any]) -> Cell:
+    """The time; of a row that a bound settled at least that bound."""
+    if row["status"] != "settled":
+        return cell("time_s", row["time_s"])
+    return [f"{AT_LEAST} {text_of('bound_s', row['bound_s'])}", plain(row["bound_s"])]
+
+
+def _speedup(row: Mapping[Any, Any]) -> Cell:
+    found = cell("speedup", row["speedup"])
+    return [f"{AT_MOST} {found[0]}", found[1]] if row["status"] == "settled" and isinstance(found, list) else found
+
+
+def reason_table(failures: pd.DataFrame) -> PageTable:
+    """Why points failed, and how many did so."""
+    counts = failures["error"].value_counts(sort=True)
+    rows: list[list[Cell]] = [[str(error), cell("", int(points))] for error, points in counts.items()]
+    return PageTable("reasons", ("reason", "points"), rows)
+
+
+def _short(reason: str, most: int = 90) -> str:
+    """The beginning of a reason; the table of reasons has all of it."""
+    return reason if len(reason) <= most else f"{reason[:most].rstrip()} ..."
+
+
+def failure_table(failures: pd.DataFrame, axes: Iterable[str]) -> PageTable:
+    """The points that failed."""
+    axes = list(axes)
+    rows = [[*(cell(each, row[each]) for each in axes), _short(str(row["error"]))] for row in records_of(failures)]
+    return PageTable("failures", [*map(title_of, axes), "reason"], rows)
+
+
+def constant_table(folder: StudyFolder) -> PageTable:
+    """The constants of all machines, with interval and source."""
+    rows: list[list[Cell]] = [
+        [
+            str(each["machine"]),
+            str(each["name"]),
+            _constant(each.get("value")),
+            "-" if each.get("low") == each.get("high") else f"{_text(each.get('low'))} to {_text(each.get('high'))}",
+            "assumed" if each.get("assumed") else "no",
+            str(each.get("source") or "-"),
+        ]
+        for each in folder.provenance().get("constants", ())
+    ]
+    return PageTable("constants", ("machine", "constant", "value", "interval", "assumed", "source"), rows)
+
+
+def _constant(value: Any) -> Cell:
+    return [_text(value), value] if isinstance(value, (int, float)) else _text(value)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def settled_table(found: Selection) -> PageTable:
+    """How rows were settled: simulated by which engine, or by a bound."""
+    table = found.rows.astype(object)
+    table = table.where(table.notna(), "-")
+    counts = table.groupby(["settled_by", "engine"], sort=False).size()
+    rows: list[list[Cell]] = [[str(by), str(engine), cell("", int(points))] for (by, engine), points in counts.items()]
+    rows += [["refused", "-", cell("", found.counts["failed"])]] if found.counts["failed"] else []
+    return PageTable("settled", ("settled by", "engine", "points"), rows)

@@ -1,0 +1,107 @@
+"""Pictures of studies: what is drawn, and what the legend says of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from tasp_lab.plots.study import COLORS, MAX_LINES, Curve, Map, MapCell, Panel, Scale, Words, draw_curves, draw_maps
+from tasp_lab.plots.timelines import render
+
+NONE = (math.nan, math.nan)
+LENGTHS = Scale("length", "{:.0f}".format, True)
+TIMES = Scale("time", "{:.2g} s".format, True)
+WORDS = Words("a study: time by length", "all with mask causal\n2 rows", "length", "machine")
+
+
+def curve(label: str, y: tuple[float, float] = (1.0, 3.0), **changed: tuple[float, float]) -> Curve:
+    return Curve(label, (8192.0, 16384.0), y, NONE, NONE, NONE, NONE)._replace(**changed)
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for each in figure.legends for text in each.get_texts()]
+
+
+def test_lines_have_one_style_in_all_panels() -> None:
+    names = [f"schedule-{number}" for number in range(MAX_LINES)]
+    panels = [Panel("one", [curve(name) for name in names]), Panel("two", [curve(name) for name in reversed(names)])]
+    figure = draw_curves(panels, LENGTHS, TIMES, WORDS)
+    assert legend(figure) == names
+    styles = [
+        [(line.get_color(), line.get_marker()) for line in axes.get_lines() if line.get_linestyle() == "-"]
+        for axes in figure.axes[:2]
+    ]
+    assert styles[0] == styles[1][::-1]
+    assert len(set(styles[0])) == MAX_LINES
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)), min_size=1, max_size=4))
+def test_points_are_where_their_values_are(values: list[tuple[float, float]]) -> None:
+    figure = draw_curves([Panel("", [curve(f"s{n}", y) for n, y in enumerate(values)])], LENGTHS, TIMES, WORDS)
+    drawn = [tuple(line.get_ydata()) for line in figure.axes[0].get_lines() if line.get_linestyle() == "-"]
+    assert drawn == values
+    low, high = figure.axes[0].get_ylim()
+    assert low < min(map(min, values)) <= max(map(max, values)) < high
+
+
+@pytest.mark.parametrize(
+    ("changed", "entry"),
+    [
+        ({"low": (0.5, 1.0), "high": (2.0, 4.0)}, "5 to 95 %"),
+        ({"bound": (0.5, 1.0)}, "bound"),
+        ({"limit": (5.0, math.nan)}, "settled by its bound, not simulated"),
+    ],
+)
+def test_the_legend_names_what_is_drawn_and_nothing_else(changed: dict[str, tuple[float, float]], entry: str) -> None:
+    assert legend(draw_curves([Panel("", [curve("tasp")])], LENGTHS, TIMES, WORDS)) == ["tasp"]
+    assert legend(draw_curves([Panel("", [curve("tasp", **changed)])], LENGTHS, TIMES, WORDS)) == ["tasp", entry]
+
+
+def test_a_bound_that_all_share_is_drawn_once() -> None:
+    def dashed(*curves: Curve) -> int:
+        axes = draw_curves([Panel("", curves)], LENGTHS, TIMES, WORDS).axes[0]
+        return sum(line.get_linestyle() == "--" for line in axes.get_lines() if np.isfinite(line.get_ydata()).any())
+
+    one = curve("tasp", bound=(0.5, 1.0))
+    assert dashed(one, one._replace(label="ulysses")) == 1
+    assert dashed(one, one._replace(label="ulysses", bound=(0.5, 2.0))) == 2
+
+
+def test_categories_are_points_beside_each_other() -> None:
+    names = Scale("machine", str, False, ("h100-8", "mi300x-8"))
+    two = [Curve(name, (0.0, 1.0), (1.0, 2.0), NONE, NONE, NONE, NONE) for name in ("tasp", "ulysses")]
+    axes = draw_curves([Panel("", two)], names, TIMES, WORDS).axes[0]
+    places = [tuple(line.get_xdata()) for line in axes.get_lines() if np.isfinite(line.get_ydata()).any()]
+    assert len(places) == 2
+    assert places[0][0] < 0 < places[1][0] < 0.5 < places[0][1] < 1 < places[1][1]
+
+
+def test_a_map_has_a_colour_per_name_paler_where_it_is_not_sure() -> None:
+    cells = {(0, 0): MapCell("tasp", "1.5x"), (0, 1): MapCell("tasp", "1.1x ~", False), (1, 0): MapCell("ulysses", "")}
+    figure = draw_maps([Map("", ["h100-8", "mi300x-8"], ["8Ki", "16Ki"], cells)], WORDS)
+    (image,) = figure.axes[0].get_images()
+    pixels = np.asarray(image.get_array())
+    strength = 1 - pixels
+    assert np.allclose(strength[0, 1] / strength[0, 0], 0.32 / 0.75)
+    assert np.allclose(pixels[1, 1], 1)
+    assert not np.allclose(pixels[1, 0], pixels[0, 0])
+    assert legend(figure) == ["tasp", "ulysses", "pale, ~: too close to call"]
+    assert {text.get_text() for text in figure.axes[0].texts} == {"1.5x", "1.1x ~", ""}
+
+
+def test_title_and_caption_are_in_every_picture() -> None:
+    for figure in (draw_curves([], LENGTHS, TIMES, WORDS), draw_maps([], WORDS),
+                   draw_curves([Panel("$x$", [curve("$1$")])], LENGTHS, TIMES, WORDS)):  # fmt: skip
+        assert figure.get_suptitle() == WORDS.title
+        assert WORDS.caption in [text.get_text() for text in figure.texts]
+        assert render(figure, "png").startswith(b"\x89PNG")
+
+
+def test_colours_differ() -> None:
+    assert len(set(COLORS)) == len(COLORS)
