@@ -16,14 +16,16 @@ from tasp_lab.schedule.step import Step
 class Messages:
     """Looks up messages, cached by kind of transfer: place, size, peers of the sender, whether in the first step."""
 
-    def __init__(self, schedule: Schedule, comm_library: CommLibrary) -> None:
+    def __init__(self, schedule: Schedule, comm_library: CommLibrary, per_block: IntArray | None = None) -> None:
+        """`per_block`, int array (blocks,): how many messages of equal size each block is; None for one each."""
         self._schedule = schedule
+        self._sizes = schedule.block_bytes if per_block is None else schedule.block_bytes // per_block
         self._comm_library = comm_library.bind(schedule)
         self._known: dict[tuple[int, int, int, bool], Message] = {}
 
     def kinds(self, index: int, step: Step | Transfers) -> tuple[list[Message], IntArray]:
         """The distinct messages of a step, and for each transfer the index of its message."""
-        sizes = self._schedule.block_bytes[step.block]
+        sizes = self._sizes[step.block]
         places = self._comm_library.places(step.source, step.destination)
         columns = (places, sizes, self._peers(step))
         firsts, kind = numbered(*columns)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sim.array.handed_out import HandedOut
 from sim.array.operations import (
     CALL,
     COMPUTES,
@@ -25,21 +26,26 @@ from sim.messages import Messages
 from tasp_lab.arrays import IntArray, numbered
 from tasp_lab.machines.machine import Machine
 from tasp_lab.runtimes.issue_times import issue_times
+from tasp_lab.runtimes.separate_messages import messages_of
 from tasp_lab.schedule.dependencies import ARRIVED, HOST, CallTable, Dependencies, Transfers
 from tasp_lab.schedule.schedule import Schedule
 
 
 def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies) -> Operations:
-    """The operations of a schedule, as one repeat: transfers, then calls, then buffers."""
-    table = CostTable(machine.topology, Messages(schedule, machine.comm_library))
+    """The operations of a schedule, as one repeat: transfers, calls, buffers, hosts, then calls until handed out."""
+    per_block = messages_of(schedule, machine.runtime)
+    table = CostTable(machine.topology, Messages(schedule, machine.comm_library, per_block))
     transfer_cost, routes = _transfer_costs(schedule, derived.transfers, table)
     calls, buffers = derived.calls, derived.buffers
     call_cost = _call_costs(machine, calls, table)
     free = table.number(Cost(0.0, 0.0, 0.0, None, ""))
     issued_cost, issued = _issues(schedule, machine, derived, table)
-    freed_cost = np.concatenate([np.full(len(buffers.step), free), issued_cost])
+    first = derived.first_buffer + len(buffers.step) + len(issued_cost)
+    handed = HandedOut.of(machine, derived, first, table)
+    freed_cost = np.concatenate([np.full(len(buffers.step), free), issued_cost, handed.cost])
     cost = np.concatenate([transfer_cost, call_cost, freed_cost])
-    step = np.concatenate([derived.transfers.step, calls.step, buffers.step, np.zeros_like(issued_cost)])
+    late = np.zeros(len(issued_cost) + len(handed.cost), dtype=np.int64)
+    step = np.concatenate([derived.transfers.step, calls.step, buffers.step, late])
     kind = np.repeat([TRANSFER, CALL, FREED], [len(transfer_cost), len(calls.step), len(freed_cost)])
     host, lane = np.full(len(kind), -1), np.zeros(len(kind), dtype=np.int64)
     moved = slice(len(transfer_cost))
@@ -51,17 +57,27 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
         costs=list(table.costs),
         cost=cost[None],
         label=numbered(kind, step, cost, lane)[1],
-        edges=Edges.joined([Edges(*derived.edges, np.zeros(len(derived.edges.before), dtype=np.int64)), issued]),
+        edges=handed.edges(Edges.joined([_at_once(derived), issued])),
         **Incidence.of(machine.topology, routes)._asdict(),
         host=host,
         lane=lane,
-        gpu_uses=_gpu_uses(machine, derived, list(table.costs), transfer_cost, call_cost),
+        gpu_uses=_gpu_uses(machine, derived, list(table.costs), transfer_cost, call_cost, handed),
         contention=machine.contention,
     )
 
 
+def _at_once(derived: Dependencies) -> Edges:
+    """The edges of a schedule, in one repeat."""
+    return Edges(*derived.edges, np.zeros(len(derived.edges.before), dtype=np.int64))
+
+
 def _gpu_uses(
-    machine: Machine, derived: Dependencies, costs: Sequence[Cost], transfer_cost: IntArray, call_cost: IntArray
+    machine: Machine,
+    derived: Dependencies,
+    costs: Sequence[Cost],
+    transfer_cost: IntArray,
+    call_cost: IntArray,
+    handed: HandedOut,
 ) -> GpuUses:
     """The GPUs of messages with channels and of calls that take time; none if these never slow each other."""
     sent = np.flatnonzero(np.array([each.channels > 0 for each in costs])[transfer_cost])
@@ -69,10 +85,12 @@ def _gpu_uses(
     if not (machine.contention.slows and len(sent) and len(called)):
         return GpuUses.none()
     transfers = derived.transfers
+    begun = np.flatnonzero(np.array([each.launch_s > 0 for each in costs])[handed.cost])
+    ranks = np.concatenate([derived.calls.rank[called], handed.rank[begun]])
     return GpuUses(
-        np.concatenate([sent, sent, derived.first_call + called]),
-        np.concatenate([transfers.source[sent], transfers.destination[sent], derived.calls.rank[called]]),
-        np.repeat([SENDS, RECEIVES, COMPUTES], [len(sent), len(sent), len(called)]),
+        np.concatenate([sent, sent, derived.first_call + called, handed.first + begun]),
+        np.concatenate([transfers.source[sent], transfers.destination[sent], ranks]),
+        np.repeat([SENDS, RECEIVES, COMPUTES], [len(sent), len(sent), len(ranks)]),
     )
 
 

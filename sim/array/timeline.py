@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from sim.array.max_min import SAME
-from sim.array.operations import Cost
+from sim.array.operations import TRANSFER, Cost
 from sim.array.quotient import Program
 from sim.array.record import Record
 from sim.max_min import OWN_LIMIT
 from tasp_lab.machines.machine import Machine
+from tasp_lab.runtimes.separate_messages import messages_of
 from tasp_lab.schedule.dependencies import BLOCK, BUFFER, HOST, LANE, CallTable
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
@@ -49,7 +50,9 @@ class _EventBuilder:
         self._class_of_constraint = dict(
             zip(program.operations.constraints.tolist(), program.classes.of_resource.tolist(), strict=False)
         )  # hosts come after the constraints
-        self._sizes: list[int] = schedule.block_bytes.tolist()
+        per_block = messages_of(schedule, machine.runtime)
+        self._messages: list[int] = per_block.tolist()
+        self._sizes: list[int] = (schedule.block_bytes // per_block).tolist()
         times: list[list[float]] = [each.tolist() for each in record.times()]
         self._free_s, self._there_s, self._start_s, self._launched_s, self._end_s = times
         self._waited_for = [_WAITED_FOR[each] for each in record.waited_for.tolist()]
@@ -60,16 +63,18 @@ class _EventBuilder:
         sent = 0
         for index, step in enumerate(self._schedule.steps):
             first, offset = (0, index * classes) if repeated else (sent, 0)
-            for operation, row in enumerate(step.rows(), start=first):
+            rows = [row for row in step.rows() for _ in range(self._messages[row[-1]])]
+            for operation, row in enumerate(rows, start=first):
                 yield self._send(index, row, offset + self._class_of[operation])
-            sent += len(step)
+            sent += len(rows)
 
     def calls(self, calls: CallTable) -> Iterator[Event]:
         """The events of kernel calls, step by step; operations are numbered after the transfers."""
         columns = (calls.step, calls.rank, calls.kernel, calls.block, calls.flops, calls.shape)
         parts = [_floats(self._compute.parts(shape)) for shape in calls.shapes] if self._explain else []
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        for operation, (step, rank, kernel, block, flops, shape) in enumerate(rows, start=self._schedule.transfers):
+        first_call = int((self._program.operations.kind == TRANSFER).sum())
+        for operation, (step, rank, kernel, block, flops, shape) in enumerate(rows, start=first_call):
             number = self._class_of[operation]
             start_s, end_s, waited_for = self._start_s[number], self._end_s[number], self._waited_for[number]
             yield Event(

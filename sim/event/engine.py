@@ -29,8 +29,9 @@ from tasp_lab.errors import ScheduleError
 from tasp_lab.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.runtimes.issue_times import issue_times
+from tasp_lab.runtimes.separate_messages import messages_of
 from tasp_lab.runtimes.serial_messages import with_runtime
-from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, SENT, Dependencies, dependencies
+from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, SENT, Dependencies, dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
 from tasp_lab.units import Number
@@ -99,6 +100,7 @@ class _Run:
         self._schedule, self._derived, self._explain = schedule, derived, explain
         self._topology = machine.topology
         self._call_s = [machine.compute.time_s(shape) for shape in derived.calls.shapes]
+        self._compute_model = machine.compute
         self._parts = [machine.compute.parts(shape) for shape in derived.calls.shapes] if explain else []
         self._comm_library = machine.comm_library
         self._env = simpy.Environment()
@@ -107,8 +109,9 @@ class _Run:
         self._gpus = [Gpu(self._env, machine.contention) for _ in self._hosts] if machine.contention.slows else []
         self._progress = Progress(self._env, derived)
         self._issued = issue_times(schedule, derived, machine.runtime)
-        self._messages = Messages(schedule, machine.comm_library)
-        self._sizes = schedule.block_bytes.tolist()
+        per_block = messages_of(schedule, machine.runtime)
+        self._messages = Messages(schedule, machine.comm_library, per_block)
+        self._sizes = (schedule.block_bytes // per_block).tolist()
         self._events: list[Event] = []
 
     def run(self) -> Timeline:
@@ -192,12 +195,21 @@ class _Run:
             waited_for, waited_s = yield from self._wait(operation, waited_for)
             start_s, flops = self._env.now, int(calls.flops[number])
             lost_s: Number = 0
+            if operation in self._progress.handed_out:
+                self._env.process(self._hand_out(operation, number))
             if time_s := self._call_s[int(calls.shape[number])]:
                 lost_s = (yield self._compute(int(calls.rank[number]), time_s)) or 0
             self._progress.record(operation, SENT)
             self._progress.record(operation, ARRIVED)
             self._record_call(number, start_s, flops, waited_for, waited_s, lost_s)
             waited_for = "compute"
+
+    def _hand_out(self, operation: int, number: int) -> Generator[simpy.Event, Number | None, None]:
+        """The process of a call in progress whose thread blocks others wait for."""
+        calls = self._derived.calls
+        if time_s := self._compute_model.handed_out_s(calls.shapes[int(calls.shape[number])]):
+            yield self._compute(int(calls.rank[number]), time_s)
+        self._progress.record(operation, HANDED_OUT)
 
     def _compute(self, rank: int, time_s: Number) -> simpy.Event:
         """A kernel call that takes `time_s` alone; the value of its event is what it loses to messages, if anything."""

@@ -1,23 +1,35 @@
-"""Which operations have been sent and have arrived, and who waits for that."""
+"""Which operations have been sent and have arrived, which calls have been handed out, and who waits for that."""
 
 from __future__ import annotations
 
 import simpy
 
 from tasp_lab.arrays import IntArray
-from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, LANE, SENT, Dependencies
+from tasp_lab.schedule.dependencies import (
+    ARRIVED,
+    BLOCK,
+    BUFFER,
+    HANDED_OUT,
+    LANE,
+    SENT,
+    Dependencies,
+)
 
 Condition = tuple[int, int]
 """An operation and its event."""
 
 
 class Progress:
-    """The state of all operations (`tasp_lab.schedule.dependencies`); buffers are released as their uses end."""
+    """The state of all operations (`tasp_lab.schedule.dependencies`); buffers are released as their uses end.
+
+    `handed_out` are the calls that others wait for until they have been handed out.
+    """
 
     def __init__(self, env: simpy.Environment, derived: Dependencies) -> None:
         self._env = env
-        self._happened = bytearray(len(derived)), bytearray(len(derived))
+        self._happened = tuple(bytearray(len(derived)) for _ in (SENT, ARRIVED, HANDED_OUT))
         self._awaited: dict[Condition, simpy.Event] = {}
+        self.handed_out = frozenset(derived.edges.before[derived.edges.event == HANDED_OUT].tolist())
         edges, releases = derived.edges, derived.edges.after >= derived.first_buffer
         self._conditions: dict[int, dict[int, list[Condition]]] = {BLOCK: {}, BUFFER: {}}
         waits = ~releases & (edges.cause != LANE)
@@ -44,7 +56,7 @@ class Progress:
         return self._awaited[condition]
 
     def record(self, operation: int, event: int) -> None:
-        """Record that an operation has been sent, or has arrived."""
+        """Record an event of an operation."""
         self._happened[event][operation] = True
         if (awaited := self._awaited.pop((operation, event), None)) is not None:
             awaited.succeed()

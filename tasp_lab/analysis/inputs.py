@@ -168,7 +168,16 @@ def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
     found = load_runtime(runtime) if isinstance(runtime, str) else runtime
     compute = machine.compute
     compute = replace(compute, passes=found.passes) if isinstance(compute, KernelCompute) else compute
+    machine = _with_pairs(machine) if found.communicators == "pairs" else machine
     return replace(machine, runtime=found, compute=compute)
+
+
+def _with_pairs(machine: Machine) -> Machine:
+    """The machine whose library has a communicator per pair of ranks, if it has a library with channels."""
+    if machine.recipe is None:
+        return machine
+    recipe = machine.recipe.with_pairs()
+    return replace(machine, recipe=recipe, comm_library=recipe.comm_library(machine.constants))
 
 
 def with_rate(machine: Machine, compute: ComputeLike | None) -> Machine:

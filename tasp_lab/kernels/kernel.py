@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from tasp_lab.arrays import FloatArray
 from tasp_lab.kernels.constants import Design, Gpu, KernelFile, Passing, Variant
 from tasp_lab.kernels.memory import bound_s
 from tasp_lab.kernels.splits import splits
 from tasp_lab.kernels.tiles import tile_columns
-from tasp_lab.kernels.waves import makespan
+from tasp_lab.kernels.waves import last_begins, makespan
 from tasp_lab.workload.kernel_calls import pairs_in_band
 from tasp_lab.workload.kernel_shapes import KernelShape
 
@@ -72,6 +73,12 @@ class AttentionKernel:
         if shape.dtype == "fp32":
             return TimeParts(0.0, shape.flops / self.gpu.vector_flops.value, 0.0, 0.0, 0.0, 0.0)
         return call_parts(self.gpu, self.variant(shape.passing, shape.head_dim), _plain(shape))
+
+    def handed_out_s(self, shape: KernelShape) -> float:
+        """The seconds from the begin of a call until its last tile has begun: until then its tiles take all SMs."""
+        if shape.dtype == "fp32":
+            return self.time_s(shape)
+        return _handed_out_s(self.gpu, self.variant(shape.passing, shape.head_dim), _plain(shape))
 
     def variant(self, passing: Passing, head_dim: int) -> Variant:
         """The constants for a pass and head dimension: those of the nearest head dimension where it has none."""
@@ -135,9 +142,52 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     )
 
 
+_PASS_SHARE_BEFORE = 8 / 14
+"""The part of `_PASS_BYTES` that is read or cleared before the main kernel begins."""
+
+
+@lru_cache(1 << 16)
+def _handed_out_s(gpu: Gpu, variant: Variant, shape: KernelShape) -> float:
+    """The main kernel hands out its tiles in the same part of its time as undisturbed waves do."""
+    parts = call_parts(gpu, variant, shape)
+    if not parts.time_s:
+        return 0.0
+    tiles = _tiles(variant.design, variant.tile_columns.value, round(gpu.sms.value), shape)
+    share = tiles.last_begins() / tiles.makespan(variant.alone.value)
+    before_s = _PASS_SHARE_BEFORE * parts.passes_s if shape.passing == "backward" else 0.0
+    return parts.launch_s + before_s + share * (parts.rate_s + parts.waves_s + parts.power_s + parts.memory_s)
+
+
+class _Tiles(NamedTuple):
+    """The tiles of a call: their `costs` in columns, for each of `heads`, over the SMs; `parts` of split-KV."""
+
+    costs: FloatArray
+    heads: int
+    sms: int
+    design: Design
+    height: float
+    parts: int
+
+    def makespan(self, alone: float) -> float:
+        """Columns that the busiest SM goes through, as if its slots were full."""
+        order = {"longest_first": self.design.order == "longest-first"}
+        return self.height * makespan(self.costs, self.heads, self.sms, self.design.slots, alone, **order)
+
+    def last_begins(self) -> float:
+        """Columns until the last tile begins."""
+        order = {"longest_first": self.design.order == "longest-first"}
+        return self.height * last_begins(self.costs, self.heads, self.sms, self.design.slots, **order)
+
+
 @lru_cache(1 << 16)
 def _busiest(design: Design, tile_columns_cost: float, alone: float, sms: int, shape: KernelShape) -> tuple[float, int]:
     """Columns that the busiest SM goes through, as if its slots were full, and the parts of split-KV."""
+    tiles = _tiles(design, tile_columns_cost, sms, shape)
+    return tiles.makespan(alone), tiles.parts
+
+
+def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShape) -> _Tiles:
+    """The tiles of a call in the order of dispatch."""
     rows, heads = _tile_queries(design, shape)
     parts = 1
     if shape.passing == "forward" and not (design.split == "fill" and _is_masked(shape)):
@@ -149,8 +199,7 @@ def _busiest(design: Design, tile_columns_cost: float, alone: float, sms: int, s
     costs[costs > 0] += tile_columns_cost
     if design.order == "reversed":
         costs = costs[::-1]
-    longest_first = design.order == "longest-first"
-    return height * makespan(costs, heads, sms // design.group, design.slots, alone, longest_first=longest_first), parts
+    return _Tiles(costs, heads, sms // design.group, design, height, parts)
 
 
 def _tile_queries(design: Design, shape: KernelShape) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""Tiles handed out over the SMs of a GPU: when the last one ends.
+"""Tiles handed out over the SMs of a GPU: when the last one ends, and when it begins.
 
 An SM holds up to `slots` tiles at once. They share its speed, which is 1 with all slots taken; a tile alone on its SM
 reaches `alone` of it, because nothing else hides its latencies. The hardware gives the next tile to the first free
@@ -47,6 +47,23 @@ def makespan(
     return max(max(early, 0.0) / sms + _hand_out(listed, sms, slots, alone), longest / alone)
 
 
+def last_begins(costs: FloatArray, heads: int, sms: int, slots: int = 1, *, longest_first: bool = False) -> float:
+    """The time until the last tile has begun, so until no tile waits for a slot; the arguments are as in `makespan`.
+
+    >>> last_begins(np.array([4.0, 4.0]), heads=3, sms=4), last_begins(np.array([4.0, 4.0]), heads=2, sms=4)
+    (4.0, 0.0)
+    """
+    costs = costs[costs > 0]
+    places = slots * sms
+    if len(costs) * heads <= places:
+        return 0.0
+    if longest_first:
+        costs = np.sort(costs)[::-1]
+    listed = _last(costs, heads, _SIMULATED_WAVES * places, longest_first=longest_first)
+    early = max(float(costs.sum()) * heads - float(listed.sum()), 0.0)
+    return early / sms + _dispatch(listed, sms, slots)[1]
+
+
 def _last(costs: FloatArray, heads: int, count: int, *, longest_first: bool) -> FloatArray:
     """The last `count` tiles to be dispatched."""
     if longest_first:
@@ -76,18 +93,23 @@ def _shuffled(sms: int) -> IntArray:
     return np.random.default_rng(0).permutation(sms)
 
 
-def _hand_out(costs: FloatArray, sms: int, slots: int, alone: float) -> float:
-    """Simulate the dispatch: slots of a full SM run at 1 / slots each; towards the end SMs are less full."""
-    places = slots * sms
+def _dispatch(costs: FloatArray, sms: int, slots: int) -> tuple[list[float], float]:
+    """When each slot is free at last, where slots of an SM run at 1 / slots each; and when the last tile begins."""
+    places, begins = slots * sms, 0.0
     shared = (costs * slots).tolist()
     ends = shared[:places] + [0.0] * (places - len(shared))
     free = [(end, place) for place, end in enumerate(ends)]
     heapq.heapify(free)
     for cost in shared[places:]:
-        end, place = free[0]
-        heapq.heapreplace(free, (end + cost, place))
-        ends[place] = end + cost
-    by_sm = np.array(ends).reshape(slots, sms)
+        begins, place = free[0]
+        heapq.heapreplace(free, (begins + cost, place))
+        ends[place] = begins + cost
+    return ends, begins
+
+
+def _hand_out(costs: FloatArray, sms: int, slots: int, alone: float) -> float:
+    """The time of all tiles: towards the end SMs are less full, and a tile runs faster than at 1 / slots."""
+    by_sm = np.array(_dispatch(costs, sms, slots)[0]).reshape(slots, sms)
     by_sm[1:] = by_sm[1:, _shuffled(sms)]
     by_sm.sort(axis=0)
     time = by_sm[0]

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from tasp_lab.arrays import IntArray
 from tasp_lab.errors import TopologyError
@@ -199,7 +199,7 @@ class ChannelLibrary(CommLibrary):
         if not self.ring_bytes_per_s > 0 or self.short_bytes < 0:
             raise TopologyError(f"{where}: a ring rate of {self.ring_bytes_per_s} bytes/s, expected more than 0")
 
-    def bind(self, schedule: Schedule) -> Self:
+    def bind(self, schedule: Schedule) -> ChannelLibrary:
         """The library for one schedule; of a fused one, with the protocol that the library would choose."""
         if not schedule.fused or not len(schedule.steps):
             return self

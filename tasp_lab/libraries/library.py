@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class CommLibrary:
         if not math.isfinite(self.launch_s) or self.launch_s < 0:
             raise TopologyError(f"library {self.name!r}: launch_s is {self.launch_s}, expected 0 or more")
 
-    def bind(self, schedule: Schedule) -> Self:
+    def bind(self, schedule: Schedule) -> CommLibrary:
         """The library for one schedule, with the choices that it makes once per collective."""
         return self
 

@@ -57,6 +57,12 @@ class KernelCompute:
             return (self.kernel.time_s(shape) + passes_s(self.passes, self.kernel.gpu, shape)) / self.speed
         return self.rest.time_s(shape)
 
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """The time until the last tile of a call has begun; its passes follow."""
+        if _has_kernel(shape.dtype, shape.kind):
+            return self.kernel.handed_out_s(shape) / self.speed
+        return self.rest.handed_out_s(shape)
+
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
         """What the time of a call is spent on: seconds that add up to it."""
         if not _has_kernel(shape.dtype, shape.kind):

@@ -30,6 +30,9 @@ class Compute(Protocol):
     def time_s(self, shape: KernelShape) -> Number:
         """The time of one call, alone on its GPU."""
 
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """The time from the begin of a call until it leaves multiprocessors to other kernels."""
+
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
         """What the time of a call is spent on: names and seconds, which add up to it."""
 
@@ -67,6 +70,10 @@ class ComputeRate:
         """The time of a kernel call: that of its FLOPs."""
         return self.flops_time_s(shape.flops)
 
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """All of its time: nothing is known of its tiles."""
+        return self.time_s(shape)
+
     def flops_time_s(self, flops: int) -> Number:
         """The time of `flops` FLOPs."""
         return 0 if self.flops_per_s is None else flops / self.flops_per_s
@@ -100,6 +107,10 @@ class ComputeRates:
     def time_s(self, shape: KernelShape) -> Number:
         """The time of a kernel call: that of its FLOPs at the rate of its dtype and pass."""
         return self.rates[shape.dtype, shape.passing].time_s(shape)
+
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """All of its time: nothing is known of its tiles."""
+        return self.time_s(shape)
 
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
         """One part."""
@@ -148,6 +159,9 @@ class Recipe(Protocol):
     def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
         """The communication library with these constants."""
 
+    def with_pairs(self) -> Recipe:
+        """The recipe whose library has a communicator per pair of ranks (`tasp_lab.libraries.pairs`)."""
+
 
 @dataclass(frozen=True)
 class EditedRecipe:
@@ -163,6 +177,10 @@ class EditedRecipe:
     def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
         """See `Recipe`."""
         return self.recipe.comm_library(constants)
+
+    def with_pairs(self) -> EditedRecipe:
+        """See `Recipe`."""
+        return replace(self, recipe=self.recipe.with_pairs())
 
 
 @dataclass(frozen=True)

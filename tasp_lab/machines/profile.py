@@ -24,6 +24,7 @@ from tasp_lab.libraries.channels import (
     power_of_two,
 )
 from tasp_lab.libraries.library import IDEAL, CommLibrary, TcpLibrary
+from tasp_lab.libraries.pairs import PairLibrary
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS, PROTOCOLS
 from tasp_lab.machines.contention import NONE, Contention
@@ -213,7 +214,7 @@ class _Reading(Profile):
 
 @dataclass(frozen=True)
 class Member:
-    """The recipe of a member with `domains` domains of `ranks` ranks each, and a library."""
+    """The recipe of a member with `domains` domains of `ranks` ranks each, and a library; see `PairLibrary`."""
 
     profile: Profile
     domains: int
@@ -222,6 +223,7 @@ class Member:
     library: str
     name: str
     summary: str
+    in_pairs: bool = False
 
     def machine(self) -> Machine:
         """The member. Raises `ProfileError` if its profile lacks a constant."""
@@ -261,7 +263,17 @@ class Member:
     def _comm_library(self, profile: Profile) -> CommLibrary:
         if self.library not in ("auto", profile.library):
             return profile._other(self.library, self.name)
-        return profile._comm_library(self.domains, self.ranks)
+        found = profile._comm_library(self.domains, self.ranks)
+        return self._pairs(profile, found) if self.in_pairs and isinstance(found, ChannelLibrary) else found
+
+    def with_pairs(self) -> Member:
+        """See `tasp_lab.machines.machine.Recipe`."""
+        return replace(self, in_pairs=True)
+
+    def _pairs(self, profile: Profile, world: ChannelLibrary) -> PairLibrary:
+        inside = _Channels(profile, 1, 2).comm_library() if self.ranks > 1 else None
+        between = _Channels(profile, 2, 1).comm_library() if self.domains > 1 else None
+        return PairLibrary(name=world.name, world=world, inside=inside, between=between)
 
     def _with(self, constants: tuple[Constant, ...]) -> Profile:
         """The profile with these constants in place of its own, as far as they are possible (`Profile.clamped`)."""

@@ -57,6 +57,7 @@ class LibraryRun:
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     systems: str
     variants: str
+    sources: str = ".*"
     schedule: str = ""
     options: dict[str, bool | int | str] = {}
     runtime: str = "none"
@@ -76,8 +77,10 @@ def _systems() -> _SystemsFile:
     return msgspec.toml.decode((files("tasp_lab.measurements") / "systems.toml").read_bytes(), type=_SystemsFile)
 
 
-def library_run(system: str, variant: str, *, causal: bool, ranks: int) -> LibraryRun:
+def library_run(system: str, variant: str, *, causal: bool, ranks: int, source: str = "") -> LibraryRun:
     """What the library of a table runs, from the columns ``system`` and ``variant``, under a mask on so many ranks.
+
+    `source` is the header of the table: some have changed the library that they name.
 
     >>> library_run("TE", "ring p2p (zigzag for causal)", causal=True, ranks=8).schedule
     'zigzag-ring-attention'
@@ -87,7 +90,7 @@ def library_run(system: str, variant: str, *, causal: bool, ranks: int) -> Libra
     Raises `TableError` for a system or a variant that is not listed, and for ranks that its groups do not divide.
     """
     for entry in _systems().entries:
-        if not re.fullmatch(entry.systems, system, re.IGNORECASE):
+        if not (re.fullmatch(entry.systems, system, re.IGNORECASE) and re.fullmatch(entry.sources, source)):
             continue
         if found := re.fullmatch(entry.variants, variant, re.IGNORECASE):
             return _run(entry, {k: v or "" for k, v in found.groupdict().items()}, causal, ranks)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 import msgspec
 
 from tasp_lab.errors import ProfileError, unknown
-from tasp_lab.runtimes.runtime import NO_PASSES, NO_RUNTIME, Batches, Passes, Runtime
+from tasp_lab.runtimes.runtime import NO_PASSES, NO_RUNTIME, Batches, Communicators, Passes, Runtime
 from tasp_lab.units import parse_time_s
 
 _FOLDER = files("tasp_lab.runtimes") / "data"
@@ -26,6 +27,9 @@ class _RuntimeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     call: _Number
     backward_call: _Number
     batch: _Number
+    waits_for_sends: bool = False
+    communicators: Communicators = "all"
+    separate: tuple[Literal["forward", "backward"], ...] = ()
     passes: Passes = NO_PASSES
 
 
@@ -58,6 +62,9 @@ def load_runtime(name: str) -> Runtime:
         **{field: parse_time_s(each.value) for field, each in numbers.items()},
         batches=record.batches,
         overlaps=record.overlaps,
+        waits_for_sends=record.waits_for_sends,
+        communicators=record.communicators,
+        separate=record.separate,
         passes=record.passes,
         sources=tuple((field, each.source) for field, each in numbers.items()),
     )

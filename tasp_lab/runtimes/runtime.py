@@ -17,6 +17,9 @@ from tasp_lab.units import Number
 Batches = Literal["step", "kind"]
 """Messages of a step are one batch together, or one per kind of block: keys, gradients of keys, queries, ..."""
 
+Communicators = Literal["all", "pairs"]
+"""Messages go through a communicator of all ranks, or through one per pair of ranks."""
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -63,8 +66,12 @@ class Runtime:
     backward_call_s : the same of a backward pass.
     batch_s : host time per batch of messages.
     batches : which messages of a step are a batch.
-    overlaps : whether messages of a block run beside the kernel calls on it. Without priority over kernels they do not:
-        both are ready at once, and the kernel fills all SMs first.
+    overlaps : whether messages run beside the kernel calls that are ready at the same time. Without priority over
+        kernels they wait until thread blocks of the call have been handed out (`tasp_lab.runtimes.serial_messages`).
+    waits_for_sends : whether the calls of a step wait until what their rank has sent before has left, not only until
+        what they need has arrived; gradients are waited for later.
+    communicators : which ranks a communicator has; with few ranks a message has more channels.
+    separate : the passes in which keys and values, or their gradients, are two messages, one after the other.
     passes : what merges of partial results read and write besides.
     sources : where each number comes from, by the name of the field.
 
@@ -80,6 +87,9 @@ class Runtime:
     batch_s: Number = 0
     batches: Batches = "step"
     overlaps: bool = True
+    waits_for_sends: bool = False
+    communicators: Communicators = "all"
+    separate: tuple[str, ...] = ()
     passes: Passes = NO_PASSES
     sources: tuple[tuple[str, str], ...] = ()
 

@@ -1,7 +1,13 @@
-"""Messages that do not run beside kernel calls: those of a runtime without priority of messages over kernels.
+"""Messages that wait for kernel calls: those of a runtime without priority of messages over kernels.
 
-Where a rank sends on a block that it also computes with, both are ready at once. A kernel that fills all SMs goes
-first, at either end, and the message waits until the calls of the step have ended.
+Where a rank sends on a block that it also computes with, both are ready at once. The kernel goes first, at either end:
+GPUs hand out the thread blocks of the older kernel first, and the message gets multiprocessors once none of them waits.
+That is at once if all fit, and most of the time of a call of many waves.
+
+Gradients of keys that leave while the next call begins are ready with it, too. A backward call begins with a short
+kernel (row sums of dO * O), behind which the first message gets in; a second one finds the main kernel before it.
+
+Most libraries wait for all messages of a step at once, their own sends among them, so calls wait for sends, too.
 """
 
 from __future__ import annotations
@@ -10,29 +16,78 @@ from dataclasses import replace
 
 import numpy as np
 
+from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.runtimes.runtime import Runtime
-from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, Dependencies, Edges
+from tasp_lab.runtimes.separate_messages import with_separate_messages
+from tasp_lab.schedule.calls import ranges
+from tasp_lab.schedule.dependencies import BLOCK, HANDED_OUT, SENT, Dependencies, Edges, Transfers
 from tasp_lab.schedule.schedule import Schedule
 
 
 def with_runtime(schedule: Schedule, derived: Dependencies, runtime: Runtime) -> Dependencies:
-    """The dependencies of a schedule with those that a runtime adds."""
-    if runtime.overlaps or not len(derived.calls.step):
+    """The dependencies of a schedule with its messages, and with what calls and messages wait for, under a runtime."""
+    derived = with_separate_messages(schedule, derived, runtime)
+    if not len(derived.calls.step):
         return derived
-    moved, calls = derived.transfers, derived.calls
-    steps, blocks = len(schedule.steps), len(schedule.blocks)
-    reader = calls.reads.owner
+    edges = [derived.edges]
+    if not runtime.overlaps:
+        edges += _after_calls(schedule, derived)
+    if runtime.waits_for_sends:
+        edges.append(_after_sends(schedule, derived))
+    return replace(derived, edges=Edges.joined(edges))
+
+
+def _after_calls(schedule: Schedule, derived: Dependencies) -> list[Edges]:
+    """Messages wait for calls at both ends: keys for those of their step, the second half of sums for the next ones."""
+    moved = derived.transfers
+    waits = [(np.flatnonzero(_reads_beside(schedule, derived)), 0), (np.flatnonzero(_second_sums(schedule, moved)), 1)]
+    edges = []
+    for which, later in waits:
+        for end in (moved.source, moved.destination):
+            transfer, call = _calls_of(schedule, derived, end[which], moved.step[which] + later)
+            edges.append(Edges.of(call, which[transfer], HANDED_OUT, BLOCK))
+    return edges
+
+
+def _after_sends(schedule: Schedule, derived: Dependencies) -> Edges:
+    """The calls of a step wait until what their rank has sent at the step before has left, but for sums."""
+    moved = derived.transfers
+    sent = np.flatnonzero(~_is_sum(schedule, moved))
+    transfer, call = _calls_of(schedule, derived, moved.source[sent], moved.step[sent] + 1)
+    return Edges.of(sent[transfer], call, SENT, BLOCK)
+
+
+def _reads_beside(schedule: Schedule, derived: Dependencies) -> BoolArray:
+    """Whether calls of its step and sender read the block of each transfer."""
+    calls, moved = derived.calls, derived.transfers
+    steps, blocks, reader = len(schedule.steps), len(schedule.blocks), calls.reads.owner
     read = (calls.rank[reader] * steps + calls.step[reader]) * blocks + calls.reads.block
-    sent = (moved.source * steps + moved.step) * blocks + moved.block
-    held = np.flatnonzero(np.isin(sent, read))
+    found: BoolArray = np.isin((moved.source * steps + moved.step) * blocks + moved.block, read)
+    return found
+
+
+def _second_sums(schedule: Schedule, moved: Transfers) -> BoolArray:
+    """Whether each transfer is in the second half of the sums that its rank sends on its lane at its step."""
+    is_sum = _is_sum(schedule, moved)
+    cell = (moved.step * schedule.world_size + moved.source) * schedule.lanes + moved.lane
+    order = np.flatnonzero(is_sum)[np.argsort(cell[is_sum], kind="stable")]
+    found = np.zeros(len(cell), dtype=bool)
+    _, first, count = np.unique(cell[order], return_index=True, return_counts=True)
+    found[order] = np.arange(len(order)) - np.repeat(first, count) >= np.repeat(-(-count // 2), count)
+    return found
+
+
+def _is_sum(schedule: Schedule, moved: Transfers) -> BoolArray:
+    found: BoolArray = np.array([bool(kind.join) for kind in schedule.blocks.kinds])[schedule.blocks.kind[moved.block]]
+    return found
+
+
+def _calls_of(schedule: Schedule, derived: Dependencies, rank: IntArray, step: IntArray) -> tuple[IntArray, IntArray]:
+    """The calls of these ranks at these steps: for each the index in `rank`, and the operation."""
+    calls, steps = derived.calls, len(schedule.steps)
     cell = calls.rank * steps + calls.step
     order = np.argsort(cell, kind="stable")
-    edges = [derived.edges]
-    for end in (moved.source, moved.destination):
-        wanted = end[held] * steps + moved.step[held]
-        first, last = (np.searchsorted(cell[order], wanted, side=side) for side in ("left", "right"))
-        after = np.repeat(held, last - first)
-        place = np.arange(len(after)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
-        before = order[np.repeat(first, last - first) + place] + derived.first_call
-        edges.append(Edges.of(before, after, ARRIVED, BLOCK))
-    return replace(derived, edges=Edges.joined(edges))
+    wanted = np.where(step < steps, rank * steps + step, -1)
+    first, last = (np.searchsorted(cell[order], wanted, side=side) for side in ("left", "right"))
+    which, place = ranges(first, last)
+    return which, order[place] + derived.first_call

@@ -32,8 +32,9 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-SENT, ARRIVED = 0, 1
-"""The event that an edge waits for: the last byte has left, or has arrived. For calls and releases both coincide."""
+SENT, ARRIVED, HANDED_OUT = 0, 1, 2
+"""The event that an edge waits for: the last byte has left, or has arrived; for calls and releases both coincide. Or a
+call leaves multiprocessors to other kernels (`tasp_lab.runtimes`; no edge of a schedule)."""
 
 LANE, BLOCK, BUFFER, HOST = 0, 1, 2, 3
 """The cause of an edge: the previous operation on the lane, a block, memory that is in use, or a host that has not

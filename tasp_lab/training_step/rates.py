@@ -113,6 +113,10 @@ class StepCompute:
         """The time of a call; of a ``dense`` one that of its matrices, then that of its element-wise work."""
         return sum(seconds for _, seconds in self.parts(shape))
 
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """The time until a call leaves multiprocessors to others: all of its time for a ``dense`` one."""
+        return self.time_s(shape) if shape.kind == "dense" else self.attention.handed_out_s(shape)
+
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
         """What the time of a call is spent on."""
         if shape.kind != "dense":

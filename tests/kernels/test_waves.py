@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.kernels.waves import makespan
+from tasp_lab.kernels.waves import last_begins, makespan
 
 COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(lambda each: np.array(each, float))
 SLOTS = st.sampled_from([1, 2, 3])
@@ -60,3 +60,18 @@ def test_more_sms_are_never_slower(costs: np.ndarray, heads: int, sms: int, long
 @given(COSTS, st.integers(1, 20), st.integers(1, 20), SLOTS)
 def test_one_more_head_is_never_faster(costs: np.ndarray, heads: int, sms: int, slots: int) -> None:
     assert makespan(costs, heads + 1, sms, slots, 0.7) >= makespan(costs, heads, sms, slots, 0.7) - 0.5 * costs.max()
+
+
+@given(COSTS, st.integers(1, 30), st.integers(1, 20), SLOTS, st.booleans())
+def test_the_last_tile_begins_before_the_end_and_at_once_if_all_fit(
+    costs: np.ndarray, heads: int, sms: int, slots: int, longest_first: bool
+) -> None:
+    begins = last_begins(costs, heads, sms, slots, longest_first=longest_first)
+    if len(costs) * heads <= slots * sms:
+        assert begins == 0.0
+        return
+    # All slots are taken until then, so no more than the other tiles can have been done, and no less but for a wave.
+    work = costs.sum() * heads
+    assert begins * sms <= work - costs.min() + 1e-6
+    assert begins * sms >= work - costs.max() * slots * sms - 1e-6
+    assert begins <= makespan(costs, heads, sms, slots, longest_first=longest_first) + 1e-6

@@ -11,7 +11,7 @@ import pytest
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import attention_schedules
 from tasp_lab.errors import TableError
-from tasp_lab.measurements.systems import library_run
+from tasp_lab.measurements.systems import LibraryRun, library_run
 from tasp_lab.runtimes.catalogue import runtime_names
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -123,8 +123,22 @@ def test_options_of_a_forward_pass_leave_out_those_of_gradients() -> None:
     )
 
 
+def ultraattn(variant: str) -> LibraryRun:
+    """A ring of the table of UltraAttn."""
+    source = "github.com/oliverYoung2001/UltraAttn b5aa10e1 : results_exp/some.log"
+    return library_run("ring-flash-attention(zhuzilin)", variant, causal=True, ranks=8, source=source)
+
+
+@pytest.mark.parametrize("variant", ["ring", "zigzag", "striped"])
+def test_a_source_that_changed_a_library_has_its_own_runtime(variant: str) -> None:
+    named = library_run("ring-flash-attention(zhuzilin)", variant, causal=True, ranks=8)
+    changed = ultraattn(variant)
+    assert (changed.schedule, changed.fields) == (named.schedule, named.fields)
+    assert (changed.runtime, named.runtime) == (f"ultraattn-{variant}", f"ring-flash-attention-{variant}")
+
+
 def test_every_entry_is_tested() -> None:
     """The systems above choose all entries of the file."""
     entries = msgspec.toml.decode((files("tasp_lab.measurements") / "systems.toml").read_bytes())["entries"]
-    sources = {library_run(*each, causal=True, ranks=8).source for each in RUNS}
+    sources = {library_run(*each, causal=True, ranks=8).source for each in RUNS} | {ultraattn("ring").source}
     assert {each["source"] for each in entries if "schedule" in each} == sources

@@ -68,7 +68,8 @@ class RowRun:
 def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> RowRun:
     """What a checked row is predicted as. Raises `TaspLabError` for an unknown machine, system or kernel."""
     assert row.gpus is not None, "a checked row has GPUs"
-    run = library_run(row.system, row.variant, causal=layers[0].mask == "causal", ranks=row.gpus)
+    source = table.headers.get("source", "")
+    run = library_run(row.system, row.variant, causal=layers[0].mask == "causal", ranks=row.gpus, source=source)
     if run.reason:
         raise ScheduleError(run.reason)
     profile = table.profile or row.gpu.casefold()
