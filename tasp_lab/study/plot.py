@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -184,10 +186,12 @@ class StudyPicture(Report):
         make_folder(folder)
         return folder / f"{self.y}-{self.x}.svg"
 
-    def _repr_png_(self) -> bytes:
+    def _repr_html_(self) -> str:
+        """The picture, for notebooks."""
         from tasp_lab.plots.timelines import render
 
-        return render(self.figure(), "png")
+        data = base64.b64encode(render(self.figure(), "png")).decode()
+        return f'<img alt="{html.escape(self.words().title)}" src="data:image/png;base64,{data}">'
 
 
 def picture(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,11 @@ def test_a_caption_names_all_that_is_held_constant(study: StudyFolder) -> None:
     assert words.title == "long-context-training: speed-up over zigzag-ring-attention by length"
     for told in ("machine h100-8", "KV heads 8", "mask causal", "pass both", "where machine == 'h100-8'", "72 rows"):
         assert told in words.caption
+
+
+def test_a_notebook_shows_the_picture(study: StudyFolder) -> None:
+    found = study.plot(where="model == 'llama-3-8b' and seq >= 512Ki")
+    assert base64.b64decode(re.findall(r"base64,([^\"]+)", found._repr_html_())[0]).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("asked", [{}, {"y": "machine"}, {"x": "machine", "y": "exposed_share"}, {"y": "speedup"}])
