@@ -10,6 +10,8 @@ topologies. Each name is imported when it is first used, so ``import tasp_lab`` 
 
 from importlib import import_module
 
+from tasp_lab.version import VERSION
+
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
     from tasp_lab.analysis.accuracy import accuracy
@@ -21,10 +23,11 @@ if TYPE_CHECKING:
     from tasp_lab.analysis.validate import validate
     from tasp_lab.machines.catalogue import load_machine
     from tasp_lab.models.catalogue import load_model
+    from tasp_lab.study.file import load_study
     from tasp_lab.topology.graph import Topology
     from tasp_lab.workload.layer import Workload
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 __all__ = [
     "predict",
@@ -33,6 +36,7 @@ __all__ = [
     "compare",
     "decompose",
     "load_machine",
+    "load_study",
     "load_model",
     "Workload",
     "Topology",
@@ -48,6 +52,7 @@ _MODULES = {
     "compare": "tasp_lab.analysis.compare",
     "decompose": "tasp_lab.analysis.decompose",
     "load_machine": "tasp_lab.machines.catalogue",
+    "load_study": "tasp_lab.study.file",
     "load_model": "tasp_lab.models.catalogue",
     "Workload": "tasp_lab.workload.layer",
     "Topology": "tasp_lab.topology.graph",

@@ -27,6 +27,9 @@ from tasp_lab.schedule.dependencies import BLOCK, LANE
 LARGE = 2_000
 """Up to this number of operations, Python takes little more time than loading compiled functions at most."""
 
+MANY = 10_000
+"""After so many operations in Python, machine code is loaded for small programs, too: there will be more of them."""
+
 STAGES = 20
 """How many parts of a simulation are reported as progress."""
 
@@ -258,6 +261,9 @@ def _cost(plan: Plan, number: int) -> int:
 class Run:
     """One simulation of a program; `progress` is told its share of `STAGES` that is done."""
 
+    _in_python = 0
+    """Operations of all runs of this process that ran as Python."""
+
     def __init__(self, program: Program, progress: ShareCallback = no_share) -> None:
         self._program, self._progress = program, progress
 
@@ -275,8 +281,10 @@ class Run:
         """Run the program to its end; returns the time in seconds, and the state."""
         plan = self._program.plan
         until = stage = plan.size + 1 if self._progress is no_share else plan.size // STAGES + 1
+        fast = plan.size > LARGE or Run._in_python > MANY
+        Run._in_python += 0 if fast else plan.size
         while True:
-            now_s = call(run_events, plan, state, until, fast=plan.size > LARGE)
+            now_s = call(run_events, plan, state, until, fast=fast)
             if not state.events.size[0]:
                 break
             if state.sizes[0] >= until:

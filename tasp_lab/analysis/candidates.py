@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
-
 from sim.simulate import Engine, simulate
+from tasp_lab.analysis.link_bytes import busiest_link_bytes
 from tasp_lab.analysis.predict import MANY_EVENTS, predict_schedule
 from tasp_lab.analysis.ranking import Candidate
 from tasp_lab.analysis.registry import build_schedules, options_for
@@ -22,7 +21,6 @@ from tasp_lab.machines.kernel_compute import PARTS
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.critical_path import time_by_kind
-from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
@@ -97,22 +95,6 @@ class OneCandidate:
 def without_name(text: str, name: str) -> str:
     """A message about a schedule, beside its name."""
     return text.removeprefix(f"schedule {name!r}").lstrip(":, ")
-
-
-def busiest_link_bytes(schedules: Sequence[Schedule], topology: Topology) -> int:
-    """The bytes on the link that all transfers together occupy longest."""
-    load = np.zeros(len(topology.constraints), dtype=np.int64)
-    n = topology.world_size
-    for schedule in schedules:
-        between = np.zeros(n * n, dtype=np.int64)
-        for step in schedule.steps:
-            np.add.at(between, step.source * n + step.destination, schedule.block_bytes[step.block])
-        pairs = np.flatnonzero(between)
-        routes, _ = topology.routes(pairs // n, pairs % n)
-        hop, column = np.nonzero(routes >= 0)
-        np.add.at(load, routes[hop, column], between[pairs[hop]])
-    rates = np.array([float(each.bandwidth_bytes_per_s) for each in topology.constraints])
-    return int(load[np.argmax(load / rates)]) if len(load) else 0
 
 
 def _bound_by(machine: Machine, schedules: Sequence[Schedule], layers: Sequence[LayerPrediction]) -> str:

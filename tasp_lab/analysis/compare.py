@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 from sim.simulate import Engine
 from tasp_lab.analysis.candidates import OneCandidate
-from tasp_lab.analysis.candidates import busiest_link_bytes as busiest_link_bytes
 from tasp_lab.analysis.inputs import (
     AttentionKeywords,
     ComputeLike,

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-import tasp_lab
 from runtime.linux.gpus import driver_version, library_variables
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
@@ -33,6 +32,7 @@ from tasp_lab.measurements import AnyTable, MeasuredTable
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_flops, format_time
+from tasp_lab.version import VERSION
 from tasp_lab.workload.layer import is_left_out
 
 
@@ -66,7 +66,7 @@ class Provenance:
     engines: tuple[str, ...] = ()
     search_complete: bool | None = None
     environment: Mapping[str, object] = field(default_factory=dict)
-    version: str = tasp_lab.__version__
+    version: str = VERSION
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 
     @property

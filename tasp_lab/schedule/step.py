@@ -75,9 +75,16 @@ class LazySteps(Sequence[Step]):
     hops_repeat: ClassVar[bool] = False
     """Whether every step has the same sources and destinations as the first one."""
 
+    _kept: dict[int, Step] | None = None
+
     @abstractmethod
     def step(self, index: int) -> Step:
         """Step `index`, which is in range."""
+
+    def keep(self) -> None:
+        """Keep each step from when it is first made, for a schedule that is walked several times."""
+        if self._kept is None:
+            object.__setattr__(self, "_kept", {})  # subclasses may be frozen
 
     def prove(self, schedule: Schedule) -> int | None:
         """The number of transfers, if the form of the steps proves the schedule valid; else None: it is replayed."""
@@ -92,4 +99,8 @@ class LazySteps(Sequence[Step]):
             return [self[position] for position in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"step {index} of {len(self)}")
-        return self.step(index % len(self))
+        if self._kept is None:
+            return self.step(index % len(self))
+        if (number := index % len(self)) not in self._kept:
+            self._kept[number] = self.step(number)
+        return self._kept[number]

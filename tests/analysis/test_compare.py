@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import tasp_lab
 from runtime.calibration import expected_duration_s, route_classes
 from tasp_lab.analysis import compare as comparing
-from tasp_lab.analysis.compare import busiest_link_bytes, compare
+from tasp_lab.analysis.compare import compare
+from tasp_lab.analysis.link_bytes import busiest_link_bytes
 from tasp_lab.analysis.predict import predict
 from tasp_lab.analysis.ranking import SINGLE_RINGS
 from tasp_lab.analysis.registry import build_schedules

@@ -16,8 +16,8 @@ from tasp_lab.cli.process import main
 from tests.conftest import ROOT
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, shown
 
-PUBLIC = {"predict", "validate", "compare", "decompose", "load_machine", "Workload", "Topology", "accuracy",
-          "calibrate", "__version__"}  # fmt: skip
+PUBLIC = {"predict", "validate", "compare", "decompose", "load_machine", "load_study", "Workload", "Topology",
+          "accuracy", "calibrate", "__version__"}  # fmt: skip
 """What `import tasp_lab` offers."""
 
 OF_OTHER_TOOLS = {

@@ -27,7 +27,7 @@ from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
+from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Topology
@@ -274,3 +274,24 @@ def test_rings_with_shares_carry_in_the_simulator_what_was_counted(ranks: int, s
     found = decompose(topology)
     time_s = simulate(multi_ring_all_gather(topology, 2**30, found), Machine(topology)).time_s
     assert float(time_s) == pytest.approx((ranks - 1) * 2**30 / float(found.rate_bytes_per_s), rel=1e-3)
+
+
+def test_kept_steps_are_the_same_and_made_once() -> None:
+    class Counted(LazySteps):
+        made = 0
+
+        def __len__(self) -> int:
+            return 3
+
+        def step(self, index: int) -> Step:
+            self.made += 1
+            return Step.of([(0, 1, index, 0)])
+
+    steps = Counted()
+    lanes = [step.lane.tolist() for step in steps]
+    assert steps.made == 3
+    steps.keep()
+    for _ in range(2):
+        assert [step.lane.tolist() for step in steps] == lanes
+    assert steps[-1] is steps[2]
+    assert steps.made == 6

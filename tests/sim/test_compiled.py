@@ -40,6 +40,7 @@ def program(schedule: Schedule, machine: Machine) -> Program:
 
 def run(program: Program, monkeypatch: pytest.MonkeyPatch, fast: bool) -> tuple[Record, float]:
     monkeypatch.setattr(event_loop, "LARGE", 0 if fast else 10**9)
+    monkeypatch.setattr(event_loop, "MANY", 10**9)
     return Run(program).run(), Run(program).end_s()
 
 
@@ -148,3 +149,21 @@ def test_compilation_is_announced_once_and_on_terminals_only(
     assert capsys.readouterr().err.count("compiling the simulator") == 1
     numba.njit(_twice)(1.0)
     assert capsys.readouterr().err == ""
+
+
+def test_machine_code_is_loaded_for_small_programs_once_many_have_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[bool] = []
+    call = event_loop.call
+
+    def noted(*arguments: Any, fast: bool) -> Any:
+        used.append(fast)
+        return call(*arguments, fast=False)
+
+    mesh = full_mesh(3, 1.0, 0.0)
+    small = program(collective("direct", mesh, 12), Machine(mesh))
+    monkeypatch.setattr(event_loop, "call", noted)
+    monkeypatch.setattr(event_loop, "MANY", 2 * small.plan.size)
+    monkeypatch.setattr(Run, "_in_python", 0)
+    for _ in range(5):
+        Run(small).end_s()
+    assert used == [False, False, False, True, True]

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import tasp_lab
 from tasp_lab.analysis.report import Report
 from tasp_lab.errors import OutputError
 from tasp_lab.files import check_writable, write_whole
 from tasp_lab.progress import on_one_line
 from tasp_lab.tables import Part, Table, to_text
+from tasp_lab.version import VERSION
 
 Verdict = Literal["passed", "failed", "skipped", "interrupted"]
 RecordVerdict = Literal["passed", "failed", "interrupted", "running"]
@@ -91,7 +91,7 @@ class Record(Report):
     def to_dict(self) -> dict[str, object]:
         found: dict[str, object] = {
             "record": "gpu-check",
-            "version": tasp_lab.__version__,
+            "version": VERSION,
             "date": self.date,
             "machine": self.machine,
             "world_size": self.world_size,

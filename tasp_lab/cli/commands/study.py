@@ -7,10 +7,9 @@ from cyclopts import App
 from tasp_lab.cli.commands.study_diff import diff
 from tasp_lab.cli.commands.study_plot import plot
 from tasp_lab.cli.commands.study_report import report
+from tasp_lab.cli.commands.study_run import check, run
 from tasp_lab.cli.commands.study_show import show
 
 study = App(name="study", sort_key=7, help="Studies of many points: which schedule, from where on, how sure.")
-study.command(show)
-study.command(plot)
-study.command(diff)
-study.command(report)
+for verb in (check, run, show, plot, diff, report):
+    study.command(verb)

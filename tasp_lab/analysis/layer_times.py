@@ -1,0 +1,174 @@
+"""The numbers of a layer by one schedule on one machine, for rows of studies: times, bytes, memory and what binds.
+
+`predict` and `compare` tell more about each schedule. Here thousands are predicted: a machine and its rings are
+prepared once, the array engine simulates every schedule without events, and each schedule is enumerated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import add
+
+from sim.simulate import simulate
+from tasp_lab.analysis.inputs import as_machine, computing, with_contention, with_runtime
+from tasp_lab.analysis.interval import Interval, residual_interval
+from tasp_lab.analysis.link_bytes import link_bytes, link_rates
+from tasp_lab.analysis.predict import bound_s, with_assumptions, with_compute
+from tasp_lab.analysis.provenance import machine_inputs, sha256
+from tasp_lab.analysis.registry import build_schedules, check_names, uses_rings
+from tasp_lab.analysis.residuals import regime_of
+from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
+from tasp_lab.analysis.uncertainty import Uncertainty
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.decomposition.decompose import Decomposition
+from tasp_lab.machines.busy_times import busy_s
+from tasp_lab.machines.kernel_compute import MERGE, PARTS
+from tasp_lab.machines.machine import INSTANT, Machine
+from tasp_lab.machines.sampling import Sampling
+from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import LazySteps
+from tasp_lab.timeline.critical_path import time_by_kind
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+MANY_KEPT = 200_000
+"""Steps of a schedule with more transfers are made anew each time they are needed: they take too much memory."""
+
+MANY_EXPLAINED = 5_000
+"""Of a schedule with more transfers only computing and communicating are told apart in what binds."""
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """The numbers of a row; times in seconds, of all passes.
+
+    `compute_s` is that of the busiest rank, `communication_s` the time with instant compute. `bytes_per_rank` are the
+    most that a rank sends, `buffer_bytes` the most memory of a rank for blocks of others and sums that are sent.
+    `binds` is ``compute`` where that takes at least half of the time, else what the critical path spends most on.
+    """
+
+    time_s: float
+    interval: Interval | None
+    compute_s: float
+    communication_s: float
+    bound_s: float
+    bytes_per_rank: int
+    buffer_bytes: int
+    binds: str
+    search_complete: bool | None
+
+
+class PreparedMachine:
+    """A machine as layers run on it, with its rings and the samples of its constants, found once.
+
+    Parameters: see `tasp_lab.analysis.predict.predict`.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        kernel: str | None = None,
+        contention: bool | None = None,
+        runtime: str | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
+        computes = with_compute(computing(as_machine(machine), None, kernel))
+        self.machine = with_runtime(with_contention(computes, contention), runtime)
+        self._sampling = sampling or Sampling(0)
+
+    @cached_property
+    def rings(self) -> Sequence[Decomposition]:
+        """The rings that may be fastest, see `tasp_lab.analysis.ring_choice`."""
+        return ring_candidates(self.machine, RingOptions().find)
+
+    @cached_property
+    def constants_sha256(self) -> str:
+        """The hash of all that determines times on this machine."""
+        return sha256(machine_inputs(self.machine, compute=True))
+
+    def times(self, name: str, layer: Workload, options: AttentionOptions) -> LayerTimes:
+        """The numbers of a layer by a schedule. Raises `TaspLabError` where it does not apply."""
+        return min(
+            (self._times(each, complete, layer) for each, complete in self.schedules(name, layer, options)),
+            key=lambda each: each.time_s,
+        )
+
+    def schedules(
+        self, name: str, layer: Workload, options: AttentionOptions
+    ) -> Iterator[tuple[tuple[Schedule, ...], bool | None]]:
+        """The passes of a schedule, around each of the rings that may be fastest; and whether their search was done."""
+        check_names([name], layer)
+        options.check_layer(layer)
+        rings: Sequence[Decomposition | None] = self.rings if uses_rings(name) else [None]
+        for found in rings:
+            passes = build_schedules(name, self.machine.topology, layer, found, options)
+            for each in passes:
+                if isinstance(each.steps, LazySteps) and each.transfers <= MANY_KEPT:
+                    each.steps.keep()
+            yield passes, None if found is None else found.search_complete
+
+    def least_s(self, name: str, layer: Workload, options: AttentionOptions) -> float:
+        """A time that this very schedule does not fall below: of the busiest rank, and of the busiest link."""
+        return min(self._least_s(passes, layer) for passes, _ in self.schedules(name, layer, options))
+
+    def _least_s(self, passes: Sequence[Schedule], layer: Workload) -> float:
+        machine = with_assumptions(self.machine, layer)
+        return sum(max(_compute_s(each, machine), link_busy_s(each, machine.topology)) for each in passes)
+
+    def _times(self, passes: Sequence[Schedule], complete: bool | None, layer: Workload) -> LayerTimes:
+        machine = with_assumptions(self.machine, layer)
+        times_s = [_time_s(each, machine) for each in passes]
+        compute_s = sum(_compute_s(each, machine) for each in passes)
+        intervals = [self._interval(each, time_s) for each, time_s in zip(passes, times_s, strict=True)]
+        return LayerTimes(
+            sum(times_s),
+            reduce(add, intervals) if all(intervals) else None,
+            compute_s,
+            sum(_time_s(each, replace(machine, compute=INSTANT)) for each in passes),
+            sum(float(bound_s(machine, each, layer)) for each in passes),
+            int(sum(each.bytes_sent().sum(axis=(0, 2)) for each in passes).max()),
+            max(int(memory_bytes(each).max()) for each in passes),
+            _binds(machine, passes, sum(times_s), compute_s),
+            complete,
+        )
+
+    def _interval(self, schedule: Schedule, time_s: float) -> Interval | None:
+        if not time_s > 0:
+            return None
+        if self._sampling.samples:
+            return self._uncertainty.interval(schedule, time_s)
+        return residual_interval(time_s, regime_of(self.machine, schedule), "")
+
+    @cached_property
+    def _uncertainty(self) -> Uncertainty:
+        return Uncertainty(self.machine, self._sampling)
+
+
+def _time_s(schedule: Schedule, machine: Machine) -> float:
+    return float(simulate(schedule, machine, "array", events=False).time_s)
+
+
+def _compute_s(schedule: Schedule, machine: Machine) -> float:
+    """The compute time of the busiest rank."""
+    return max(map(float, busy_s(schedule, machine.compute)))
+
+
+def link_busy_s(schedule: Schedule, topology: Topology) -> float:
+    """How long the busiest link or shared capacity carries the bytes of a schedule at its line rate, in seconds."""
+    return float((link_bytes([schedule], topology) / link_rates(topology)).max(initial=0.0))
+
+
+def _binds(machine: Machine, passes: Sequence[Schedule], time_s: float, compute_s: float) -> str:
+    if compute_s >= time_s / 2:
+        return "compute"
+    if sum(each.transfers for each in passes) > MANY_EXPLAINED:
+        return "communication"
+    spent: dict[str, float] = {}
+    for schedule in passes:
+        for part, seconds in time_by_kind(simulate(schedule, machine, "array", explain=True), machine.topology):
+            kind = "compute" if part in PARTS.values() or part == MERGE else part
+            spent[kind] = spent.get(kind, 0.0) + seconds
+    return max(spent, key=lambda kind: spent[kind], default="nothing")

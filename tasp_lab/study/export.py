@@ -1,0 +1,137 @@
+"""The files of a study's folder besides its store: `tasp_lab.study.folder` says which, and reads them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tasp_lab.analysis.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
+from tasp_lab.errors import OutputError, StudyError, TaspLabError
+from tasp_lab.files import check_writable, write_whole
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.study.evaluate import prepared
+from tasp_lab.study.folder import FAILURES, FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY
+from tasp_lab.study.needed import needed
+from tasp_lab.study.point import Point
+from tasp_lab.study.rows import COLUMNS, Row
+from tasp_lab.study.study import Study
+from tasp_lab.version import VERSION
+from tasp_lab.workload.kernel_shapes import Passing
+
+
+def begin_folder(folder: Path, study: Study) -> None:
+    """Make the folder and write the study into it. Raises `StudyError` for a folder of another study."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
+    check_writable(folder / STUDY)
+    there = name_of(folder)
+    if there not in (None, study.name):
+        raise StudyError(f"{folder}: has the study {there!r}, expected {study.name!r} or an empty folder")
+    document = {**study.document, "study": {**study.document.get("study", {}), "name": study.name}}
+    write_whole(folder / STUDY, tomli_w.dumps(document).encode())
+
+
+def name_of(folder: Path) -> str | None:
+    """The name of the study in a folder, None without one."""
+    import tomllib
+
+    try:
+        return str(tomllib.loads((folder / STUDY).read_text())["study"]["name"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise StudyError(f"{folder / STUDY}: cannot be read: {error}") from error
+
+
+def export(folder: Path, study: Study, points: Sequence[Point], rows: Sequence[Row], command: str) -> None:
+    """Write the rows and their provenance, each file whole or not at all."""
+    write_whole(folder / POINTS_CSV, _csv(rows))
+    write_whole(folder / FAILURES, _csv([row for row in rows if row["status"] == "failed"]))
+    if find_spec("pyarrow") and find_spec("pandas"):
+        write_whole(folder / POINTS, _parquet(rows))
+    write_whole(folder / PROVENANCE, json.dumps(provenance(study, points, command), indent=1).encode())
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """The columns of rows: those of all studies, then further axes."""
+    return list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
+
+
+def _csv(rows: Sequence[Row]) -> bytes:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns_of(rows), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().encode()
+
+
+def _parquet(rows: Sequence[Row]) -> bytes:
+    pandas, stream = needed("pandas", "a study"), io.BytesIO()
+    frame = pandas.DataFrame(rows, columns=columns_of(rows))
+    for name in frame.columns:  # a column of texts and numbers is one of texts
+        kinds = {type(each) for each in frame[name] if each is not None and each == each}
+        if len(kinds - {int, float}) and len(kinds) > 1:
+            frame[name] = [None if each is None else str(each) for each in frame[name]]
+    frame.to_parquet(stream, engine="pyarrow", index=False)
+    return stream.getvalue()
+
+
+def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str, Any]:
+    """Where the numbers of a study come from: see `tasp_lab.study.folder.Provenance`."""
+    constants: dict[tuple[object, ...], Mapping[str, object]] = {}
+    assumptions: dict[str, None] = {}
+    for point in points:
+        name = " with ".join([point.machine, *point.overrides])
+        if (name, point.layer.dtype, point.kernel, point.runtime) in constants:
+            continue
+        constants[name, point.layer.dtype, point.kernel, point.runtime] = {}
+        for each in _constants(point):
+            constants.setdefault((name, each.name, each.value), _plain(name, each))
+            if each.assumed:
+                assumptions.setdefault(f"{name}: {each.name} = {each.value}: {each.source}")
+    return {
+        "format": FORMAT,
+        "study": study.name,
+        "seed": study.seed,
+        "version": VERSION,
+        "command": command,
+        "constants": [each for each in constants.values() if each],
+        "assumptions": list(assumptions),
+    }
+
+
+def _constants(point: Point) -> Sequence[UsedConstant]:
+    """The constants of the machine of a point and of its kernels; none of a machine that is refused."""
+    try:
+        machine: Machine = prepared(point).machine
+    except TaspLabError:
+        return ()
+    asked = point.options.passes
+    passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" else (asked,)
+    rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
+    return (
+        *machine_constants(machine.constants),
+        *runtime_constants(machine.runtime),
+        *compute_constants(point.layer.dtype, rates),
+    )
+
+
+def _plain(machine: str, constant: UsedConstant) -> Mapping[str, object]:
+    return {
+        "machine": machine,
+        "name": constant.name,
+        "value": constant.value,
+        "low": None,
+        "high": None,
+        "source": constant.source,
+        "assumed": constant.assumed,
+    }

@@ -1,0 +1,170 @@
+"""Studies as TOML files, or as the same in Python."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasp_lab.errors import StudyError, unknown
+from tasp_lab.machines.sampling import Sampling
+from tasp_lab.study.point import AS_IS
+from tasp_lab.study.point_inputs import LAYER, OPTIONS, SETTINGS
+from tasp_lab.study.study import DERIVED, POINT, Axis, Section, Study, check_zipped, places
+from tasp_lab.study.values import axis_values
+from tasp_lab.study.where import Where
+
+SECTIONS = ("study", "machine", "layer", "schedule", "what-if", "where", "points", "find")
+_STUDY = ("name", "seed", "samples", "zip")
+_FIND = ("crossover", "sensitivity")
+
+TEMPLATES = ("machine", "schedule")
+"""Axes whose values may have other axes in braces."""
+
+
+def load_study(given: str | Path | Mapping[str, Any]) -> Study:
+    """The study of a TOML file, or of a mapping of the same form. Raises `StudyError`.
+
+    >>> load_study({"machine": {"name": ["h100-8", "mi300x-8"]}, "layer": {"seq": "geom(8Ki, 64Ki, 2)"},
+    ...             "schedule": {"name": ["tasp", "ulysses"]}}).count
+    16
+    """
+    if isinstance(given, Mapping):
+        return _study(given, "study")
+    path = Path(given)
+    try:
+        document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path}: no TOML: {error}") from error
+    try:
+        return _study(document, path.stem)
+    except StudyError as error:
+        raise StudyError(f"{path}: {error}") from error
+
+
+def _study(document: Mapping[str, Any], name: str) -> Study:
+    for section in document:
+        if section not in SECTIONS:
+            raise StudyError(unknown("section", section, SECTIONS))
+    sections = {section: _table(document.get(section, {}), section) for section in SECTIONS}
+    of_study = _known(sections["study"], "study", _STUDY)
+    axes = _axes(sections)
+    zipped = tuple(tuple(map(str, group)) for group in _groups(of_study.get("zip", [])))
+    check_zipped(axes, zipped)
+    where = Where.parse(sections["where"])
+    where.check({*(each.name for each in axes), *DERIVED, *([POINT] if sections["points"] else [])})
+    sampling = Sampling(of_study.get("samples", 0), of_study.get("seed", 0))
+    found = Study(
+        str(of_study.get("name", name)),
+        axes,
+        sampling.seed,
+        sampling.samples,
+        zipped,
+        ((AS_IS, ()), *_variants(sections["what-if"])),
+        where,
+        tuple(_named(each, given, axes, zipped) for each, given in sections["points"].items()),
+        sections["schedule"].get("baseline"),
+        _known(sections["find"], "find", _FIND),
+        document,
+    )  # fmt: skip
+    _check_baseline(found)
+    return found
+
+
+def _table(given: object, section: str) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise StudyError(f"[{section}]: {given!r}, expected a table")
+    return given
+
+
+def _known(table: Mapping[str, Any], section: str, names: Iterable[str]) -> Mapping[str, Any]:
+    for name in table:
+        if name not in names:
+            raise StudyError(f"[{section}]: {unknown('name', name, names)}")
+    return table
+
+
+def _groups(given: object) -> list[list[str]]:
+    if not isinstance(given, list | tuple):
+        raise StudyError(f"zip: {given!r}, expected lists of names such as [['nodes', 'seq']]")
+    groups = [given] if all(isinstance(each, str) for each in given) and given else given
+    if not all(isinstance(each, list | tuple) and each for each in groups):
+        raise StudyError(f"zip: {given!r}, expected lists of names such as [['nodes', 'seq']]")
+    return [list(each) for each in groups]
+
+
+def _axes(sections: Mapping[str, Mapping[str, Any]]) -> tuple[Axis, ...]:
+    """The axes of machines, layers and schedules. Raises `StudyError` for unknown and missing ones."""
+    found: list[Axis] = []
+    kinds: tuple[tuple[Section, tuple[str, ...]], ...] = (
+        ("machine", SETTINGS),
+        ("layer", LAYER),
+        ("schedule", (*OPTIONS, "baseline")),
+    )
+    for section, _ in kinds:
+        for name, given in sections[section].items():
+            if (section, name) != ("schedule", "baseline"):
+                label = section if name == "name" and section != "layer" else name
+                found.append(Axis(label, section, axis_values(label, given)))
+    _check_names(found, dict(kinds))
+    return tuple(found)
+
+
+def _check_names(axes: list[Axis], known: Mapping[Section, tuple[str, ...]]) -> None:
+    names = [each.name for each in axes]
+    for needed in ("machine", "seq", "schedule"):
+        if needed not in names:
+            section = "layer" if needed == "seq" else needed
+            raise StudyError(f"[{section}]: no {'seq' if needed == 'seq' else 'name'}, expected one or a list of them")
+    templates = [text for each in axes if each.name in TEMPLATES for text in each.values]
+    used = {place for text in templates for place in places(text)}
+    for each in axes:
+        if names.count(each.name) > 1:
+            raise StudyError(f"axis {each.name!r} is in two sections, expected it in one")
+        if each.name in TEMPLATES or each.name in known[each.section]:
+            continue
+        if each.section == "layer" or each.name not in used:
+            wanted = [name for name in known[each.section] if name != "baseline"]
+            where = "" if each.section == "layer" else ", or a name in braces in the name of a machine or schedule"
+            raise StudyError(f"[{each.section}]: {unknown('name', each.name, wanted)}{where}")
+    if missing := sorted(used - set(names)):
+        raise StudyError(f"{{{missing[0]}}} in a name: no such axis, expected one of {', '.join(names)}")
+
+
+def _variants(section: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    """Names of variants and their overrides."""
+    found = []
+    for name, given in section.items():
+        table = _known(_table(given, f"what-if.{name}"), f"what-if.{name}", ("set",))
+        changes = _table(table.get("set", {}), f"what-if.{name}.set")
+        if not changes or name == AS_IS:
+            raise StudyError(f"[what-if.{name}]: expected set = {{ NAME = VALUE }}, and a name other than {AS_IS!r}")
+        found.append((name, tuple(f"{what}={value}" for what, value in changes.items())))
+    return found
+
+
+def _named(
+    name: str, given: object, axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]
+) -> tuple[str, tuple[Axis, ...]]:
+    """A named point: some axes with other values; axes that move together are given together."""
+    of_name = {each.name: each for each in axes}
+    found, table = [], _known(_table(given, f"points.{name}"), f"points.{name}", of_name)
+    for axis, value in table.items():
+        values = axis_values(axis, value)
+        if len(values) > 1:
+            raise StudyError(f"[points.{name}]: {axis} has {len(values)} values, expected one")
+        found.append(Axis(axis, of_name[axis].section, values))
+    for group in zipped:
+        if 0 < len(missing := [each for each in group if each not in table]) < len(group):
+            together = ", ".join(group)
+            raise StudyError(f"[points.{name}]: no {missing[0]}, expected all of {together}, which move together")
+    return name, tuple(found)
+
+
+def _check_baseline(study: Study) -> None:
+    names = next(each.values for each in study.axes if each.name == "schedule")
+    if study.baseline is not None and study.baseline not in names:
+        raise StudyError(f"[schedule] baseline: {unknown('schedule', str(study.baseline), map(str, names))}")

@@ -1,0 +1,64 @@
+"""Values of axes as the inputs of a point: its layer, options and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.errors import StudyError
+from tasp_lab.models.catalogue import load_model
+from tasp_lab.study.point import Value
+from tasp_lab.workload.layer import Workload
+
+LAYER_FIELDS = tuple(each.name for each in fields(Workload) if each.name not in ("sequence", "documents"))
+LAYER = ("model", "seq", *LAYER_FIELDS, "pass")
+"""Axes of the section ``[layer]``."""
+
+OPTIONS = tuple(each.name for each in fields(AttentionOptions) if each.name != "passes")
+"""Axes of the section ``[schedule]``, beside its name."""
+
+SETTINGS = ("library", "kernel", "runtime", "contention")
+"""Axes of the section ``[machine]``, beside its name."""
+
+
+def layer_of(values: Mapping[str, Value]) -> Workload:
+    """The layer of these values; of a model by name, with what is given beside it instead.
+
+    >>> layer_of({"seq": 8192, "heads": 8, "mask": "causal"}).mask
+    'causal'
+
+    Raises `WorkloadError` and `StudyError`.
+    """
+    given: dict[str, Any] = {name: values[name] for name in LAYER_FIELDS if name in values}
+    sequence = values["seq"]
+    for name in ("seq", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys"):
+        _check_whole(name, values.get(name))
+    if (model := values.get("model")) is None:
+        return Workload(sequence, **given)  # type: ignore[arg-type]
+    return load_model(str(model)).layer(sequence, **given)  # type: ignore[arg-type]
+
+
+def _check_whole(name: str, value: Value) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise StudyError(f"{name}: {value!r}, expected a whole number such as 8192 or 128Ki")
+
+
+def options_of(values: Mapping[str, Value]) -> AttentionOptions:
+    """The options of the schedule, and the passes. Raises `ScheduleError`."""
+    given: dict[str, Any] = {name: values[name] for name in OPTIONS if name in values}
+    try:
+        return AttentionOptions(values.get("pass", "forward"), **given)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise StudyError(f"schedule: {error}") from error
+
+
+def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Library, kernel, runtime and contention. Raises `StudyError`."""
+    found: dict[str, Any] = {name: values[name] for name in SETTINGS if name in values}
+    if "contention" in found:
+        if found["contention"] not in ("on", "off"):
+            raise StudyError(f"contention: {found['contention']!r}, expected 'on' or 'off'")
+        found["contention"] = found["contention"] == "on"
+    return found

@@ -1,0 +1,210 @@
+"""A study: axes of machines, layers, schedules and what-if variants; every combination of their values is a point."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+from tasp_lab.errors import StudyError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.sampling import Sampling
+from tasp_lab.study.point import AS_IS, Point, Value
+from tasp_lab.study.point_inputs import layer_of, options_of, settings_of
+from tasp_lab.study.where import NO_FILTER, Where
+from tasp_lab.workload.layer import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tasp_lab.study.check import StudyCheck
+    from tasp_lab.study.result import StudyResult
+
+Section = Literal["machine", "layer", "schedule"]
+
+POINT = "point"
+"""The column of the names of named points, in studies that have some."""
+
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its name, the section of the file that it is in, and its values."""
+
+    name: str
+    section: Section
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is asked.
+
+    Parameters
+    ----------
+    name, seed, samples : of the study; samples of the constants per point, 0 for intervals by residuals alone.
+    axes : those of machines, then of layers, then of schedules; machines and schedules may be templates with the
+        values of other axes, ``h100-{nodes}x8``.
+    zipped : groups of axes that move together.
+    variants : names of what-if variants with their overrides; `AS_IS`, which changes nothing, is the first.
+    where : filters.
+    named : named points: axes with values that take the place of those of the study.
+    baseline : the schedule that speed-ups are over, None without one.
+    find : what is to be found among the points.
+    document : the study as it was given.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    seed: int = 0
+    samples: int = 0
+    zipped: tuple[tuple[str, ...], ...] = ()
+    variants: tuple[tuple[str, tuple[str, ...]], ...] = ((AS_IS, ()),)
+    where: Where = NO_FILTER
+    named: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
+    baseline: str | None = None
+    find: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def count(self) -> int:
+        """The number of combinations, before filters."""
+        return sum(_combinations(axes, self.zipped) for _, axes in self._grids()) * len(self.variants)
+
+    def points(self) -> Iterator[Point]:
+        """The points that the filters keep, in order: by machine, variant, layer, schedule. Equal ones may repeat.
+
+        Raises `StudyError` where a machine or a layer does not exist.
+        """
+        for name, axes in self._grids():
+            for machine_values in _products(axes, self.zipped, "machine"):
+                for variant, overrides in self.variants:
+                    for values in _products(axes, self.zipped, "layer", "schedule", fixed=machine_values):
+                        labels = {**values, "variant": variant, **({POINT: name} if self.named else {})}
+                        if (point := self._point(labels, overrides)) is not None:
+                            yield point
+
+    def check(self, *, estimate: bool = True) -> StudyCheck:
+        """Count the points and refuse bad names, see `tasp_lab.study.check.check_study`."""
+        from tasp_lab.study.check import check_study
+
+        return check_study(self, estimate=estimate)
+
+    def run(self, folder: str | Path | None = None, **settings: Any) -> StudyResult:
+        """Answer all points, see `tasp_lab.study.run.run_study`."""
+        from tasp_lab.study.run import run_study
+
+        return run_study(self, folder, **settings)
+
+    def _grids(self) -> list[tuple[str, tuple[Axis, ...]]]:
+        """The axes of the study, and those with the values of each named point."""
+        grids = [("", self.axes)]
+        for name, given in self.named:
+            instead = {each.name: each for each in given}
+            grids.append((name, tuple(instead.get(each.name, each) for each in self.axes)))
+        return grids
+
+    def _point(self, labels: Mapping[str, Value], overrides: tuple[str, ...]) -> Point | None:
+        """The point of these values, None if a filter skips it."""
+        machine, schedule = (_filled(labels[name], labels) for name in ("machine", "schedule"))
+        labels = {**labels, "machine": machine, "schedule": schedule}
+        layer = _layer(tuple(labels.items()))
+        library = str(labels.get("library", "auto"))
+        if not self.where.keeps({**numbers_of(machine, library, layer), **labels}):
+            return None
+        return Point(
+            machine,
+            schedule,
+            layer,
+            options_of(labels),
+            overrides=overrides,
+            sampling=Sampling(self.samples, self.seed),
+            labels=tuple(labels.items()),
+            **settings_of(labels),
+        )
+
+
+def numbers_of(machine: str, library: str, layer: Workload) -> Mapping[str, object]:
+    """Names of filters besides the axes: the ranks of the machine, and the numbers of the layer."""
+    numbers = {name: getattr(layer, name) for name in LAYER_NUMBERS}
+    return {"ranks": _ranks(machine, library), "kv_heads": layer.kv_head_count, **numbers}
+
+
+LAYER_NUMBERS = ("batch", "heads", "head_dim", "mask", "kind", "dtype")
+DERIVED = ("ranks", "kv_heads", *LAYER_NUMBERS, "variant")
+"""Names that filters may use beside those of the axes."""
+
+
+@lru_cache(maxsize=1024)
+def _ranks(machine: str, library: str) -> int:
+    return load_machine(machine, library=library).topology.world_size
+
+
+@lru_cache(maxsize=1024)
+def _layer(labels: tuple[tuple[str, Value], ...]) -> Workload:
+    """The layer of these values; the schedules of one layer ask for it one after the other."""
+    return layer_of(dict(labels))
+
+
+def _filled(template: Value, labels: Mapping[str, Value]) -> str:
+    """A name with the values of axes in its places.
+
+    >>> _filled("h100-{nodes}x8", {"nodes": 2})
+    'h100-2x8'
+    """
+    return _PLACE.sub(lambda place: str(labels[place[1]]), str(template))
+
+
+def places(template: Value) -> set[str]:
+    """The names of axes in a template."""
+    return set(_PLACE.findall(str(template)))
+
+
+def _units(axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]) -> list[tuple[Axis, ...]]:
+    """The axes in groups that move together; a group stands where its first axis does."""
+    of_name = {each.name: each for each in axes}
+    together = {name: group for group in zipped for name in group}
+    units = dict.fromkeys(together.get(each.name, (each.name,)) for each in axes)
+    return [tuple(of_name[name] for name in unit) for unit in units]
+
+
+def _combinations(axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]) -> int:
+    return prod(len(unit[0].values) for unit in _units(axes, zipped))
+
+
+def _products(
+    axes: tuple[Axis, ...],
+    zipped: tuple[tuple[str, ...], ...],
+    *sections: Section,
+    fixed: Mapping[str, Value] | None = None,
+) -> Iterator[dict[str, Value]]:
+    """Every combination of the axes of these sections, beside fixed values."""
+    units = [unit for unit in _units(axes, zipped) if unit[0].section in sections]
+    rows = [[dict(zip((each.name for each in unit), row, strict=True)) for row in zip(
+        *(each.values for each in unit), strict=True)] for unit in units]  # fmt: skip
+    for chosen in itertools.product(*rows):
+        found = dict(fixed or {})
+        for part in chosen:
+            found |= part
+        yield found
+
+
+def check_zipped(axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]) -> None:
+    """Raise `StudyError` unless axes that move together exist, once each, and have equally many values."""
+    of_name = {each.name: each for each in axes}
+    seen: set[str] = set()
+    for group in zipped:
+        for name in group:
+            if name not in of_name:
+                raise StudyError(f"zip: no axis {name!r}, expected one of {', '.join(of_name)}")
+            if name in seen:
+                raise StudyError(f"zip: axis {name!r} twice, expected it once")
+            seen.add(name)
+        if len({len(of_name[name].values) for name in group}) > 1:
+            lengths = ", ".join(f"{name} {len(of_name[name].values)}" for name in group)
+            raise StudyError(f"zip: axes of different lengths ({lengths}), expected equally many values")

@@ -1,0 +1,83 @@
+"""Groups of points on workers: this process, processes of this machine, or any `concurrent.futures.Executor`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+
+from tasp_lab.errors import StudyError
+from tasp_lab.study.evaluate import answers
+from tasp_lab.study.point import Point
+from tasp_lab.study.rows import Row
+from tasp_lab.version import VERSION
+
+AHEAD = 4
+"""Groups per worker that are handed out ahead, so that no worker waits and few are lost at an interrupt."""
+
+
+def answered(
+    groups: Iterable[Sequence[Point]], executor: Executor | None, workers: int, screen: bool = False
+) -> Iterator[list[Row]]:
+    """The rows of groups, in the order in which they end; without an executor in this process.
+
+    Raises `StudyError` if workers end before their work.
+    """
+    if executor is None:
+        for group in groups:
+            yield answers(group, screen)
+        return
+    waiting, running = iter(groups), set[Future[list[Row]]]()
+    try:
+        while True:
+            for group in islice(waiting, AHEAD * workers - len(running)):
+                running.add(executor.submit(answers, group, screen, VERSION))
+            if not running:
+                return
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in ended:
+                yield each.result()
+    except BrokenProcessPool as error:
+        raise StudyError("a worker ended before its work, perhaps for want of memory: start the study again, "
+                         "with fewer workers (--jobs)") from error  # fmt: skip
+    finally:
+        for each in running:
+            each.cancel()
+
+
+@contextmanager
+def processes(count: int) -> Iterator[Executor | None]:
+    """Worker processes, which end with this context and with this process; none for a single one."""
+    if count < 2:
+        yield None
+        return
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
+    try:
+        yield executor
+        executor.shutdown()
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - before:
+            worker.kill()
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, and end when it does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,110 @@
+"""Points and their rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab import predict
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.errors import StudyError
+from tasp_lab.study.evaluate import answers, constants_of, evaluate, groups, key_of
+from tasp_lab.study.point import Point
+from tasp_lab.version import VERSION
+from tasp_lab.workload.layer import Workload
+
+MACHINES = st.sampled_from(["full-mesh:4", "h100-4", "mi300x-4", "nodes:2x2"])
+SCHEDULES = st.sampled_from(["zigzag-ring-attention", "tasp", "ulysses", "token-ring", "kv-all-gather", "usp:2x2"])
+
+
+@st.composite
+def points(draw: st.DrawFn) -> Point:
+    layer = Workload(
+        draw(st.integers(16, 64)) * 64,
+        heads=draw(st.sampled_from([4, 8])),
+        kv_heads=4,
+        head_dim=64,
+        mask=draw(st.sampled_from(["full", "causal"])),
+    )
+    options = AttentionOptions(draw(st.sampled_from(["forward", "backward", "both"])))
+    return Point(draw(MACHINES), draw(SCHEDULES), layer, options)
+
+
+@settings(max_examples=25)
+@given(points())
+def test_a_row_has_the_numbers_of_predict(point: Point) -> None:
+    row = evaluate(point)
+    found = predict(point.machine, point.schedule, point.layer, options=point.options, samples=0)[-1].to_dict()
+    assert row["status"] == "done"
+    for name in ("time_s", "compute_s", "communication_s", "bound_s"):
+        assert row[name] == pytest.approx(found[name], rel=1e-9), name
+    assert row["buffer_bytes"] == found["memory_bytes"]
+    assert float(row["time_low_s"] or 0) <= float(row["time_s"] or 0) <= float(row["time_high_s"] or 0)
+
+
+@settings(max_examples=15)
+@given(st.lists(points(), min_size=2, max_size=6))
+def test_screening_settles_only_what_is_slower(drawn: list[Point]) -> None:
+    like = [replace(each, machine=drawn[0].machine, layer=drawn[0].layer, options=drawn[0].options) for each in drawn]
+    exact, screened = answers(like), answers(like, screen=True)
+    best_s = min(float(row["time_s"] or 0) for row in exact)
+    for mine, other in zip(exact, screened, strict=True):
+        if other["status"] == "settled":
+            assert best_s < float(other["bound_s"] or 0) <= float(mine["time_s"] or 0) * (1 + 1e-9)
+        else:
+            assert other == mine
+
+
+def test_the_fastest_is_never_settled() -> None:
+    layer = Workload(2**16, heads=8, mask="causal")
+    names = ("zigzag-ring-attention", "ring-attention", "striped-ring-attention")
+    rows = answers([Point("h100-8", name, layer) for name in names], screen=True)
+    assert [row["status"] for row in rows][:2] == ["done", "settled"]  # whole blocks: one rank computes twice as much
+
+
+def test_a_refused_point_says_why() -> None:
+    row = evaluate(Point("full-mesh:4", "ulysses", Workload(4096, heads=3)))
+    assert row["status"] == "failed"
+    assert "3 heads" in str(row["error"])
+    assert row["time_s"] is None
+    missing = evaluate(Point("h100-9", "ulysses", Workload(4096)))
+    assert (missing["status"], missing["constants"]) == ("failed", "")
+
+
+def test_overrides_are_in_the_row_and_in_its_key() -> None:
+    point = Point("h100-8", "zigzag-ring-attention", Workload(4096, heads=8))
+    faster, fewer = replace(point, overrides=("compute.rate=x2",)), replace(point, overrides=("layer.kv_heads=1",))
+    rows = [evaluate(each) for each in (point, faster, fewer)]
+    assert len({row["key"] for row in rows}) == 3
+    assert rows[1]["compute_s"] < rows[0]["compute_s"]  # type: ignore[operator]
+    assert (rows[2]["kv_heads"], rows[2]["overrides"]) == (1, "layer.kv_heads=1")
+    assert rows[2]["bytes_per_rank"] * 8 == rows[0]["bytes_per_rank"]  # type: ignore[operator]
+    assert constants_of(fewer) == constants_of(point) != constants_of(faster)
+
+
+def test_a_row_repeats_the_point() -> None:
+    point = Point("full-mesh:2", "tasp", Workload(4096, heads=4), AttentionOptions("both", buffers=4))
+    row = evaluate(point)
+    assert json.loads(str(row["inputs"])) == json.loads(json.dumps(point.inputs()))
+    assert (row["key"], row["version"]) == (key_of(point), VERSION)
+
+
+def test_labels_are_no_inputs() -> None:
+    point = Point("full-mesh:2", "tasp", Workload(4096, heads=4))
+    named = replace(point, labels=(("seq", 4096), ("colour", "red")))
+    assert evaluate(named) == {**evaluate(point), "colour": "red"}
+
+
+def test_points_are_grouped_by_what_their_machines_and_layers_share() -> None:
+    layer = Workload(4096, heads=4)
+    asked = [Point(machine, name, layer) for machine in ("full-mesh:2", "full-mesh:4") for name in ("tasp", "ulysses")]
+    assert [[each.schedule for each in group] for group in groups(asked)] == [["tasp", "ulysses"]] * 2
+
+
+def test_a_worker_of_another_version_refuses() -> None:
+    with pytest.raises(StudyError, match=r"the study was started by 0\.0\.1: expected one version"):
+        answers([], version="0.0.1")

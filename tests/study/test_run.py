@@ -1,0 +1,238 @@
+"""Runs of studies: kept rows, interrupts, workers, stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import tomli_w
+
+from tasp_lab import load_study
+from tasp_lab.errors import OutputError, StudyError
+from tasp_lab.study.folder import StudyFolder
+from tasp_lab.study.store import RESULTS, Store
+from tests.conftest import ROOT, Tell
+from tests.support.signals import hear_interrupts
+from tests.support.studies import SMALL, study_of
+
+SCREENED = study_of(
+    machine={"name": "h100-{n}", "n": 8},
+    layer={"seq": "geom(32Ki, 64Ki, 2)"},
+    schedule={"name": ["zigzag-ring-attention", "ring-attention"]},
+)
+"""On one node a ring of whole blocks computes longer than a zigzag takes."""
+
+DONE = {"done": 20, "failed": 4, "settled": 0}
+
+
+def test_a_run_keeps_its_rows(tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    study = load_study(SMALL)
+    first = study.run(tmp_path, done=lambda ended, total: heard.append((ended, total)))
+    assert first.counts == DONE
+    assert heard[0] == (0, 24)
+    assert heard[-1] == (24, 24)
+    heard.clear()
+    assert study.run(tmp_path, done=lambda ended, total: heard.append((ended, total))).rows == first.rows
+    assert heard == [(24, 24)]
+    more = load_study(study_of(layer={"seq": "geom(1Ki, 16Ki, 2)"})).run(
+        tmp_path, done=lambda ended, total: heard.append((ended, total))
+    )
+    assert heard[1] == (24, 30)
+    assert more.rows[: len(first.rows)] != more.rows  # rows of the longer sequence lie among them
+    assert [row for row in more.rows if row["seq"] != 16384] == list(first.rows)
+
+
+def test_the_files_of_a_folder_are_what_was_asked(tmp_path: Path) -> None:
+    result = load_study(SMALL).run(tmp_path, command="tasp-lab study run small.toml")
+    folder = StudyFolder(tmp_path)
+    assert len(folder.rows()) == DONE["done"]
+    assert set(folder.failures()["schedule"]) == {"usp:2x2"}
+    assert folder.study.baseline == "ring-attention"
+    assert folder.provenance()["command"] == "tasp-lab study run small.toml"
+    table = pd.read_csv(tmp_path / "points.csv")
+    assert table["key"].tolist() == [row["key"] for row in result.rows]
+    assert table["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
+    assert set(table["n"]) == {2, 4}
+    assert len(pd.read_csv(tmp_path / "failures.csv")) == DONE["failed"]
+
+
+def test_rows_are_the_same_with_any_number_of_workers() -> None:
+    study = load_study(SMALL)
+    assert study.run(jobs=2).rows == study.run().rows
+
+
+def test_screened_rows_are_simulated_when_they_are_wanted(tmp_path: Path) -> None:
+    study = load_study(SCREENED)
+    screened = study.run(tmp_path, screen=True).counts
+    assert screened["settled"] > 0
+    assert study.run(tmp_path, screen=True).counts == screened
+    assert study.run(tmp_path).counts == {"done": 4, "failed": 0, "settled": 0}
+
+
+def test_a_folder_belongs_to_one_study(tmp_path: Path) -> None:
+    load_study(study_of(layer={"seq": 1024})).run(tmp_path)
+    with pytest.raises(StudyError, match="has the study 'small', expected 'other'"):
+        load_study(study_of(study={"name": "other"})).run(tmp_path)
+
+
+def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / RESULTS) as connection:
+        connection.execute("PRAGMA user_version=99")
+    with pytest.raises(StudyError, match="has format 99, expected format 1 of this version"):
+        load_study(SMALL).run(tmp_path)
+
+
+def test_another_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / RESULTS).write_bytes(b"text" * 1024)
+    with pytest.raises(StudyError, match="file is not a database"):
+        Store(tmp_path)
+    (tmp_path / RESULTS).unlink()
+    with sqlite3.connect(tmp_path / RESULTS) as connection:
+        connection.execute("CREATE TABLE mine (a)")
+    with pytest.raises(StudyError, match="no store of a study"):
+        Store(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        load_study(SMALL).run(tmp_path / "file" / "folder")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small disk")
+def test_a_full_disk_ends_in_one_line_and_keeps_what_was_written(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount: {mounted.stderr.decode().strip()}")
+    try:
+        study = load_study(study_of(layer={"seq": "geom(1Ki, 64Ki, 2)", "batch": [1, 2, 3, 4]}))
+        with pytest.raises((StudyError, OutputError), match=r"full|No space"):
+            study.run(tmp_path)
+        with Store(tmp_path) as store:
+            kept = store.keys()
+        assert 0 < len(kept) < study.count
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+RUN = """
+import sys
+from tasp_lab import load_study
+load_study(sys.argv[1]).run(sys.argv[2], jobs=int(sys.argv[3]), done=lambda ended, total: print(ended, flush=True))
+"""
+
+
+def started(file: Path, folder: Path, jobs: int = 1) -> subprocess.Popen[str]:
+    """A process that runs a study and prints how many points have a row."""
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, str(file), str(folder), str(jobs)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts,
+    )  # fmt: skip
+
+
+def study_file(folder: Path, document: dict[str, Any]) -> Path:
+    file = folder / "small.toml"
+    file.write_bytes(tomli_w.dumps(document).encode())
+    return file
+
+
+@pytest.mark.slow
+def test_no_row_is_lost_or_doubled_when_runs_are_killed(tmp_path: Path) -> None:
+    document = study_of(layer={"seq": "geom(1Ki, 8Ki, 2)", "batch": [1, 2, 3, 4, 5]})
+    file, folder, drawn = study_file(tmp_path, document), tmp_path / "run", random.Random(19)
+    before = 0
+    for _ in range(10):
+        process = started(file, folder)
+        assert process.stdout is not None
+        after = drawn.randint(0, 12)
+        for _, line in zip(range(after + 1), process.stdout, strict=False):
+            assert int(line) >= before  # what was kept stays
+            before = int(line)
+        with process:
+            process.kill()
+    result = load_study(file).run(folder)
+    assert result.rows == load_study(file).run().rows
+    with sqlite3.connect(folder / RESULTS) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT count(*) FROM rows").fetchone() == (len({row["key"] for row in result.rows}),)
+
+
+def test_two_processes_may_run_one_study(tmp_path: Path) -> None:
+    file, folder = study_file(tmp_path, SMALL), tmp_path / "run"
+    processes = [started(file, folder), started(file, folder, jobs=2)]
+    for process in processes:
+        told, _ = process.communicate()
+        assert process.returncode == 0
+        assert told.split()[-1] == "24"
+    with sqlite3.connect(folder / RESULTS) as connection:
+        assert connection.execute("SELECT count(*) FROM rows").fetchone() == (24,)
+    assert len(StudyFolder(folder).rows()) == DONE["done"]
+
+
+def test_ctrl_c_keeps_what_has_ended(tmp_path: Path) -> None:
+    document = study_of(layer={"seq": "geom(1Ki, 512Ki, 2)", "batch": list(range(1, 200))})
+    file, folder = study_file(tmp_path, document), tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasp_lab.cli", "study", "run", str(file), "--output", str(folder), "--jobs", "2"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert "points" in process.stderr.readline()
+    while not kept_in(folder):
+        pass
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes hear it
+    with process:
+        told = process.stderr.read()
+    assert process.returncode == 130
+    assert "are kept in" in told
+    assert "Traceback" not in told
+    assert kept_in(folder) > 0
+
+
+def kept_in(folder: Path) -> int:
+    """The number of rows in the store of a folder that another process writes."""
+    try:
+        with Store(folder) as store:
+            return len(store.keys())
+    except StudyError:
+        return 0
+
+
+def test_the_command_line_ends_with_counts(tmp_path: Path, tell: Tell) -> None:
+    file = study_file(tmp_path, SMALL)
+    code, out, err = tell("study", "run", str(file), "--output", str(tmp_path / "run"), "--jobs", "1", "--json")
+    assert code == 0, err
+    assert json.loads(out) == {"study": "small", "folder": str(tmp_path / "run"), "points": 24, "rows": DONE}
+    assert "24 of 24 points" in err
+    code, out, err = tell("study", "check", str(file), "--json")
+    assert json.loads(out)["questions"] == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "none.toml"), "none.toml: cannot be read: No such file"),
+        (("run", "{}", "--jobs", "0"), "jobs: 0, expected 1 or more"),
+        (("run", "{}", "--jobs", "2", "--dask", "tcp://127.0.0.1:1"), "expected one of them"),
+        (("check", "/"), "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, tell: Tell, arguments: tuple[str, ...], said: str) -> None:
+    file = study_file(tmp_path, SMALL)
+    where = ("--output", str(tmp_path / "run")) if arguments[0] == "run" else ()
+    code, _, err = tell("study", *(each.format(file) for each in arguments), *where)
+    assert code == 2
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run" / RESULTS).exists()

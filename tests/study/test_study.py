@@ -1,0 +1,145 @@
+"""Studies as files and mappings: their points."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasp_lab import load_study
+from tasp_lab.errors import StudyError, TaspLabError
+from tasp_lab.study.point import AS_IS
+from tests.support.studies import SMALL, study_of
+
+
+@given(
+    st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=3, unique=True),
+    st.lists(st.integers(1, 64), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from(["ulysses", "tasp", "ring-attention"]), min_size=1, unique=True),
+    st.integers(0, 2),
+)
+def test_points_are_all_combinations_each_once(
+    ranks: list[int], lengths: list[int], names: list[str], variants: int
+) -> None:
+    what_if = {f"v{n}": {"set": {"link.bandwidth": f"x{n + 2}"}} for n in range(variants)}
+    study = load_study(
+        {
+            "machine": {"name": "full-mesh:{n}", "n": ranks},
+            "layer": {"seq": lengths},
+            "schedule": {"name": names},
+            "what-if": what_if,
+        }
+    )
+    found = [(each.machine, each.layer.sequence, each.schedule, each.overrides) for each in study.points()]
+    overrides = [(), *((f"link.bandwidth=x{n + 2}",) for n in range(variants))]
+    wanted = itertools.product([f"full-mesh:{n}" for n in ranks], lengths, names, overrides)
+    assert sorted(found) == sorted(wanted)
+    assert study.count == len(found)
+
+
+def test_a_filter_keeps_exactly_those_for_which_it_holds() -> None:
+    study = load_study(study_of(where={"each": "seq / ranks", "skip": "each < 1Ki or n == 2 and seq > 4000"}))
+    found = {(each.layer.sequence, each.label("n")) for each in study.points()}
+    assert found == {
+        (seq, n) for seq in (1024, 2048, 4096, 8192) for n in (2, 4) if seq / n >= 1024 and (n, seq > 4000) != (2, True)
+    }
+
+
+def test_axes_move_together() -> None:
+    study = load_study(study_of(study={"zip": [["n", "heads"]]}, layer={"heads": [2, 8]}))
+    assert {(each.machine, each.layer.heads) for each in study.points()} == {("full-mesh:2", 2), ("full-mesh:4", 8)}
+    assert study.count == 2 * 4 * 3
+
+
+def test_a_named_point_has_its_own_values_and_all_schedules() -> None:
+    study = load_study(study_of(points={"paper": {"n": 8, "seq": "100Ki"}}))
+    paper = [each for each in study.points() if each.label("point") == "paper"]
+    assert [(each.machine, each.layer.sequence) for each in paper] == [("full-mesh:8", 102400)] * 3
+    assert study.count == 24 + 3
+
+
+def test_a_model_gives_its_layer() -> None:
+    study = load_study(study_of(layer={"model": "llama-3-8b", "heads": 32}))
+    layer = next(study.points()).layer
+    assert (layer.heads, layer.kv_heads, layer.head_dim, layer.mask) == (32, 8, 128, "causal")
+
+
+def test_a_file_and_a_mapping_are_one_study(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_bytes(tomli_w.dumps(SMALL).encode())
+    one, two = load_study(file), load_study(SMALL)
+    assert one == two
+    assert list(one.points()) == list(two.points())
+    assert one.variants[0] == (AS_IS, ())
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"layers": {}}, "unknown section 'layers', did you mean 'layer'?"),
+    ({"machine": 3}, "[machine]: 3, expected a table"),
+    (study_of(layer={"haeds": 4}), "[layer]: unknown name 'haeds', did you mean 'heads'?"),
+    (study_of(machine={"librery": "nccl"}), "did you mean 'library'?"),
+    (study_of(machine={"name": "full-mesh:{m}"}), "unknown name 'n'"),
+    (study_of(machine={"name": ["full-mesh:{n}", "full-mesh:{m}"]}), "{m} in a name: no such axis"),
+    (study_of(study={"zip": [["n", "seq"]]}), "axes of different lengths (n 2, seq 4)"),
+    (study_of(study={"zip": [["n", "sq"]]}), "zip: no axis 'sq'"),
+    (study_of(study={"seed": -1}), "seed: -1"),
+    (study_of(study={"nam": "x"}), "did you mean 'name'?"),
+    (study_of(schedule={"baseline": "tasp"}), "baseline: unknown schedule 'tasp'"),
+    (study_of(where={"skip": "sq < 3"}), "where: unknown name 'sq', did you mean 'seq'?"),
+    (study_of(where={"seq": "3"}), "'seq' is defined, but the study has that name already"),
+    (study_of(what_if={"as is": {"set": {"a": 1}}}), "a name other than 'as is'"),
+    (study_of(what_if={"fast": {"link": "x2"}}), "[what-if.fast]: unknown name 'link'"),
+    (study_of(points={"one": {"seq": [1, 2]}}), "seq has 2 values, expected one"),
+    ({"machine": {"name": "h100-8"}, "schedule": {"name": "tasp"}}, "[layer]: no seq"),
+    ({"layer": {"seq": 8}, "schedule": {"name": "tasp"}}, "[machine]: no name"),
+    (study_of(find={"crosover": {}}), "did you mean 'crossover'?"),
+]
+
+
+@pytest.mark.parametrize(("document", "said"), BAD)
+def test_a_bad_study_is_refused(document: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaspLabError, match=re.escape(said)):
+        load_study(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (study_of(machine={"name": "full-mesh:{n}x"}), "full-mesh:2x"),
+        (study_of(layer={"seq": "soon"}), "seq: 'soon', expected a whole number"),
+        (study_of(layer={"heads": 3.5}), "heads: 3.5, expected a whole number"),
+        (study_of(layer={"kv_heads": 3}), "4 heads are not a multiple of 3 KV heads"),
+        (study_of(layer={"model": "lama-3-8b"}), "did you mean 'llama-3-8b'"),
+        (study_of(schedule={"buffers": 1}), "1 buffers, expected 2 or more"),
+        (study_of(schedule={"name": "ulises", "baseline": "ulises"}), "did you mean 'ulysses'?"),
+        (study_of(schedule={"name": ["ulysses"], "baseline": "ulysses", "stages": 8}), "no schedule of the study has"),
+        (study_of(what_if={"fast": {"set": {"link.bandwith": "x2"}}}), "link.bandwidth"),
+        (study_of(where={"skip": "seq > 0"}), "its filters skip all 24"),
+        (study_of(machine={"contention": "maybe"}), "contention: 'maybe', expected 'on' or 'off'"),
+    ],
+)
+def test_bad_points_are_refused_before_anything_runs(document: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaspLabError, match=re.escape(said)):
+        load_study(document).check(estimate=False)
+
+
+def test_a_study_is_counted_before_it_runs() -> None:
+    found = load_study(study_of(what_if={"nic": {"set": {"link.bandwidth": "x2"}}})).check(estimate=False)
+    assert found.to_dict() == {
+        "study": "small", "combinations": 48, "points": 48, "questions": 48,
+        "by_machine": {"full-mesh:2": 24, "full-mesh:4": 24}, "refused": {}, "point_s": None,
+    }  # fmt: skip
+    assert found.seconds(2) is None
+
+
+def test_ten_million_points_are_not_expanded() -> None:
+    study = load_study(study_of(layer={"batch": list(range(1, 1000)), "head_dim": list(range(1, 1000))}))
+    assert study.count == 999 * 999 * 24
+    with pytest.raises(StudyError, match="23,952,024 combinations, some 333 h"):
+        study.check()
