@@ -8,6 +8,7 @@ and messages alone would take.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections import defaultdict
@@ -185,9 +186,19 @@ def report_text(sources: Sequence[Source], tables: Iterable[TableAccuracy]) -> s
             ("source", "row", "measured", "predicted", "kernels", "messages", "error"),
             [cells for source in sources for cells in worst_cells(source)],
         ),
+        "What misses, why, and what would settle it. Causes are from code, from tables of components, and from rows in "
+        "which one thing differs; percentages of modelled ones are those of before.",
+        markdown_table(*findings()),
         "Not compared:",
         markdown_table(("table", "because"), left_out),
     ])  # fmt: skip
+
+
+def findings() -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of what was found about rows that miss."""
+    with (FOLDER / "layer_findings.csv").open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+    return columns, rows
 
 
 def _document(sources: Sequence[Source]) -> dict[str, object]:
