@@ -85,7 +85,7 @@ def test_assumptions_come_first_and_the_command_last(html: str) -> None:
     assert ODD in text
 
 
-def test_a_page_has_every_row_failure_and_constant(html: str) -> None:
+def test_a_page_has_every_row_failure_and_constant(html: str, tmp_path: Path) -> None:
     tables = data_of(html)["tables"]
     rows = list(study_rows())
     failures = [each for each in rows if each["status"] == "failed"]
@@ -99,6 +99,12 @@ def test_a_page_has_every_row_failure_and_constant(html: str) -> None:
     place = tables["points"]["columns"].index("time")
     bounds = {each["bound_s"] for each in rows if each["status"] == "settled"}
     assert {each[place][1] for each in tables["points"]["rows"]} == times | bounds
+    winners = StudyFolder(write_study(tmp_path)).show().records()
+    for name, fastest, clear, over, largest, _ in tables["scores"]["rows"]:
+        own = [each for each in winners if each["winner"] == name]
+        assert (fastest[1], clear[1]) == (len(own), sum(not each["too_close"] for each in own))
+        assert over[1] == sum(each["speedup_low"] > 1 for each in own)
+        assert largest[1] == max(each["speedup"] for each in own)
     settled = {each[0]: each[2][1] for each in tables["settled"]["rows"]}
     assert settled == {"simulation": 202, "bound": 6, "refused": 8}
 

@@ -54,10 +54,12 @@ def score_table(found: WinnerTable) -> PageTable:
         clear = own[~own["too_close"].map(bool)]
         best = own.sort_values("speedup", ascending=False, kind="stable").iloc[0]
         where = ", ".join(text_of(each, best[each]) for each in found.axes)
+        over = int((own["speedup_low"] > 1).sum())
         known = plain(best["speedup"]) is not None
-        rows.append([name, cell("", len(own)), cell("", len(clear)), cell("speedup", best["speedup"]),
-                     where if known else "-"])  # fmt: skip
-    return PageTable("scores", ("schedule", "fastest", "of it clearly", "largest speed-up", "there"), rows)
+        of_baseline = (cell("", over), cell("speedup", best["speedup"]), where) if known else (NO_VALUE,) * 3
+        rows.append([name, cell("", len(own)), cell("", len(clear)), *of_baseline])
+    columns = ("schedule", "fastest", "clearly before all", "clearly before the baseline", "largest speed-up", "there")
+    return PageTable("scores", columns, rows)
 
 
 def winner_table(found: WinnerTable) -> PageTable:
