@@ -77,8 +77,9 @@ class StudyTable(Report):
     """A table of a study, which can also be written as CSV."""
 
     def to_csv(self) -> str:
-        """The table as CSV, with values in SI units."""
-        return self.to_pandas().to_csv(index=False)  # type: ignore[no-any-return]
+        """The table as CSV, with values in SI units; names in one cell are separated by spaces."""
+        table = self.to_pandas().map(lambda cell: " ".join(cell) if isinstance(cell, list) else cell)
+        return table.to_csv(index=False)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, repr=False)

@@ -118,6 +118,14 @@ def test_plotly_knows_all_that_is_drawn(folder: StudyFolder) -> None:
             go.Figure(data=panel, layout=figure.layout)
 
 
+def test_a_page_of_some_rows_says_which(folder: StudyFolder) -> None:
+    where = "seq < 32Ki and machine == 'h100-8'"
+    page = folder.report(where=where, baseline="tasp").html()
+    assert f"Only rows where  {where}" in " ".join(Resources(page).text)
+    assert len(data_of(page)["tables"]["points"]["rows"]) == 2 * len(MODELS) * 3
+    assert "speed-up over tasp" in page
+
+
 def test_equal_studies_have_equal_pages(folder: StudyFolder, html: str) -> None:
     assert StudyFolder(folder.path).report().html() == html
 

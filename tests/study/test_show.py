@@ -111,6 +111,7 @@ def test_a_table_is_csv_too(study: StudyFolder) -> None:
     assert isinstance(found, WinnerTable)
     read = list(csv.DictReader(io.StringIO(found.to_csv())))
     assert [float(each["time_s"]) for each in read] == [each["time_s"] for each in found.records()]
+    assert [each["too_close"].split() for each in read] == [each["too_close"] for each in found.records()]
 
 
 def test_a_baseline_can_be_chosen(study: StudyFolder) -> None:

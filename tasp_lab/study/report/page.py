@@ -93,6 +93,7 @@ class StudyReport(Report):
             "close": int(self.winners.table["too_close"].map(bool).sum()),
             "tie_rule": TIE_RULE,
             "baseline": found.baseline,
+            "where": found.where,
             "held": [(title_of(name), text_of(name, value)) for name, value in held.items()],
             "assumed": [each for each in constants if each.get("assumed")],
             "constants": len(constants),
