@@ -49,7 +49,7 @@ class StepTimes:
     @property
     def exposed_s(self) -> float:
         """What messages add to the compute of the phases, and the messages around them."""
-        return self.forward_s + self.backward_s + self.embedding_s - self.compute_s
+        return max(0.0, self.forward_s + self.backward_s - self.compute_s) + self.embedding_s
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,0 +1,198 @@
+"""Published steps of whole models: which prediction each row is, or why there is none."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tasp_lab import load_machine, load_model, predict_step
+from tasp_lab.analysis.step_results import StepPrediction
+from tasp_lab.machines.machine import Machine
+from tasp_lab.models.parameters import active_parameters
+from tasp_lab.topology.parts import induced
+
+FOLDER = Path(__file__).parents[1] / "published" / "whole_steps"
+
+NO_TP = "tensor and pipeline parallelism are not modelled"
+NO_H20 = "no machine of the catalogue has H20 with NVLink"
+
+Cells = dict[str, str]
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A row: what was measured, and the prediction, or the reason why there is none.
+
+    `otherwise_s` is the measured time if the table counts FLOPs in another way than is taken.
+    """
+
+    source: str
+    what: str
+    variant: str
+    gpus: int
+    positions: int
+    measured_s: float | None
+    predicted: StepPrediction | None
+    reason: str = ""
+    otherwise_s: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured time, less one."""
+        if self.predicted is None or self.measured_s is None:
+            return None
+        return self.predicted.time_s / self.measured_s - 1
+
+    def to_dict(self) -> dict[str, object]:
+        """The row as JSON, with the command's own object."""
+        found = None if self.predicted is None else self.predicted.to_dict()
+        if found is not None:
+            del found["provenance"]
+        fields = ("source", "what", "variant", "gpus", "positions", "measured_s", "otherwise_s", "error", "reason")
+        return {name: getattr(self, name) for name in fields} | {"predicted": found}
+
+
+def published_steps(say: Callable[[str], None]) -> Iterator[PublishedStep]:
+    """All rows of all tables, in their order."""
+    tables: dict[str, Callable[[Cells], PublishedStep]] = {
+        "torchtitan": _torchtitan,
+        "nemo": _nemo,
+        "prime_rl": _prime_rl,
+        "xdit": _xdit,
+    }
+    for name, row_of in tables.items():
+        lines = [line for line in (FOLDER / f"{name}.csv").read_text().splitlines() if not line.startswith("#")]
+        for cells in csv.DictReader(lines):
+            say(f"{name}: {cells['what']}, {cells['variant']}")
+            yield row_of(cells)
+
+
+def _row(
+    source: str, cells: Cells, predicted: StepPrediction | None, measured_s: float | None, reason: str = ""
+) -> PublishedStep:
+    positions = int(cells["positions"] or 0)
+    gpus = int(cells["gpus"])
+    return PublishedStep(source, cells["what"], cells["variant"], gpus, positions, measured_s, predicted, reason)
+
+
+def _number(pattern: str, text: str, default: int = 1) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else default
+
+
+def _torchtitan(cells: Cells) -> PublishedStep:
+    """Llama 3.1 8B with FSDP over all GPUs, Float8 matrices, full checkpointing, one sequence per group."""
+    if "405B" in cells["what"]:
+        return _row("torchtitan", cells, None, None, NO_TP)
+    step = _torchtitan_step(cells)
+    return _row("torchtitan", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
+
+
+def _torchtitan_step(cells: Cells, compute: str | None = None) -> StepPrediction:
+    return predict_step(
+        "h100-8",
+        "llama-3-8b",
+        int(cells["positions"]),
+        "kv-all-gather",
+        group=_number(r"CP (\d+)", cells["variant"]),
+        matrix_dtype="fp8",
+        compute=compute,
+    )
+
+
+def attention_rates(row: PublishedStep) -> tuple[float, float]:
+    """FLOP/s per GPU that attention reaches in a row of torchtitan if all else is as predicted: measured, predicted.
+
+    With full checkpointing it computes 4.5 times its forward FLOPs: forward twice, and 2.5 times backward.
+    """
+    step = row.predicted
+    assert step is not None, "a row with a prediction"
+    assert row.measured_s is not None, "a row with a prediction has a measured time"
+    cells = {"positions": str(row.positions), "variant": row.variant}
+    rest_s = _torchtitan_step(cells, "timed:1000000TFLOP/s").time_s
+    forward = step.model_flops // 3 - 2 * step.tokens * active_parameters(step.plan.model)
+    return tuple(4.5 * forward / row.gpus / (each - rest_s) for each in (row.measured_s, step.time_s))  # type: ignore[return-value]
+
+
+def _nemo(cells: Cells) -> PublishedStep:
+    """Llama 3 8B on B200 where tensors are not split; 4Mi tokens, states at each rank, nothing computed again."""
+    members = re.search(r"TP 1 x CP (\d+)", cells["variant"])
+    if members is None or "LLAMA3-8B" not in cells["what"]:
+        return _row("nemo", cells, None, None, NO_TP)
+    group, positions, gpus = int(members[1]), int(cells["positions"]), int(cells["gpus"])
+    step = predict_step(
+        f"b200-{gpus // 8}x8",
+        "llama-3-8b",
+        positions,
+        "zigzag-ring-attention",
+        group=group,
+        fsdp=False,
+        checkpointing="none",
+        accumulate=2**22 // positions // (gpus // group),
+        matrix_dtype="fp8",
+        kernel="cudnn",
+    )
+    rate = float(cells["tflops_per_gpu"]) * 1e12 * gpus
+    matrices, attention = 6 * active_parameters(step.plan.model), 3 * _full_attention(positions)
+    row = _row("nemo", cells, step, step.tokens * (matrices + attention) / rate)
+    return replace(row, otherwise_s=step.tokens * (matrices + attention / 2) / rate)
+
+
+def _full_attention(positions: int) -> int:
+    """FLOPs of attention of Llama 3 8B per token, forward, all pairs counted."""
+    return 32 * 32 * 4 * 128 * positions
+
+
+def _prime_rl(cells: Cells) -> PublishedStep:
+    """GLM-4.5-Air with FSDP over all GPUs, taken to compute all layers again."""
+    way, _, members = cells["variant"].partition(" cp ")
+    step = predict_step(
+        "h200-8",
+        "glm-4.5-air",
+        int(cells["positions"]),
+        "zigzag-ring-attention" if way == "ring" else "ulysses",
+        group=int(members),
+        kernel="flash-attention-3",
+    )
+    return _row("prime-rl", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
+
+
+_MODELS = {"FLUX": "flux-1-dev", "HunyuanVideo": "hunyuan-video", "ConsisID": "cogvideox-5b"}
+
+
+def _xdit(cells: Cells) -> PublishedStep:
+    """A denoising step: all layers forward, all parameters at each rank."""
+    what = cells["what"]
+    if "H20" in what:
+        return _row("xDiT", cells, None, None, NO_H20)
+    if "Step-Video" in what:
+        return _row("xDiT", cells, None, None, "the number of positions is not published")
+    split = _number(r"cfg (\d+)", cells["variant"])
+    gpus = int(cells["gpus"])
+    step = predict_step(
+        _part("l20-8-pcie", gpus) if "L20" in what else load_machine(f"h100-{gpus}"),
+        load_model(str(FOLDER / f"{next(_MODELS[each] for each in _MODELS if each in what)}.toml")),
+        int(cells["positions"]),
+        _xdit_schedule(cells["variant"]),
+        batch=int(cells["batch"]),
+        group=gpus // split,
+        passes="forward",
+        fsdp=False,
+    )
+    return _row("xDiT", cells, step, float(cells["time_us"]) / 1e6)
+
+
+def _xdit_schedule(variant: str) -> str:
+    ulysses, ring = (_number(rf"{name} (\d+)", variant) for name in ("ulysses", "ring"))
+    if ring == 1:
+        return "ulysses"
+    return "ring-attention" if ulysses == 1 else f"usp:{ulysses}x{ring}"
+
+
+def _part(name: str, ranks: int) -> Machine:
+    """The first ranks of a machine."""
+    machine = load_machine(name)
+    return replace(machine, topology=induced(machine.topology, range(ranks)))

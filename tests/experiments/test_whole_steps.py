@@ -1,0 +1,51 @@
+"""Published steps beside predictions: every row is predicted or says why not, and a miss has a reason."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from experiments.tables.published_steps import FOLDER
+from experiments.tables.whole_steps import CLOSE, REASONS, RESULTS
+from tasp_lab import load_model
+from tasp_lab.models.parameters import parameter_count
+
+ROWS = json.loads((RESULTS / "whole_steps.json").read_text())["rows"]
+TABLES = sorted(FOLDER.glob("*.csv"))
+
+
+def lines_of(name: str) -> list[str]:
+    return [line for line in (FOLDER / f"{name}.csv").read_text().splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_names_source_machine_and_software(path: object) -> None:
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]  # type: ignore[attr-defined]
+    assert [line.split(":")[0] for line in head] == ["# source", "# machine", "# software", "# note"]
+
+
+def test_every_published_row_has_a_place_in_the_result() -> None:
+    published = [row for path in TABLES for row in csv.DictReader(lines_of(path.stem))]
+    assert sorted((row["what"], row["variant"]) for row in published) == sorted(
+        (row["what"], row["variant"]) for row in ROWS
+    )
+
+
+def test_rows_are_predicted_or_say_why_not_and_misses_have_a_reason() -> None:
+    for row in ROWS:
+        assert (row["predicted"] is None) == bool(row["reason"])
+        if row["predicted"] is None:
+            assert row["error"] is None
+            continue
+        assert row["error"] == pytest.approx(row["predicted"]["time_s"] / row["measured_s"] - 1)
+        assert (abs(row["error"]) > CLOSE) == (row["why"] in REASONS)
+
+
+def test_transformers_of_diffusion_have_no_vocabulary_and_see_all_keys() -> None:
+    """FLUX.1-dev has 12 B parameters and HunyuanVideo 13 B; without second streams and modulations fewer."""
+    for name, published in (("flux-1-dev", 12e9), ("hunyuan-video", 13e9), ("cogvideox-5b", 5.6e9)):
+        model = load_model(str(FOLDER / f"{name}.toml"))
+        assert (model.vocabulary, model.mask) == (0, "full")
+        assert 0.45 * published < parameter_count(model) <= published
