@@ -1,0 +1,78 @@
+"""A study by its file or by the folder that it was run in; rows that are known there are not predicted again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tasp_lab.analysis.interval import Interval
+from tasp_lab.errors import StudyError, TaspLabError
+from tasp_lab.machines.sampling import Sampling
+from tasp_lab.overrides import overridden_layer
+from tasp_lab.study.evaluate import evaluate, key_of, prepared
+from tasp_lab.study.file import load_study
+from tasp_lab.study.find.contest import IntervalOf
+from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
+from tasp_lab.study.point import Point
+from tasp_lab.study.rows import Row
+from tasp_lab.study.study import Study
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A study; `folder` is where it was run, None of a file."""
+
+    study: Study
+    folder: Path | None
+    known: Mapping[str, Row] = field(default_factory=dict, repr=False)
+
+    def evaluate(self, point: Point) -> Row:
+        """The row of a point: that of the folder if it was simulated there by this version, else a new one."""
+        found = self.known.get(key_of(point)) if self.known else None
+        return evaluate(point) if found is None else found
+
+
+def asked(path: str | Path) -> Asked:
+    """The study of a file or of a folder. Raises `StudyError` where there is none."""
+    path = Path(path)
+    if not path.is_dir():
+        return Asked(load_study(path), None)
+    if not (path / STUDY).exists():
+        raise StudyError(f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes")
+    return Asked(load_study(path / STUDY), path, _simulated(path))
+
+
+def asked_in(folder: Path) -> Asked:
+    """The study of a folder. Raises `StudyError` for a file."""
+    if folder.is_file():
+        raise StudyError(f"{folder}: a file, expected the folder that a study was run in")
+    if not folder.exists():
+        raise StudyError(f"{folder}: no such folder")
+    return asked(folder)
+
+
+def _simulated(folder: Path) -> dict[str, Row]:
+    """The rows of a folder that have a time, by key; none before it was run."""
+    if not (folder / POINTS).exists():
+        return {}
+    rows = StudyFolder(folder).rows()
+    done = rows[rows["status"] == "done"]
+    columns = [each for each in ("key", "status", "time_s", "binds") if each in done]
+    return {str(row["key"]): row for row in done[columns].to_dict("records")}
+
+
+def interval_of(sampling: Sampling) -> IntervalOf | None:
+    """The interval of a point with these samples of the constants; None for no samples."""
+    if not sampling.samples:
+        return None
+
+    def found(point: Point) -> Interval | None:
+        sampled = replace(point, sampling=sampling)
+        try:
+            layer = overridden_layer(point.layer, point.overrides)
+            return prepared(sampled).times(point.schedule, layer, point.options).interval
+        except TaspLabError:
+            return None
+
+    return found

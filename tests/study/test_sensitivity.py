@@ -1,0 +1,161 @@
+"""Sensitivity of layers whose times are formulas of two constants: exact at both ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.errors import StudyError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import Machine
+from tasp_lab.study.find.chosen import chosen
+from tasp_lab.study.find.factors import COMPUTE, Width, factors_of
+from tasp_lab.study.find.sensitivity import find_sensitivity
+from tasp_lab.study.find.sensitivity_question import SensitivityQuestion, sensitivity_question
+from tasp_lab.study.point import Point
+from tests.support.uncertain_machine import ring_point, ring_time_s, uncertain_machine
+
+TIME = SensitivityQuestion(of="time")
+ENDS = {"link_bandwidth": (0.8, 1.2), COMPUTE: (0.8, 1.1)}
+
+
+@pytest.mark.parametrize("seq", [1024, 65536, 1048576])
+def test_the_ends_are_those_of_the_formula(tmp_path: Path, seq: int) -> None:
+    """Bound by its link, between, and by compute: T = K / 2 + max(K / 2, C) at every end."""
+    point = ring_point(uncertain_machine(tmp_path), seq)
+    found = find_sensitivity([point], TIME)
+    assert found.base.times_s["ring-attention"] == pytest.approx(ring_time_s(seq), rel=1e-9)
+    assert {each.factor.name for each in found.effects} == set(ENDS)
+    for each in found.effects:
+        keyword = "compute" if each.factor.name == COMPUTE else "link"
+        expected = [ring_time_s(seq, **{keyword: end}) for end in ENDS[each.factor.name]]
+        times_s = [end.times_s["ring-attention"] for end in (each.at_low, each.at_high)]
+        assert times_s == pytest.approx(expected, rel=1e-9)
+    sizes = [each.size(found.base, "ring-attention", None) for each in found.effects]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_origins_are_told(tmp_path: Path) -> None:
+    found = find_sensitivity([ring_point(uncertain_machine(tmp_path), 1024)], TIME)
+    by_name = {each["constant"]: each for each in found.records()}
+    assert by_name[COMPUTE]["assumed"]
+    assert not by_name["link_bandwidth"]["assumed"]
+    assert by_name["link_bandwidth"]["source"] == "a data sheet"
+    assert by_name["link_bandwidth"]["range"] == "0.8GB/s to 1.2GB/s"
+    text = str(found)
+    assert "ASSUMED: assumed" not in text
+    assert "calibrate --kernels" in text
+
+
+def test_the_winner_changes_where_the_order_does(tmp_path: Path) -> None:
+    """KV all-gather waits for all keys, ring attention for the first half of its work: who wins hangs on the link."""
+    machine = uncertain_machine(tmp_path)
+    ring = ring_point(machine, 65536)
+    points = [ring, replace(ring, schedule="kv-all-gather")]
+    found = find_sensitivity(points, SensitivityQuestion(between=("ring-attention", "kv-all-gather")))
+    assert set(found.base.times_s) == {"ring-attention", "kv-all-gather"}
+    for each in found.effects:
+        winners = {end.winner for end in (each.at_low, each.at_high)}
+        assert each.changes_winner(found.base) == (winners != {found.base.winner})
+
+
+def test_constants_that_a_machine_does_not_use_are_left_out() -> None:
+    """One node uses no constant of the network; those that are exact have no interval to move in."""
+    point = Point("h100-8", "tasp", ring_point("h100-8", 8192).layer, AttentionOptions("both"))
+    names = {each.name for each in factors_of(load_machine("h100-8"), point.layer, "both")}
+    assert COMPUTE in names
+    assert "message_launch" in names
+    assert not {name for name in names if name.startswith(("nic_", "lone_", "channels"))}
+    two = {each.name for each in factors_of(load_machine("h100-2x8"), point.layer, "both")}
+    assert {"nic_payload", "nic_channel_rate"} <= two
+
+
+def test_a_width_in_place_of_intervals(tmp_path: Path) -> None:
+
+    def highs(machine: Machine, by: str) -> dict[str, float]:
+        found = factors_of(machine, ring_point("", 8).layer, "forward", Width.parse(by))
+        return {each.name: each.high_factor for each in found}
+
+    machine = load_machine(uncertain_machine(tmp_path))
+    stated = highs(machine, "source interval")
+    assert stated == pytest.approx({"link_bandwidth": 1.2, COMPUTE: 1.1})
+    assert highs(machine, "source interval, else 30%") == pytest.approx(stated)
+    assert highs(machine, "30%") == pytest.approx({"link_bandwidth": 1.3, COMPUTE: 1.3})
+    assert highs(load_machine("h100-8"), "source interval, else 30%")["message_launch"] == pytest.approx(1.3)
+
+
+def test_sobol_of_a_machine(tmp_path: Path) -> None:
+    """Bound by its link, the time hangs on the link alone; bound by compute, on compute alone."""
+    machine = uncertain_machine(tmp_path)
+    for seq, name in ((1024, "link_bandwidth"), (1048576, COMPUTE)):
+        question = SensitivityQuestion(of="time", method="sobol", samples=32)
+        found = find_sensitivity([ring_point(machine, seq)], question)
+        assert found.indices[0].factor.name == name
+        assert found.indices[0].total == pytest.approx(1, abs=0.15)
+        assert found.indices[1].total == pytest.approx(0, abs=0.01)
+        assert found.spread is not None
+        assert found.spread[0] < found.base.times_s["ring-attention"] < found.spread[1]
+
+
+def _points(machine: str) -> list[Point]:
+    return [
+        replace(
+            ring_point(machine, seq), schedule=name, labels=(("machine", machine), ("seq", seq), ("schedule", name))
+        )
+        for seq in (8192, 16384)
+        for name in ("ring-attention", "ulysses")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"),
+    [
+        ("sek=8Ki", "unknown axis 'sek', did you mean 'seq'"),
+        ("seq=9Ki", "no such point, seq is 8192, 16384"),
+        ("h100-9", "unknown value 'h100-9'"),
+        ("", "no point is chosen: seq is 8192, 16384, expected one: --at seq="),
+    ],
+)
+def test_a_point_that_does_not_exist_is_refused(at: str, reason: str) -> None:
+    with pytest.raises(StudyError, match=reason) as found:
+        chosen(_points("h100-8"), at)
+    assert "\n" not in str(found.value)
+
+
+def test_a_schedule_that_does_not_apply_is_refused_with_its_reason(tmp_path: Path) -> None:
+    """Ulysses needs a head for each rank; of another schedule it is only left out."""
+    points = chosen(_points(uncertain_machine(tmp_path)), "seq=8Ki")
+    with pytest.raises(StudyError, match=r"'ulysses' does not apply at .*1 head"):
+        find_sensitivity(points, SensitivityQuestion(between=("ring-attention", "ulysses")))
+    found = find_sensitivity(points, TIME)
+    assert [name for name, _ in found.refused] == ["ulysses"]
+    assert "ulysses does not apply" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"off": "time"}, "unknown field 'off'"),
+        ({"of": "latency"}, "unknown of 'latency'"),
+        ({"method": "sobl"}, "did you mean 'sobol'"),
+        ({"by": "a guess"}, "by 'a guess': expected"),
+        ({"by": "120%"}, "by '120%'"),
+        ({"top": 0}, "top: 0, expected 1 or more"),
+        ({"between": ["tasp", "tasp"]}, "'tasp' and itself"),
+        ({"between": "tasp"}, "expected one schedule, or two"),
+    ],
+)
+def test_an_impossible_question_is_refused(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(StudyError, match=reason):
+        sensitivity_question(given)
+
+
+def test_a_speedup_needs_two_schedules(tmp_path: Path) -> None:
+    point = ring_point(uncertain_machine(tmp_path), 8192)
+    with pytest.raises(StudyError, match="needs two schedules"):
+        find_sensitivity([point], SensitivityQuestion())
+    with pytest.raises(StudyError, match="unknown schedule 'tsap'"):
+        find_sensitivity([point], SensitivityQuestion(between=("tsap", "ring-attention")))
