@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from runtime.protocol.records import RankRecord
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.units import Number
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class RunSchedule:
     """Execute a schedule `repeats` times after `warm_ups` untimed runs, and check the result.
 
     `transport` is ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory``. With `compute` a kernel
-    call is replaced by a wait of the time that it takes there. In warm-up runs blocks are checked bit for bit, and the
+    call is replaced by a wait of the time that it takes there, divided by the speed of its rank if there are
+    `rank_speeds`. In warm-up runs blocks are checked bit for bit, and the
     result of real attention is compared with the float64 reference. Repeats follow each other without checks, as a GPU
     that is idle meanwhile loses its clock; blocks that are not overwritten are checked after the last one. Every rank
     returns a list of `RankRecord`.
@@ -30,6 +32,13 @@ class RunSchedule:
     repeats: int
     warm_ups: int = 0
     compute: Compute | None = None
+    rank_speeds: tuple[Number, ...] = ()
+
+    def compute_of(self, rank: int) -> Compute | None:
+        """How long the kernel calls of a rank take, if they are waits."""
+        if self.compute is None or not self.rank_speeds:
+            return self.compute
+        return self.compute.scaled(float(self.rank_speeds[rank]))
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,8 @@ def _perform(job: Job, timeout_s: float, progress: Progress) -> Result:
 
 
 def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress) -> list[RankRecord]:
-    transport = make_transport(job.transport, timeout_s)
-    trial = make_trial(
-        job.schedule, dist.get_rank(), transport, job.compute, default_device(), progress, _gather_shards
-    )
+    transport, rank = make_transport(job.transport, timeout_s), dist.get_rank()
+    trial = make_trial(job.schedule, rank, transport, job.compute_of(rank), default_device(), progress, _gather_shards)
     for _ in range(job.warm_ups):
         _run_once(trial, progress, checked=True)
         trial.check()

@@ -107,10 +107,14 @@ def _issues(schedule: Schedule, machine: Machine, derived: Dependencies, table: 
 
 
 def _call_costs(machine: Machine, calls: CallTable, table: CostTable) -> IntArray:
-    """The cost of each call, by its shape."""
-    seconds = [float(machine.compute.time_s(shape)) for shape in calls.shapes]
-    costs = np.array([table.number(Cost(each, 0.0, 0.0, None, "")) for each in seconds], dtype=np.int64)
-    found: IntArray = costs[calls.shape]
+    """The cost of each call, by its shape and the speed of its rank."""
+    seconds, pair = [machine.compute.time_s(shape) for shape in calls.shapes], calls.shape
+    if machine.rank_speeds:
+        n = machine.topology.world_size
+        pairs, pair = np.unique(calls.shape * n + calls.rank, return_inverse=True)
+        seconds = [machine.call_s(seconds[each // n], each % n) for each in pairs.tolist()]
+    costs = np.array([table.number(Cost(float(each), 0.0, 0.0, None, "")) for each in seconds], dtype=np.int64)
+    found: IntArray = costs[pair]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class _EventBuilder:
 
     def __init__(self, schedule: Schedule, machine: Machine, program: Program, record: Record, explain: bool) -> None:
         self._schedule, self._topology, self._explain = schedule, machine.topology, explain
-        self._compute = machine.compute
+        self._machine = machine
         self._program, self._all_bounds = program, record.bounds
         self._class_of: list[int] = program.classes.of_operation.tolist()
         self._class_of_constraint = dict(
@@ -71,7 +71,7 @@ class _EventBuilder:
     def calls(self, calls: CallTable) -> Iterator[Event]:
         """The events of kernel calls, step by step; operations are numbered after the transfers."""
         columns = (calls.step, calls.rank, calls.kernel, calls.block, calls.flops, calls.shape)
-        parts = [_floats(self._compute.parts(shape)) for shape in calls.shapes] if self._explain else []
+        parts = [self._machine.compute.parts(shape) for shape in calls.shapes] if self._explain else []
         rows = zip(*(column.tolist() for column in columns), strict=True)
         first_call = int((self._program.operations.kind == TRANSFER).sum())
         for operation, (step, rank, kernel, block, flops, shape) in enumerate(rows, start=first_call):
@@ -90,8 +90,14 @@ class _EventBuilder:
                 bound_by="compute",
                 waited_for="compute" if waited_for == "lane" else waited_for,
                 flops=flops,
-                spent=lasting([*self._waiting(number), *parts[shape], *self._lost(number)]) if self._explain else (),
+                spent=self._spent_by_call(number, rank, parts[shape]) if self._explain else (),
             )
+
+    def _spent_by_call(
+        self, number: int, rank: int, parts: Sequence[tuple[str, Number]]
+    ) -> tuple[tuple[str, Number], ...]:
+        own = [(what, float(self._machine.call_s(seconds, rank))) for what, seconds in parts]
+        return lasting([*self._waiting(number), *own, *self._lost(number)])
 
     def _send(self, index: int, row: tuple[int, int, int, int], number: int) -> Event:
         """The event of a transfer, represented by operation `number` of the program."""
@@ -150,7 +156,3 @@ class _EventBuilder:
         there_s = max(free_s, self._there_s[number])
         last = "host" if self._waited_for[number] == "host" else "buffer"
         return ("waiting for block", there_s - free_s), (f"waiting for {last}", self._start_s[number] - there_s)
-
-
-def _floats(parts: Iterable[tuple[str, Number]]) -> Spent:
-    return tuple((what, float(seconds)) for what, seconds in parts)

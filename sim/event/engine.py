@@ -98,7 +98,7 @@ class _Run:
 
     def __init__(self, schedule: Schedule, machine: Machine, derived: Dependencies, explain: bool) -> None:
         self._schedule, self._derived, self._explain = schedule, derived, explain
-        self._topology = machine.topology
+        self._topology, self._machine = machine.topology, machine
         self._call_s = [machine.compute.time_s(shape) for shape in derived.calls.shapes]
         self._compute_model = machine.compute
         self._parts = [machine.compute.parts(shape) for shape in derived.calls.shapes] if explain else []
@@ -212,8 +212,9 @@ class _Run:
         self._progress.record(operation, HANDED_OUT)
 
     def _compute(self, rank: int, time_s: Number) -> simpy.Event:
-        """A kernel call that takes `time_s` alone; the value of its event is what it loses to messages, if anything."""
-        return self._gpus[rank].run(time_s) if self._gpus else self._env.timeout(time_s)  # type: ignore[arg-type]
+        """A kernel call, whose time is that at full speed; the value of its event is what it loses to messages."""
+        own_s = self._machine.call_s(time_s, rank)
+        return self._gpus[rank].run(own_s) if self._gpus else self._env.timeout(own_s)  # type: ignore[arg-type]
 
     def _record_call(
         self, number: int, start_s: Number, flops: int, waited_for: str, waited_s: tuple[Number, Number], lost_s: Number
@@ -221,7 +222,8 @@ class _Run:
         calls = self._derived.calls
         rank = int(calls.rank[number])
         lost = [(CONTENTION, lost_s)]
-        parts = self._parts[int(calls.shape[number])] if self._explain else ()
+        of_shape = self._parts[int(calls.shape[number])] if self._explain else ()
+        parts = [(what, self._machine.call_s(seconds, rank)) for what, seconds in of_shape]
         spent = lasting([*_waiting(waited_s, waited_for), *parts, *lost]) if self._explain else ()
         self._events.append(
             Event(

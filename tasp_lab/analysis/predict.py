@@ -281,7 +281,7 @@ def predict_schedule(
     task = schedule.task
     assert task is not None, "a schedule of a layer has a task"
     has_dataflow = isinstance(task, AttentionTask) and task.is_backward
-    flops, busy = schedule.flops().sum(axis=0).tolist(), busy_s(schedule, machine.compute)
+    flops, busy = schedule.flops().sum(axis=0).tolist(), busy_s(schedule, machine.compute, machine.rank_speeds)
     rate = machine.rate_of(work, task.passing)
     return LayerPrediction(
         *head,
@@ -293,7 +293,7 @@ def predict_schedule(
         dataflow=dataflow_of(schedule) if has_dataflow else None,
         gradient_dtype=gradient_dtype(schedule),
         rates={task.passing: rate},
-        compute_flops_per_s=reached(rate, flops, busy),
+        compute_flops_per_s=reached(rate, flops, busy, equal=not machine.rank_speeds),
         compute_s=max(busy),
         communication_s=time_s(replace(machine, compute=INSTANT), 1),
         contention_s=timeline.time_s - time_s(replace(machine, contention=NONE), 2) if slows else None,
@@ -304,10 +304,10 @@ def predict_schedule(
     )
 
 
-def reached(rate: ComputeRate, flops: Sequence[int], busy_s: Sequence[Number]) -> Number | None:
-    """The FLOP/s of the busiest rank; the rate itself where it is the same for all calls."""
+def reached(rate: ComputeRate, flops: Sequence[int], busy_s: Sequence[Number], *, equal: bool) -> Number | None:
+    """The FLOP/s of the busiest rank; the rate itself where it is the same for all calls of `equal` ranks."""
     busiest = max(range(len(flops)), key=lambda rank: busy_s[rank])
-    return flops[busiest] / busy_s[busiest] if rate.kernel and busy_s[busiest] else rate.flops_per_s
+    return flops[busiest] / busy_s[busiest] if (rate.kernel or not equal) and busy_s[busiest] else rate.flops_per_s
 
 
 def _report_part(progress: ShareCallback, done: int, times: int, share: float) -> None:

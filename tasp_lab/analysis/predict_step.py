@@ -176,7 +176,7 @@ class _Simulated:
 
     def _simulated(self, schedule: Schedule) -> _PhaseTimes:
         time_s = float(simulate(schedule, self._machine, events=False).time_s)
-        return _PhaseTimes(time_s, float(max(busy_s(schedule, self._machine.compute))))
+        return _PhaseTimes(time_s, float(max(busy_s(schedule, self._machine.compute, self._machine.rank_speeds))))
 
 
 def _times(found: _Simulated, runs: list[Run], rates: StepRates) -> StepTimes:

@@ -173,6 +173,8 @@ def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:
         found["contention"] = plain(machine.contention)
     if not machine.runtime.is_instant:
         found["runtime"] = plain(machine.runtime)
+    if machine.rank_speeds:
+        found["rank_speeds"] = plain(machine.rank_speeds)
     return found | {"compute": _rates(machine.compute)}
 
 

@@ -381,18 +381,18 @@ def validate(
     built = [
         schedule for name in names for schedule in build_schedules(name, machine.topology, work, decomposition, options)
     ]
-    topology = machine.topology
+    topology, speeds = machine.topology, machine.rank_speeds
     real = _is_real(work, rate, fabric)
     timed: Compute = ComputeRate(rate) if isinstance(rate, float) else INSTANT
     if fabric == "emulated":
         own = _own_compute(machine, work) if rate is None else INSTANT
-        at_full_speed_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, own))
+        at_full_speed_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, own, speeds))
         scale = default_scale(topology, at_full_speed_s) if scale is None else scale
         topology, runs_s = topology.scaled(scale), at_full_speed_s / scale
         if timed == INSTANT:
             timed = own.scaled(scale)
         else:
-            runs_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, timed))
+            runs_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, timed, speeds))
         _announce(progress, topology, scale, runs_s, real)
     engines = {engine_of(schedule, machine) for schedule in built}
     with start_ranks(fabric, topology, backend, machine) as ranks:
@@ -400,9 +400,10 @@ def validate(
             progress = no_progress
         built = ranks.agree(built)
         calibration = calibrate_ranks(fabric, topology, ranks, progress)
-        nominal = _nominal(calibration.machine.topology if fabric == "local" else topology, fabric)
+        calibrated = replace(calibration.machine, rank_speeds=speeds)
+        nominal = _nominal(calibrated.topology if fabric == "local" else topology, fabric, INSTANT, speeds)
         trials = Trials(
-            ranks, work, options, timed, real, calibration.machine, nominal, repeats, transport, progress,
+            ranks, work, options, timed, real, calibrated, nominal, repeats, transport, progress,
             why_not_comparable(fabric, topology.world_size, real, ranks.environment),
         )  # fmt: skip
         runs, reports = tuple(trials.run_all(built)), ranks.is_reporter
@@ -449,7 +450,8 @@ def _check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | N
     for each in (each for each in overrides if not each.startswith(LAYER)):
         if fabric == "local":
             raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
-        if each.startswith("compute") and (rate is not None or fabric != "emulated"):
+        real = rate == "real" or (rate is None and fabric != "emulated")
+        if (real and ".compute" in each) or (each.startswith("compute") and (real or rate is not None)):
             raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
 
 
@@ -490,11 +492,11 @@ def check_fabric(scale: float | None, fabric: FabricKind) -> None:
             raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
 
 
-def _nominal(topology: Topology, fabric: FabricKind, compute: Compute = INSTANT) -> Machine:
+def _nominal(topology: Topology, fabric: FabricKind, compute: Compute, rank_speeds: tuple[Number, ...]) -> Machine:
     """The machine as it is described; without latency where the fabric has none of its own."""
-    if fabric == "torchrun":
-        return Machine(topology, compute=compute)
-    return Machine(topology.map_links(lambda _, link: replace(link, latency_s=0.0)), compute=compute)
+    if fabric != "torchrun":
+        topology = topology.map_links(lambda _, link: replace(link, latency_s=0.0))
+    return Machine(topology, compute=compute, rank_speeds=rank_speeds)
 
 
 def _nominal_s(schedules: Sequence[Schedule], machine: Machine) -> float:
@@ -584,7 +586,8 @@ class Trials:
         name = label(schedule, self.options)
         self.progress(f"running {name}: {self.repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
         waits = None if self.real or compute == INSTANT else compute
-        job = RunSchedule(schedule, self.transport, self.repeats, warm_ups=1, compute=waits)
+        speeds = self.calibrated.rank_speeds
+        job = RunSchedule(schedule, self.transport, self.repeats, 1, waits, speeds)
         results = self.ranks.perform(job, self._longest_silence_s(schedule, prediction))
         records = [of_rank for of_rank in results if isinstance(of_rank, list)]
         measured = [duration_s([of_rank[repeat] for of_rank in records]) for repeat in range(self.repeats)]

@@ -52,9 +52,7 @@ def attention_bound_s(machine: Machine, task: AttentionTask, initial: BoolArray 
     >>> attention_bound_s(Machine(mesh, compute=rate), task)           # 1 + 4 / 28
     Fraction(8, 7)
     """
-    compute_s = machine.rate_of(task.workload, task.passing).flops_time_s(
-        -(-task.total_flops // task.layout.world_size)
-    )
+    compute_s = machine.least_compute_s(machine.rate_of(task.workload, task.passing), task.total_flops)
     held = task.owned(KEYS, QUERIES) if initial is None else initial
     return max(compute_s, _communication_s(machine.topology, task, held) if len(held) > 1 else 0)
 

@@ -46,5 +46,5 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
             flops += least_flops(task)
             if id(task) not in bounds_s:
                 bounds_s[id(task)] = linear_bound_s(machine, task)
-    compute_s = fastest(rates).flops_time_s(-(-flops // schedule.world_size))
+    compute_s = machine.least_compute_s(fastest(rates), flops)
     return max(compute_s, *bounds_s.values())

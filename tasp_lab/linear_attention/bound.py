@@ -38,9 +38,7 @@ def linear_bound_s(machine: Machine, task: LinearTask) -> Number:
     >>> linear_bound_s(Machine(mesh), LinearTask(layer, contiguous(16, 2)))
     Fraction(9, 1)
     """
-    compute_s = machine.rate_of(task.workload, task.passing).flops_time_s(
-        -(-least_flops(task) // task.layout.world_size)
-    )
+    compute_s = machine.least_compute_s(machine.rate_of(task.workload, task.passing), least_flops(task))
     return max(compute_s, _communication_s(machine.topology, task))
 
 

@@ -190,7 +190,8 @@ class Machine:
     `accelerator` is the name of its GPUs or other accelerators, empty if they are unknown.
     `contention` is what messages take from the kernel calls of a rank, and `runtime` what layers take on its host.
     `network` says whether the network between and inside its nodes is documented, or that of a cloud. `recipe` makes it
-    with other constants; None where they are fixed.
+    with other constants; None where they are fixed. `rank_speeds` are how many times as fast as `compute` each rank
+    computes, empty if all ranks are equal.
     """
 
     topology: Topology
@@ -202,6 +203,7 @@ class Machine:
     contention: Contention = NONE
     runtime: Runtime = NO_RUNTIME
     network: NetworkKind = "documented"
+    rank_speeds: tuple[Number, ...] = ()
     recipe: Recipe | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -213,6 +215,23 @@ class Machine:
         """The machine with an edited topology, which its samples have as well."""
         recipe = None if self.recipe is None else EditedRecipe(self.recipe, edit)
         return replace(self, topology=edit(self.topology), recipe=recipe)
+
+    def call_s(self, time_s: Number, rank: int) -> Number:
+        """The time of a kernel call of a rank that takes `time_s` at the speed of `compute`."""
+        return time_s / self.rank_speeds[rank] if self.rank_speeds else time_s
+
+    def least_compute_s(self, rate: ComputeRate, flops: int) -> Number:
+        """The least time in which all ranks together compute so many FLOPs at a rate.
+
+        >>> from fractions import Fraction
+        >>> from tasp_lab.topology.builders import full_mesh
+        >>> slow = Machine(full_mesh(2), rank_speeds=(Fraction(1), Fraction(1, 2)))
+        >>> slow.least_compute_s(ComputeRate(Fraction(10)), 30)
+        Fraction(2, 1)
+        """
+        if not self.rank_speeds:
+            return rate.flops_time_s(-(-flops // self.topology.world_size))
+        return rate.flops_time_s(flops) / sum(self.rank_speeds)
 
     def rate_of(self, layer: Workload, passing: Passing) -> ComputeRate:
         """A rate that no call of a pass of a layer exceeds; of a hybrid the fastest of its kinds."""

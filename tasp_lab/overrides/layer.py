@@ -58,7 +58,7 @@ documents=None)
 def _check_collective(overrides: Sequence[Override]) -> None:
     """Raise `OverrideError` for overrides of what a collective does not have."""
     for override in overrides:
-        if override.name.startswith((LAYER, "compute")):
+        if override.name.startswith((LAYER, "compute")) or override.name.endswith(".compute"):
             raise OverrideError(f"override {override}: a collective has no layer and no kernel calls")
 
 
