@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tasp_lab.analysis.interval import TIE
 from tasp_lab.errors import StudyError, unknown
 from tasp_lab.machines.sampling import NORMAL_95
-from tasp_lab.study.columns import SHARES, SPEEDUPS, records_of
+from tasp_lab.study.columns import OF_WINNERS, SHARES, SPEEDUPS, records_of
 from tasp_lab.study.folder import varying
 
 if TYPE_CHECKING:
@@ -102,34 +102,36 @@ def group_columns(rows: pd.DataFrame) -> list[str]:
 def winners(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per question: that of its fastest schedule which fits into memory, with more columns.
 
-    ``schedules``: how many have a time; ``second``: the next fastest, ``margin``: its time over the winner's;
-    ``too_close``: the schedules whose order with the winner is too close to call. Questions without a time are left
-    out. Equal times are in the order of the names.
+    ``schedules``: how many have a time or a bound; ``second``: the next fastest, ``margin``: its time over the
+    winner's; ``too_close``: the schedules whose order with the winner is too close to call, among them those whose
+    bound alone does not say that they are slower. Questions without a time are left out. Equal times are in the order
+    of the names.
     """
     import pandas as pd
 
-    timed = rows[rows["time_s"].notna() & (rows["fits"].astype(object) != False)]  # noqa: E712
-    if timed.empty:
-        return timed.assign(schedules=0, second=None, margin=None, too_close=None)
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     group = group_columns(rows)
-    for row in records_of(timed):
-        found.setdefault(tuple(row[each] for each in group), []).append(row)
-    return pd.DataFrame([_winner(sorted(each, key=_by_time)) for each in found.values()])
+    for row in records_of(rows):
+        if row["fits"] is not False and (row["time_s"] or row["bound_s"]) is not None:
+            found.setdefault(tuple(row[each] for each in group), []).append(row)
+    made = [_winner(each) for each in found.values() if any(row["time_s"] is not None for row in each)]
+    return pd.DataFrame(made, columns=[*rows.columns, *OF_WINNERS])
 
 
-def _by_time(row: Cells) -> tuple[float, str]:
-    return row["time_s"], row["schedule"]
-
-
-def _winner(ranked: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first of the ranked rows of one question, beside the others."""
-    first, others = ranked[0], [each for each in ranked[1:] if each["schedule"] != ranked[0]["schedule"]]
-    second = others[0] if others else None
+def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fastest of the rows of one question, beside the others."""
+    timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
+    first, second = timed[0], next(iter(timed[1:]), None)
+    bounds = [_at_its_bound(row, first) for row in rows if row["time_s"] is None]
     return {
         **first,
-        "schedules": 1 + len({each["schedule"] for each in others}),
+        "schedules": len(rows),
         "second": None if second is None else second["schedule"],
         "margin": None if second is None else second["time_s"] / first["time_s"],
-        "too_close": [each["schedule"] for each in others if first_is_faster(first, each) < TIE],
+        "too_close": [each["schedule"] for each in (*timed[1:], *bounds) if first_is_faster(first, each) < TIE],
     }
+
+
+def _at_its_bound(row: Cells, beside: Cells) -> dict[str, Any]:
+    """A row that a bound settled as if it took no longer; with the spread of a row of the same machine."""
+    return {"schedule": row["schedule"], "time_s": row["bound_s"], "order_spread": beside["order_spread"]}
