@@ -28,6 +28,13 @@ Along = Annotated[
         group=FIND, help="A numeric axis: seq, batch, heads, kv_heads, head_dim, nodes, buffers, nic.bandwidth, ..."
     ),
 ]
+At = Annotated[
+    str | None,
+    Parameter(
+        group=FIND,
+        help="Values of axes that choose points, like machine=h100-8,seq=128Ki; names may be left out.",
+    ),
+]
 Margin = Annotated[str | None, quantity("Times that differ by less count as equal, like 5%; 0 if not given.", FIND)]
 From = Annotated[
     str | None,

@@ -74,6 +74,21 @@ def test_a_crossover_along_an_override(command: Command, study: str) -> None:
         assert min(pair, key=lambda each: each.time_s).schedule == name
 
 
+def test_values_choose_points_and_variants(command: Command) -> None:
+    """Where a variant is not chosen, sensitivity is of the one in which nothing is changed."""
+    (command.folder / "two.toml").write_text(STUDY + '[what-if]\nslow = { set = { "link.bandwidth" = "x0.1" } }\n')
+    both = json.loads(command("study", "crossover", "two.toml", "--samples", "0", "--json").stdout)
+    assert [each["labels"]["variant"] for each in both["groups"]] == ["as is", "slow"]
+    one = json.loads(command("study", "crossover", "two.toml", "--at", "slow", "--samples", "0", "--json").stdout)
+    assert [each["crossings"] for each in one["groups"]] == [both["groups"][1]["crossings"]]
+    as_is, slow = (
+        json.loads(command("study", "sensitivity", "two.toml", "--at", at, "--of", "time", "--json").stdout)
+        for at in ("4Ki", "4Ki,variant=slow")
+    )
+    assert (as_is["at"]["variant"], slow["at"]["variant"]) == ("as is", "slow")
+    assert as_is["times_s"]["ulysses"] < slow["times_s"]["ulysses"]
+
+
 def test_tables_name_what_was_asked(command: Command, study: str) -> None:
     done = command("study", "crossover", study, "--samples", "0", "--margin", "5%")
     assert "crossovers of ulysses and ring-attention along seq, by more than 0.05" in done.stdout
@@ -126,6 +141,8 @@ def test_sensitivity_as_an_object(command: Command, study: str) -> None:
         (("crossover", "mesh.toml", "--from", "64Ki", "--to", "8Ki"), "is empty"),
         (("crossover", "mesh.toml", "--along", "batch"), "the interval has one value at most"),
         (("crossover", "mesh.toml", "--samples", "-1"), "samples: -1"),
+        (("crossover", "mesh.toml", "--at", "machin=h100-8"), "did you mean 'machine'"),
+        (("crossover", "mesh.toml", "--at", "seq=4Ki"), "the interval has one value at most"),
         (("crossover", "nowhere.toml"), "nowhere.toml"),
         (("crossover", "."), "no study there"),
         (("sensitivity", "mesh.toml"), "no point is chosen"),

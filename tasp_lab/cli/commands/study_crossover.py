@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.options import DEFAULT_SAMPLES, Json, SamplingChoice
-from tasp_lab.cli.options_find import Along, Between, From, Margin, StudyPath, To
+from tasp_lab.cli.options_find import Along, At, Between, From, Margin, StudyPath, To
 
 
 def crossover(
     path: StudyPath,
     /,
     *,
+    at: At = None,
     along: Along = None,
     between: Between = None,
     margin: Margin = None,
@@ -26,12 +27,13 @@ def crossover(
 
     Example: tasp-lab study crossover longctx.toml
 
-    Example: tasp-lab study crossover longctx/ --between tasp --between ulysses --margin 5%
+    Example: tasp-lab study crossover longctx/ --at h100-8x8 --between tasp --between ulysses --margin 5%
 
     Example: tasp-lab study crossover longctx/ --along nic.bandwidth --from x0.25 --to x4
     """
     from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
     from tasp_lab.study.find.asked import asked, interval_of
+    from tasp_lab.study.find.chosen import those_at
     from tasp_lab.study.find.crossover_question import crossover_question
     from tasp_lab.study.find.crossovers import find_crossovers
 
@@ -47,7 +49,8 @@ def crossover(
         sampling=chosen,
     )
     with Progress(lines_only=json) as shown:
-        found = find_crossovers(given.study.points(), question, given.evaluate, interval_of(chosen), shown.line)
+        points = those_at(given.study.points(), at or "")
+        found = find_crossovers(points, question, given.evaluate, interval_of(chosen), shown.line)
     if json:
         print_json(found.to_dict())
     else:

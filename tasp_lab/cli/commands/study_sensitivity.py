@@ -8,20 +8,14 @@ from cyclopts import Parameter
 
 from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.options import OUTPUT, RUN, Json, whole
-from tasp_lab.cli.options_find import FIND, Between, StudyPath
+from tasp_lab.cli.options_find import FIND, At, Between, StudyPath
 
 
 def sensitivity(
     path: StudyPath,
     /,
     *,
-    at: Annotated[
-        str | None,
-        Parameter(
-            group=FIND,
-            help="Values of axes that choose one point, like machine=h100-8,seq=128Ki; names may be left out.",
-        ),
-    ] = None,
+    at: At = None,
     of: Annotated[str | None, Parameter(group=FIND, help="speedup (over the baseline of the study) or time.")] = None,
     between: Between = None,
     by: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.options import RUN, Json, whole
-from tasp_lab.cli.options_find import Along, Between, StudyFolderPath
+from tasp_lab.cli.options_find import Along, At, Between, StudyFolderPath
 
 
 def validate(
@@ -14,6 +14,7 @@ def validate(
     /,
     *,
     top: Annotated[int, whole("As many points, those nearest to a crossover first.", RUN)] = 5,
+    at: At = None,
     along: Along = None,
     between: Between = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
@@ -27,6 +28,7 @@ def validate(
     """
     from tasp_lab.machines.sampling import NO_SAMPLES
     from tasp_lab.study.find.asked import asked_in
+    from tasp_lab.study.find.chosen import those_at
     from tasp_lab.study.find.crossover_question import crossover_question
     from tasp_lab.study.find.crossovers import searched
     from tasp_lab.study.find.nearest import nearest
@@ -38,7 +40,8 @@ def validate(
         given.study.find.get("crossover", {}), along=along, between=between or (), sampling=NO_SAMPLES
     )
     with Progress(lines_only=json) as shown:
-        groups = searched(given.study.points(), question, given.evaluate, progress=shown.line)
+        points = those_at(given.study.points(), at or "")
+        groups = searched(points, question, given.evaluate, progress=shown.line)
         found = measure_points(nearest(groups, top), question.along, folder, repeat, shown.line)
     if json:
         print_json(found.to_dict())

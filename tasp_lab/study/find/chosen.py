@@ -6,15 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from tasp_lab.errors import QuantityError, StudyError, unknown
 from tasp_lab.study.find.groups import SCHEDULE
-from tasp_lab.study.point import Point, Value
+from tasp_lab.study.point import AS_IS, Point, Value
 from tasp_lab.units import parse_count
 
+VARIANT = "variant"
 MAX_NAMED = 8
 """As many values are named in an error."""
 
 
 def chosen(points: Iterable[Point], at: str = "") -> list[Point]:
     """The points that have all these values; they differ in the schedule only.
+
+    Where several what-if variants remain it is the one in which nothing is changed.
 
     >>> from tasp_lab.workload.layer import Workload
     >>> points = [Point("h100-8", "tasp", Workload(seq), labels=(("seq", seq),)) for seq in (8192, 16384)]
@@ -23,11 +26,19 @@ def chosen(points: Iterable[Point], at: str = "") -> list[Point]:
 
     Raises `StudyError` for an unknown name, a value that no point has, and where several questions remain.
     """
+    found = those_at(points, at)
+    if any(each.label(VARIANT) != AS_IS for each in found):
+        found = [each for each in found if each.label(VARIANT) == AS_IS] or found
+    _check_one(found, at)
+    return found
+
+
+def those_at(points: Iterable[Point], at: str = "") -> list[Point]:
+    """All points that have all these values. Raises `StudyError` for an unknown name, and a value that none has."""
     found = list(points)
     for part in filter(None, (each.strip() for each in at.split(","))):
         name, equals, text = (each.strip() for each in part.partition("="))
         found = _with(found, name, text) if equals else _with_any(found, name)
-    _check_one(found, at)
     return found
 
 

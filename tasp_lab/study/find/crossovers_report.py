@@ -75,13 +75,25 @@ class Crossovers(Report):
         notes = [f"{evaluated} points{samples}"]
         if any(each.found.reason and each.found.verdict != "does not apply" for each in self.groups):
             notes.append("values at which a schedule does not apply are left out")
-        return notes
+        nowhere = [each.found.reason for each in self.groups if each.found.verdict == "does not apply"]
+        return notes + [f"does not apply: {reason}" for reason in dict.fromkeys(nowhere)]
 
     def _rows(self, each: GroupCrossover, names: Sequence[str]) -> list[list[str]]:
         labels = dict(each.labels)
         head = [_cell(labels.get(name)) for name in names]
         if not each.found.crossings:
-            return [[*head, self._verdict(each), "", "", "", _binds(each.found.binds), "", self._speedups(each)]]
+            return [
+                [
+                    *head,
+                    self._verdict(each).partition(":")[0],
+                    "",
+                    "",
+                    "",
+                    _binds(each.found.binds),
+                    "",
+                    self._speedups(each),
+                ]
+            ]
         return [[*head, *self._cells(crossing, each)] for crossing in each.found.crossings]
 
     def _cells(self, crossing: Crossing, each: GroupCrossover) -> list[str]:
