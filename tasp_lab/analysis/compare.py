@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Unpack
 
 from sim.simulate import Engine
 from tasp_lab.analysis.candidates import OneCandidate
+from tasp_lab.analysis.fabric_runs import FabricRuns, with_measurement
 from tasp_lab.analysis.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -25,6 +25,7 @@ from tasp_lab.analysis.inputs import (
 from tasp_lab.analysis.predict import with_assumptions, with_compute
 from tasp_lab.analysis.provenance import (
     Provenance,
+    UsedConstant,
     machine_constants,
     machine_inputs,
     overrides_inputs,
@@ -32,32 +33,24 @@ from tasp_lab.analysis.provenance import (
     rings_inputs,
     runtime_constants,
 )
-from tasp_lab.analysis.ranking import SINGLE_RINGS, Candidate, Ranking, Rankings, beside_first
+from tasp_lab.analysis.ranking import Candidate, Ranking, Rankings, beside_first
 from tasp_lab.analysis.registry import by_kind, check_names, layer_names_on, options_for, uses_rings
 from tasp_lab.analysis.results import layer_constants
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
 from tasp_lab.analysis.stack_choice import StackChoice, choose_stacks
 from tasp_lab.analysis.tune import SEARCHED, axes_of, most_trials
 from tasp_lab.analysis.uncertainty import Uncertainty
-from tasp_lab.analysis.validate import (
-    Comparison,
-    check_kernels,
-    check_runs,
-    default_scale,
-    expected_fabric_s,
-    validate,
-)
+from tasp_lab.analysis.validate import check_kernels
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.choices import AttentionKind, FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.errors import NoDecompositionError, QuantityError, ScheduleError, first_line
-from tasp_lab.machines.machine import IDEAL, Machine
+from tasp_lab.errors import NoDecompositionError, ScheduleError, first_line
+from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.overrides import overridden_layer
 from tasp_lab.progress import CountCallback, ProgressCallback, count_lines, no_progress
-from tasp_lab.runtimes.runtime import NO_RUNTIME, Runtime
-from tasp_lab.topology.graph import Topology
+from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.layer_pattern import LAYER_KINDS
 
@@ -124,77 +117,80 @@ def compare(
     """
     options, work = as_options(options, **attention), overridden_layer(work, overrides)
     options.check_layer(work)
-    if measure < 0:
-        raise QuantityError(f"measure: {measure}, expected 0 or more")
-    if measure:
-        check_runs(scale, fabric, repeats)
-        check_kernels(work, parse_compute(compute), fabric)
+    runs = FabricRuns(measure, fabric, scale, repeats)
+    runs.check(work, compute)
     machine = chosen_machine(machine, library, compute, kernel, overrides, without_links, links)
     machine = with_runtime(with_compute(with_contention(machine, contention)), runtime)
-    if compute is None:
-        machine = with_assumptions(machine, work)
+    machine = with_assumptions(machine, work) if compute is None else machine
     world_size = machine.topology.world_size
-    uncertainty = Uncertainty(machine, Sampling(samples, seed))
     alone = _names_alone(work, world_size) if schedules is None else {}
     names = layer_names_on(world_size, work, variants=tune) if schedules is None else as_names(schedules)
     check_names(names, work)
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
-    found, no_rings = _rings(machine, rings, decomposition, [*names, *chain(*alone.values())], progress)
+    tried, no_rings = _rings(machine, rings, decomposition, [*names, *chain(*alone.values())], progress)
     count = count or count_lines(progress)
-    choice: StackChoice | None = None
-    if alone:
-        choice = _choice(machine, work, alone, found, engine, options, count, progress)
-        names = choice.names
+    choice = _choice(machine, work, alone, tried, engine, options, count, progress) if alone else None
+    names = names if choice is None else choice.names
     if tune:
         _announce_tuning(names, options, progress)
+    uncertainty = Uncertainty(machine, Sampling(samples, seed))
+    one = partial(_candidate, machine, work, tried, no_rings, engine, uncertainty, options, tune)
+    candidates = _in_order(names, one, count)
+    measured = runs.of(candidates, machine, work, decomposition, rings, compute, progress) if measure else ()
+    candidates = [with_measurement(each, measured) for each in candidates]
+    asked: dict[str, object] = {
+        "machine": machine_inputs(machine, compute=True),
+        "schedules": list(names),
+        "work": plain(work),
+        "options": plain(options),
+        "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
+        "engine": engine,
+        "sampling": plain(uncertainty.sampling),
+        **({"searched": plain(SEARCHED)} if tune else {}),
+        **overrides_inputs(overrides),
+    }
+    provenance = Provenance(asked, _constants(machine, candidates), (), _search_complete(tried))
+    return Ranking(tuple(candidates), machine, provenance, measured, work.kind, choice)
+
+
+def _candidate(
+    machine: Machine,
+    work: Workload,
+    tried: Sequence[Decomposition],
+    no_rings: str,
+    engine: Engine,
+    uncertainty: Uncertainty,
+    options: AttentionOptions,
+    tune: bool,
+    name: str,
+) -> Candidate:
+    """A schedule with its best rings of those `tried`; `no_rings` is why there are none."""
+    rings: Sequence[Decomposition | None] = tried if uses_rings(name) else (None,)
+    if not rings:
+        return Candidate(name, work.kind, options_for(name, options), reason=no_rings)
+    return OneCandidate(machine, work, rings, engine, uncertainty).candidate(name, options, tune)
+
+
+def _in_order(names: Sequence[str], one: Callable[[str], Candidate], count: CountCallback) -> list[Candidate]:
+    """The candidates by time, each with its order to the first; `count` is told which is next."""
     candidates = []
     for number, name in enumerate(names):
         count(number, len(names), name)
-        tried = found if uses_rings(name) else (None,)
-        if tried:
-            candidates.append(OneCandidate(machine, work, tried, engine, uncertainty).candidate(name, options, tune))
-        else:
-            candidates.append(Candidate(name, work.kind, options_for(name, options), reason=no_rings))
+        candidates.append(one(name))
     count(len(names), len(names), "")
     candidates.sort(key=lambda each: each.time_s)
-    candidates = [beside_first(each, candidates[0]) for each in candidates]
-    measured: tuple[Comparison, ...] = ()
-    if measure:
-        groups = _by_options(_to_run(candidates, measure))
-        _announce(groups, machine.topology, fabric, scale, repeats, progress)
-        run = partial(
-            validate,
-            replace(machine, comm_library=IDEAL, runtime=NO_RUNTIME),
-            work=work,
-            decomposition=decomposition,
-            compute=None if fabric == "emulated" else compute,
-            fabric=fabric,
-            scale=scale,
-            repeats=repeats,
-            progress=progress,
-        )
-        measured = tuple(
-            run(schedules=list(times_s), options=used, **_for_rings(rings, times_s)) for used, times_s in groups.items()
-        )
-        candidates = [_measured(each, measured) for each in candidates]
+    return [beside_first(each, candidates[0]) for each in candidates]
+
+
+def _constants(machine: Machine, candidates: Iterable[Candidate]) -> tuple[UsedConstant, ...]:
+    """The constants that the predictions of the candidates used."""
     predictions = [each.prediction for each in candidates if each.prediction is not None]
-    provenance = Provenance(
-        {
-            "machine": machine_inputs(machine, compute=True),
-            "schedules": list(names),
-            "work": plain(work),
-            "options": plain(options),
-            "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
-            "engine": engine,
-            "sampling": plain(uncertainty.sampling),
-            **({"searched": plain(SEARCHED)} if tune else {}),
-            **overrides_inputs(overrides),
-        },
-        machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions),
-        (),
-        all(each.search_complete for each in found) if found else None,
-    )
-    return Ranking(tuple(candidates), machine, provenance, measured, work.kind, choice)
+    return machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions)
+
+
+def _search_complete(tried: Sequence[Decomposition]) -> bool | None:
+    """Whether the search for rings was; None without rings."""
+    return all(each.search_complete for each in tried) if tried else None
 
 
 def compare_kinds(
@@ -292,55 +288,3 @@ def _choice(
     count(total, total, "")
     progress(str(choice))
     return choice
-
-
-def _to_run(candidates: Iterable[Candidate], count: int) -> list[Candidate]:
-    """The best candidates that apply, and the fastest single ring."""
-    applying = [each for each in candidates if each.prediction is not None]
-    rings = [each for each in applying if each.schedule in SINGLE_RINGS]
-    return list({each.schedule: each for each in applying[:count] + rings[:1]}.values())
-
-
-def _by_options(candidates: Iterable[Candidate]) -> dict[AttentionOptions, dict[str, float]]:
-    """The predicted times of the schedules, by name, grouped by their options."""
-    groups: dict[AttentionOptions, dict[str, float]] = {}
-    for each in candidates:
-        groups.setdefault(each.options, {})[each.schedule] = each.time_s
-    return groups
-
-
-def _for_rings(rings: RingOptions, names: Iterable[str]) -> dict[str, Any]:
-    """Which rings are sought, for schedules of which some use rings."""
-    return vars(rings) if any(map(uses_rings, names)) else {}
-
-
-def _announce(
-    groups: Mapping[AttentionOptions, Mapping[str, float]],
-    topology: Topology,
-    fabric: FabricKind,
-    scale: float | None,
-    repeats: int,
-    progress: ProgressCallback,
-) -> None:
-    """Report how many schedules will be run, and how long that takes where it is known: each group has a fabric."""
-    seconds = 0.0
-    for times_s in groups.values():
-        full_speed_s = (repeats + 1) * sum(times_s.values())
-        used = default_scale(topology, full_speed_s) if scale is None else scale
-        seconds += expected_fabric_s(topology.scaled(used), full_speed_s / used)
-    runs = sum(map(len, groups.values()))
-    what = f"running {runs} schedule{'s' * (runs != 1)} on the {fabric} fabric, {repeats + 1} times each"
-    progress(f"{what}: about {seconds:.0f} s" if fabric == "emulated" else what)
-
-
-def _measured(each: Candidate, fabric: Iterable[Comparison]) -> Candidate:
-    """The candidate with its measurement, if it was run."""
-    for run in (run for comparison in fabric for run in comparison.runs):
-        if run.prediction.is_all and run.prediction.schedule == each.schedule:
-            return replace(
-                each,
-                measured_s=run.measured_s,
-                measured_prediction_s=float(run.prediction.time_s),
-                not_comparable=run.not_comparable,
-            )
-    return each

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tasp_lab
 from runtime.calibration import expected_duration_s, route_classes
-from tasp_lab.analysis import compare as comparing
+from tasp_lab.analysis import fabric_runs
 from tasp_lab.analysis.compare import compare
 from tasp_lab.analysis.link_bytes import busiest_link_bytes
 from tasp_lab.analysis.predict import predict
@@ -122,7 +122,7 @@ class NoFabric:
 @pytest.fixture
 def no_fabric(monkeypatch: pytest.MonkeyPatch) -> NoFabric:
     instead = NoFabric()
-    monkeypatch.setattr(comparing, "validate", instead)
+    monkeypatch.setattr(fabric_runs, "validate", instead)
     return instead
 
 
