@@ -112,17 +112,29 @@ def interval_fields(constant: Constant, value: float) -> dict[str, object]:
     }
 
 
+def interval_ends(constant: Constant) -> tuple[str, str] | None:
+    """Both ends of the interval of a constant as texts; None of an exact one.
+
+    >>> interval_ends(Constant("base_ll", "6.6us", "NVIDIA/nccl, src/graph/tuning.cc"))
+    ('5.28us', '8.25us')
+    """
+    low, high = log_ends(constant)
+    if low == high:
+        return None
+    spec = CONSTANTS[constant.name]
+    value = spec.parse(constant.value)
+    return spec.format(value * math.exp(low), 4), spec.format(value * math.exp(high), 4)
+
+
 def interval_text(constant: Constant) -> str:
     """The interval of a constant for people; empty for an exact one.
 
     >>> interval_text(Constant("base_ll", "6.6us", "NVIDIA/nccl, src/graph/tuning.cc"))
     ', 5.28us to 8.25us (by its source: code)'
     """
-    low, high = log_ends(constant)
-    if low == high:
+    ends = interval_ends(constant)
+    if ends is None:
         return ""
-    spec = CONSTANTS[constant.name]
-    ends = [spec.format(spec.parse(constant.value) * math.exp(end), 4) for end in (low, high)]
     why = "stated" if constant.low else f"by its source: {source_kind(constant.source)}"
     return f", {ends[0]} to {ends[1]} ({why})"
 

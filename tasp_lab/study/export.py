@@ -15,6 +15,7 @@ import tomli_w
 from tasp_lab.analysis.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
 from tasp_lab.errors import OutputError, StudyError, TaspLabError
 from tasp_lab.files import check_writable, write_whole
+from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.study.evaluate import prepared
 from tasp_lab.study.folder import FAILURES, FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY
@@ -94,8 +95,8 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
         if (name, point.layer.dtype, point.kernel, point.runtime) in constants:
             continue
         constants[name, point.layer.dtype, point.kernel, point.runtime] = {}
-        for each in _constants(point):
-            constants.setdefault((name, each.name, each.value), _plain(name, each))
+        for each, ends in _constants(point):
+            constants.setdefault((name, each.name, each.value), _plain(name, each, ends))
             if each.assumed:
                 assumptions.setdefault(f"{name}: {each.name} = {each.value}: {each.source}")
     return {
@@ -109,8 +110,14 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
     }
 
 
-def _constants(point: Point) -> Sequence[UsedConstant]:
-    """The constants of the machine of a point and of its kernels; none of a machine that is refused."""
+Ends = tuple[str, str] | tuple[None, None]
+"""Of an interval, as texts; of an exact constant none."""
+
+NO_ENDS: Ends = (None, None)
+
+
+def _constants(point: Point) -> Sequence[tuple[UsedConstant, Ends]]:
+    """The constants of the machine of a point with their intervals, and of its kernels; none if it is refused."""
     try:
         machine: Machine = prepared(point).machine
     except TaspLabError:
@@ -118,20 +125,18 @@ def _constants(point: Point) -> Sequence[UsedConstant]:
     asked = point.options.passes
     passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" else (asked,)
     rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
-    return (
-        *machine_constants(machine.constants),
-        *runtime_constants(machine.runtime),
-        *compute_constants(point.layer.dtype, rates),
-    )
+    others = (*runtime_constants(machine.runtime), *compute_constants(point.layer.dtype, rates))
+    own = [(used, interval_ends(each) or NO_ENDS) for each in machine.constants for used in machine_constants([each])]
+    return (*own, *((each, NO_ENDS) for each in others))
 
 
-def _plain(machine: str, constant: UsedConstant) -> Mapping[str, object]:
+def _plain(machine: str, constant: UsedConstant, ends: Ends) -> Mapping[str, object]:
     return {
         "machine": machine,
         "name": constant.name,
         "value": constant.value,
-        "low": None,
-        "high": None,
+        "low": ends[0],
+        "high": ends[1],
         "source": constant.source,
         "assumed": constant.assumed,
     }
