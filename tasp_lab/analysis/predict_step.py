@@ -113,7 +113,7 @@ def predict_step(
         _times(found, runs, rates),
         _model_flops(phases),
         memory_use(plan, phases.passes, machine.topology.world_size, _most_tokens(phases)),
-        tuple((len(run.unit) * found.layers[number], len(run.unit) * run.times) for number, run in enumerate(runs)),
+        tuple((len(run.unit) * found.fewest[run], len(run.unit) * run.times) for run in runs),
         _provenance(machine, plan, rates, overrides),
     )
 
@@ -132,12 +132,12 @@ _NOTHING = _PhaseTimes(0.0, 0.0)
 
 
 class _Simulated:
-    """Simulates phases; `layers` is how many units of each run were simulated."""
+    """Simulates phases; `fewest` is how many units of each run were simulated, in the phase with fewer of them."""
 
     def __init__(self, machine: Machine, phases: Phases, progress: ProgressCallback) -> None:
         self._machine, self._progress = machine, progress
         self.phases = phases
-        self.layers: list[int] = []
+        self.fewest: dict[Run, int] = {}
 
     def forward(self, runs: list[Run]) -> _PhaseTimes:
         """The forward phase of all runs, one after another; nothing overlaps between runs."""
@@ -166,8 +166,7 @@ class _Simulated:
         few = min(run.times, most)
         self._progress(f"simulating {few} of {run.times} x {len(run.unit)} layers {what}")
         last = self._simulated(one if few == 1 else build(few))
-        if len(self.layers) < len(runs_of(self.phases.plan)):
-            self.layers.append(few)
+        self.fewest[run] = min(few, self.fewest.get(run, few))
         if few == run.times:
             return last
         half = few // 2

@@ -194,37 +194,50 @@ class _Chain:
     ) -> tuple[Dense, dict[int, Step]]:
         """All calls, with what each reads and makes, and their steps."""
         sources, targets, parts, steps = list[IntArray](), list[IntArray](), list[IntArray](), dict[int, Step]()
-        opened = 0
         for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
-            opened = number if link.opens else opened
-            read = [(tokens, tokens.initial)]
-            if number:
-                before = self._links[number - 1].behind
-                assert before is not None, "only the last call has no pass behind it"
-                read = [(passes[number - 1], before.schedule.final)]
-            if (link.opens or link.reads) and ("gather", opened) in states:
-                read.append((states["gather", opened], np.ones_like(states["gather", opened].initial)))
+            read = self._read(number, tokens, states, passes)
             made = [(tokens, tokens.final)] if link.behind is None else [(passes[number], link.behind.made)]
-            own_sources = [_blocks_at(read, rank, first) for rank in range(self._ranks)]
-            own_targets = [_blocks_at(made, rank, first) for rank in range(self._ranks)]
-            own_parts = [np.zeros_like(each) for each in own_targets]
-            if ("reduce", number) in states and self._reduction is not None:
-                shape = self._reduction.initial.shape
-                part = np.broadcast_to(np.asarray(self._reduction.initial_part), shape)
-                blocks = first[id(states["reduce", number])] + np.arange(shape[1])
-                own_targets = [np.concatenate([each, blocks]) for each in own_targets]
-                own_parts = [np.concatenate([each, part[rank]]) for rank, each in enumerate(own_parts)]
+            own = [_blocks_at(read, rank, first) for rank in range(self._ranks)]
             kernel = DENSE_BACKWARD if link.is_backward else DENSE
             params = number * self._ranks + np.arange(self._ranks)[:, None]
-            call = Calls(kernel, np.arange(self._ranks), (BlockLists.of(own_sources),), params)
-            steps[step] = Step.of((), [call])
-            sources, targets, parts = sources + own_sources, targets + own_targets, parts + own_parts
+            steps[step] = Step.of((), [Calls(kernel, np.arange(self._ranks), (BlockLists.of(own),), params)])
+            sources += own
+            for rank in range(self._ranks):
+                blocks, part = self._gradients(states.get(("reduce", number)), rank, first)
+                results = _blocks_at(made, rank, first)
+                targets.append(np.concatenate([results, blocks]))
+                parts.append(np.concatenate([np.zeros_like(results), part]))
         backward = np.repeat([each.is_backward for each in self._links], self._ranks)
         flops, moved = (
             np.concatenate([getattr(each, name) for each in self._links]) for name in ("flops", "moved_bytes")
         )
         lists = BlockLists.of(sources), BlockLists.of(targets)
         return Dense(*lists, flops, backward, moved, np.concatenate(parts)), steps
+
+    def _read(
+        self, number: int, tokens: _Part, states: dict[tuple[str, int], _Part], passes: Sequence[_Part]
+    ) -> list[tuple[_Part, BoolArray]]:
+        """What a call reads: results of the pass before it, and the parameters of the layer that is open."""
+        link = self._links[number]
+        read = [(tokens, tokens.initial)]
+        if number:
+            before = self._links[number - 1].behind
+            assert before is not None, "only the last call has no pass behind it"
+            read = [(passes[number - 1], before.schedule.final)]
+        opened = max((each for each in range(number + 1) if self._links[each].opens), default=0)
+        gathered = states.get(("gather", opened))
+        if gathered is not None and (link.opens or link.reads):
+            read.append((gathered, np.ones_like(gathered.initial)))
+        return read
+
+    def _gradients(self, reduced: _Part | None, rank: int, first: dict[int, int]) -> tuple[IntArray, IntArray]:
+        """The gradients that a rank makes in a call, and its part of each; none where no layer ends."""
+        if reduced is None or self._reduction is None:
+            none = np.zeros(0, dtype=np.int64)
+            return none, none
+        shape = self._reduction.initial.shape
+        part = np.broadcast_to(np.asarray(self._reduction.initial_part), shape)
+        return first[id(reduced)] + np.arange(shape[1]), part[rank]
 
 
 def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict[int, int]) -> IntArray:

@@ -120,3 +120,13 @@ def test_an_unknown_schedule_or_one_of_another_kind_is_refused() -> None:
             predict_step(machine, small_model(), 64, schedule)
     with pytest.raises(TaspLabError, match="hybrid"):
         predict_step(machine, small_hybrid(), 64, "ulysses")
+
+
+def test_the_phase_with_fewer_simulated_layers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward passes have fewer transfers, so more of them are simulated where transfers are limited."""
+    monkeypatch.setattr("tasp_lab.analysis.predict_step.MANY_TRANSFERS", 250)
+    lines = list[str]()
+    found = predict_step("full-mesh:4", small_model(12), 512, "ulysses", progress=lines.append)
+    simulated = [int(line.split()[1]) for line in lines]
+    assert simulated[0] > simulated[1]
+    assert found.simulated_layers == ((simulated[1], 12),)
