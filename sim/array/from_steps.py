@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sim.array.call_costs import call_costs
 from sim.array.handed_out import HandedOut
 from sim.array.operations import (
     CALL,
@@ -27,7 +28,7 @@ from tasp_lab.arrays import IntArray, numbered
 from tasp_lab.machines.machine import Machine
 from tasp_lab.runtimes.issue_times import issue_times
 from tasp_lab.runtimes.separate_messages import messages_of
-from tasp_lab.schedule.dependencies import ARRIVED, HOST, CallTable, Dependencies, Transfers
+from tasp_lab.schedule.dependencies import ARRIVED, HOST, Dependencies, Transfers
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -37,7 +38,7 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
     table = CostTable(machine.topology, Messages(schedule, machine.comm_library, per_block))
     transfer_cost, routes = _transfer_costs(schedule, derived.transfers, table)
     calls, buffers = derived.calls, derived.buffers
-    call_cost = _call_costs(machine, calls, table)
+    call_cost = call_costs(machine, machine.compute.time_s, calls, np.arange(len(calls.step)), table)
     free = table.number(Cost(0.0, 0.0, 0.0, None, ""))
     issued_cost, issued = _issues(schedule, machine, derived, table)
     first = derived.first_buffer + len(buffers.step) + len(issued_cost)
@@ -104,18 +105,6 @@ def _issues(schedule: Schedule, machine: Machine, derived: Dependencies, table: 
     first = derived.first_buffer + len(derived.buffers.step)
     after = np.arange(len(found.number))
     return np.array(costs), Edges.of(first + found.number, after, ARRIVED, HOST)
-
-
-def _call_costs(machine: Machine, calls: CallTable, table: CostTable) -> IntArray:
-    """The cost of each call, by its shape and the speed of its rank."""
-    seconds, pair = [machine.compute.time_s(shape) for shape in calls.shapes], calls.shape
-    if machine.rank_speeds:
-        n = machine.topology.world_size
-        pairs, pair = np.unique(calls.shape * n + calls.rank, return_inverse=True)
-        seconds = [machine.call_s(seconds[each // n], each % n) for each in pairs.tolist()]
-    costs = np.array([table.number(Cost(float(each), 0.0, 0.0, None, "")) for each in seconds], dtype=np.int64)
-    found: IntArray = costs[pair]
-    return found
 
 
 def _transfer_costs(schedule: Schedule, transfers: Transfers, table: CostTable) -> tuple[IntArray, IntArray]:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.array.operations import Cost, CostTable, Edges
+from sim.array.call_costs import call_costs
+from sim.array.operations import CostTable, Edges
 from tasp_lab.arrays import IntArray
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, HANDED_OUT, Dependencies
@@ -25,10 +26,8 @@ class HandedOut(NamedTuple):
         """Those of the calls that an edge waits for."""
         operation = np.unique(derived.edges.before[derived.edges.event == HANDED_OUT])
         call, calls = operation - derived.first_call, derived.calls
-        shapes, shape = np.unique(calls.shape[call], return_inverse=True)
-        seconds = [float(machine.compute.handed_out_s(calls.shapes[each])) for each in shapes.tolist()]
-        costs = [table.number(Cost(time_s, 0.0, 0.0, None, "")) for time_s in seconds]
-        return cls(first, operation, calls.rank[call], np.array(costs, dtype=np.int64)[shape])
+        cost = call_costs(machine, machine.compute.handed_out_s, calls, call, table)
+        return cls(first, operation, calls.rank[call], cost)
 
     def edges(self, edges: Edges) -> Edges:
         """The edges of a schedule: each operation waits for what its call waits for, and is waited for in its place."""

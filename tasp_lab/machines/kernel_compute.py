@@ -42,8 +42,9 @@ MERGE = "merge"
 class KernelCompute:
     """Calls of softmax attention in 16 bit take the time of a kernel, `rest` has the others.
 
-    `speed` is 1, or the scale of an emulated fabric. `passes` are those of a runtime beside each call, on the same
-    stream; without a runtime there are none: ours merges where the kernel writes its result.
+    `speed` is 1, the scale of an emulated fabric, or the factor of an override; another kernel keeps it. `passes` are
+    those of a runtime beside each call, on the same stream; without a runtime there are none: ours merges where the
+    kernel writes its result.
     """
 
     kernel: AttentionKernel
@@ -196,5 +197,5 @@ def with_kernel(machine: Machine, name: str | None) -> Machine:
             "or one whose file names its accelerator"
         )
     known = machine.compute
-    rest = known.rest if isinstance(known, KernelCompute) else known
-    return replace(machine, compute=KernelCompute(attention_kernel(machine.accelerator, name), rest))
+    rest, speed = (known.rest, known.speed) if isinstance(known, KernelCompute) else (known, 1.0)
+    return replace(machine, compute=KernelCompute(attention_kernel(machine.accelerator, name), rest, speed))

@@ -20,6 +20,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import log_ends
+from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.profile_files import load_profile
@@ -295,3 +296,15 @@ def test_links_that_changed_before_are_not_lost() -> None:
         overridden(edited, ["nic.bandwidth=x2"])
     again = overridden(overridden(machine, ["link.0-node0=1GB/s"]), ["nic.bandwidth=x2"]).topology
     assert {each.name: each.bandwidth_bytes_per_s for each in again.links}["0->node0"] == 1e9
+
+
+def test_a_factor_of_compute_holds_for_every_kernel() -> None:
+    """Whether the kernel is chosen before the override or after it."""
+    after = with_kernel(overridden(load_machine("h100-8"), ["compute.rate=x0.5"]), "flash-attention-3")
+    before = overridden(with_kernel(load_machine("h100-8"), "flash-attention-3"), ["compute.rate=x0.5"])
+    assert after.compute == before.compute
+    plain, slow = (
+        predict("h100-8", "ulysses", LAYER, kernel="flash-attention-3", overrides=each, samples=0)[0].to_dict()
+        for each in ((), ("compute.rate=x0.5",))
+    )
+    assert slow["compute_s"] == pytest.approx(2 * plain["compute_s"])  # type: ignore[operator]

@@ -63,7 +63,9 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
     contention = draw(st.sampled_from([NONE, Contention(Fraction(8), Fraction(1), Fraction(2))]))
     compute = Waves(Fraction(10_000), share=draw(shares))
     library = CommLibrary("posts", Fraction(0))
-    return draw(st.sampled_from(passes)), Machine(topology, library, compute, runtime=runtime, contention=contention)
+    speeds = draw(st.just(()) | st.tuples(*[st.fractions(Fraction(1, 4), Fraction(2), max_denominator=4)] * 4))
+    machine = Machine(topology, library, compute, runtime=runtime, contention=contention, rank_speeds=speeds)
+    return draw(st.sampled_from(passes)), machine
 
 
 @settings(max_examples=60, deadline=None)
