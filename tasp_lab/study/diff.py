@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tasp_lab.analysis.report import Report
 from tasp_lab.study.captions import held_constant, listed
 from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
-from tasp_lab.study.folder import StudyFolder, questions
+from tasp_lab.study.folder import StudyFolder, all_varying, questions
 from tasp_lab.study.show import selected
 from tasp_lab.study.winners import winners
 from tasp_lab.tables import Part, Table
@@ -49,7 +49,8 @@ class StudyDiff(Report):
     def held(self) -> dict[str, tuple[object, object]]:
         """Columns that are constant in each study, with their different values."""
         one, two = (held_constant(self._all(each), self.axes) for each in (self.a, self.b))
-        names = dict.fromkeys((*one, *two))
+        vary = {each for study in (self.a, self.b) for each in all_varying(self._all(study))}
+        names = [each for each in dict.fromkeys((*one, *two)) if each not in vary]
         return {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
 
     @cached_property

@@ -186,12 +186,17 @@ def questions(rows: pd.DataFrame) -> list[str]:
     return known + [each for each in rows.columns if each not in (*COLUMNS, *DERIVED, *OF_WINNERS)]
 
 
+def all_varying(rows: pd.DataFrame) -> list[str]:
+    """The columns of `questions` with more than one value."""
+    return [each for each in questions(rows) if rows[each].nunique(dropna=False) > 1]
+
+
 def varying(rows: pd.DataFrame) -> tuple[str, ...]:
     """The columns of `questions` with more than one value, without those that follow from another one of them.
 
     What follows from what is seen in rows that did not fail: a refused machine has no nodes.
     """
-    found = [each for each in questions(rows) if rows[each].nunique(dropna=False) > 1]
+    found = all_varying(rows)
     known = rows[rows["status"] != "failed"]
     return tuple(each for each in found if not any(_follows(known, each, of) for of in FOLLOWING.get(each, ())))
 

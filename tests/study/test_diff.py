@@ -11,7 +11,7 @@ import pytest
 
 from tasp_lab.study.diff import StudyDiff
 from tasp_lab.study.folder import StudyFolder
-from tests.support.study_folders import CONSTANTS, failed, row, study_rows, write_study
+from tests.support.study_folders import CONSTANTS, MACHINES, failed, row, study_rows, write_study
 
 Change = Callable[[dict[str, Any]], dict[str, Any] | None]
 
@@ -103,6 +103,14 @@ def test_a_constant_column_that_differs_is_told_once(first: StudyFolder, tmp_pat
     told = only(changed(first, tmp_path, lambda each: each | {"mask": "full"}), "held")
     assert told["held"] == {"mask": {"a": "causal", "b": "full"}}
     assert told["points"]["both"] == 216
+
+
+def test_a_column_that_varies_in_one_study_is_no_constant_of_both(tmp_path: Path) -> None:
+    """Of one machine `nodes` is 1; of three it varies with the machine."""
+    one = StudyFolder(write_study(tmp_path / "a", [row("h100-8", "llama-3-8b", 8192, "tasp")], asked={}))
+    three = [row(machine, "llama-3-8b", 8192, "tasp") for machine in MACHINES]
+    found = one.diff(StudyFolder(write_study(tmp_path / "b", three, asked={})))
+    assert len(only(found, "only_b")["only_b"]) == 2
 
 
 def test_an_axis_of_one_study_only(tmp_path: Path) -> None:
