@@ -151,6 +151,7 @@ def test_sensitivity_as_an_object(command: Command, study: str) -> None:
         (("sensitivity", "mesh.toml", "--at", "16Ki", "--of", "speed"), "did you mean 'speedup'"),
         (("sensitivity", "mesh.toml", "--at", "16Ki", "--method", "sobol", "--samples", "48"), "a power of two"),
         (("sensitivity", "mesh.toml", "--at", "16Ki", "--between", "tsap"), "did you mean 'tasp'"),
+        (("sensitivity", "mesh.toml", "--at", "16Ki", "--seed", "-1"), "seed: -1"),
         (("sensitivity", "mesh.toml", "--at", "16Ki", "--top", "0"), "expected 1 or more"),
         (("validate", "mesh.toml"), "expected the folder that a study was run in"),
         (("validate", "nowhere"), "no such folder"),

@@ -90,6 +90,19 @@ def test_a_factor_of_an_override_is_an_axis() -> None:
     assert at.last <= 4 / 3 <= at.value <= at.last * 1.021
 
 
+def test_an_override_that_a_machine_lacks_does_not_apply() -> None:
+    """At factor 1 nothing is overridden, so that one value has times; one value is no axis."""
+
+    def evaluate(point: Point) -> Row:
+        if point.overrides:
+            return {"status": "failed", "error": "full-mesh:4 has no NICs"}
+        return {"status": "done", "time_s": 1.0 if point.schedule == "tasp" else 2.0}
+
+    question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.5, end=2.0, sampling=NO_SAMPLES)
+    found = find_crossovers(_points()[:3], question, evaluate).groups[0].found
+    assert (found.verdict, found.reason) == ("does not apply", "tasp: full-mesh:4 has no NICs")
+
+
 def test_a_schedule_with_the_values_of_axes_in_its_name() -> None:
     points = [
         Point(f"h100-{nodes}x8", f"usp:8x{nodes}" if split else "tasp", Workload(8192, heads=32),

@@ -82,7 +82,7 @@ def crossover(contest: Contest, scan: Sequence[int], tolerance: float = TOLERANC
 
 
 def _verdict(contest: Contest, there: Sequence[int], found: Sequence[Crossing]) -> Verdict:
-    if not there:
+    if len(there) < 2:
         return "does not apply"
     if found:
         return "crosses"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from tasp_lab.errors import StudyError, unknown
+from tasp_lab.machines.sampling import Sampling
 from tasp_lab.study.find.effects import check_samples
 from tasp_lab.study.find.factors import BY_SOURCE, OWN_WIDTHS, Width
 
@@ -62,7 +63,7 @@ def sensitivity_question(
     >>> found.width.otherwise, found.at, found.top
     (0.2, 'seq=8Ki', 3)
 
-    Raises `StudyError` for an unknown field and an impossible value.
+    Raises `StudyError` for an unknown field and an impossible value, `QuantityError` for an impossible seed.
     """
     for name in find:
         if name not in FIELDS:
@@ -72,6 +73,7 @@ def sensitivity_question(
         raise StudyError(f"between {pair!r}: expected one schedule, or two")
     if len(pair) == 2 and pair[0] == pair[1]:
         raise StudyError(f"between {pair[0]!r} and itself, expected two schedules")
+    Sampling(seed=seed)
     chosen = _one_of("method", method or find.get("method", "one-at-a-time"), METHODS)
     count = _count("samples", find.get("samples", 64) if samples is None else samples)
     if chosen == "sobol":

@@ -71,6 +71,7 @@ class Sensitivity(Report):
             if rest > 0
             else []
         )
+        found += [] if self.effects or self.indices else ["no constant on which the machine depends has an interval"]
         found += [f"{name} does not apply: {reason}" for name, reason in self.refused]
         return found
 
