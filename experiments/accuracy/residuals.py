@@ -1,8 +1,8 @@
 """The residuals of the account, which intervals of predictions are made of.
 
 ``python -m experiments.accuracy.residuals`` judges every measured table of collectives by its library and by links
-alone, and every table of layers; kernels are those kept aside in
-``experiments/results/kernel_accuracy.json``. It writes
+alone, and every table of layers. Kernels are those of tables predicted from other tables
+(``experiments/results/kernel_accuracy.json``), and of tables that gave no constants. It writes
 ``tasp_lab/analysis/residuals.toml``: a group per regime and measured machine. `tasp-lab accuracy` then judges the
 intervals, those of a table without its own source or provider.
 """
@@ -36,6 +36,9 @@ FILE = Path(next(iter(tasp_lab.analysis.__path__))) / "residuals.toml"
 KERNEL_ACCURACY = Path(__file__).parents[1] / "results" / "kernel_accuracy.json"
 RATE_VARIANCE = (math.log1p(0.2) / 1.645) ** 2
 """What the interval of a measured kernel rate adds to a layer that kernels bound; the rows below have no samples."""
+
+HALF = "every second row"
+"""What `experiments.tables.kernel_accuracy` calls a fit to the other half of the same table."""
 
 HEAD = (
     "# Residuals of the account by regime and measured machine: log(measured / predicted). Made by\n"
@@ -85,7 +88,7 @@ def collectives(library: str) -> Iterator[Row]:
 
 
 def layers() -> Iterator[Row]:
-    """Measured layers that count, which GPUs and links bound; their machines are families and sizes."""
+    """Measured layers that count, which GPUs and links bound; a machine is a family, in whatever number of nodes."""
     judge = LayerJudge(FEW_SAMPLES)
     for table in find_all_tables([own_tables() / "layers"]):
         assert isinstance(table, LayerTable), "the folder has tables of layers"
@@ -93,17 +96,32 @@ def layers() -> Iterator[Row]:
         for row in judge.judge(table).rows:
             if row.in_scope and row.interval is not None and row.measured_s and row.predicted_s:
                 error = math.log(row.measured_s / row.predicted_s)
-                machine = f"{row.shape['profile']}, {row.shape['gpus']} GPUs"
+                machine = str(row.shape["profile"])
                 yield Row(row.interval.residual.asked, left_out_with(table), machine, error, RATE_VARIANCE)
 
 
 def kernels() -> Iterator[Row]:
-    """Rows of kernel tables kept aside: each table is predicted by constants fitted to others, or to half its rows."""
+    """Rows of kernels whose table gave no constant: tables predicted from others, and those that fitted nothing.
+
+    Every second row of a table is no source of its own, so tables judged by their other half are not among them.
+    """
     for group in json.loads(KERNEL_ACCURACY.read_text())["kept_aside"]:
-        table = _kernel_table(group["table"])
-        machine, variance = f"{group['gpu']} {group['kernel']}", _variance(group["table"])
-        for _, measured_s, predicted_s in group["measured_and_predicted_s"]:
-            yield Row(KERNELS, left_out_with(table), machine, math.log(measured_s / predicted_s), variance)
+        if group["fitted_to"] != HALF:
+            table = _kernel_table(group["table"])
+            machine, variance = f"{group['gpu']} {group['kernel']}", _variance(group["table"])
+            for _, measured_s, predicted_s in group["measured_and_predicted_s"]:
+                yield Row(KERNELS, left_out_with(table), machine, math.log(measured_s / predicted_s), variance)
+    for each in find_all_tables([own_tables() / "kernels"]):
+        assert isinstance(each, KernelTable), "the folder has tables of kernels"
+        yield from _unfitted(each)
+
+
+def _unfitted(table: KernelTable) -> Iterator[Row]:
+    for row in judge_kernel(table, FEW_SAMPLES).rows:
+        if row.in_scope and row.interval is not None and row.measured_s and row.predicted_s:
+            machine, error = f"{row.shape['gpu']} {row.shape['kernel']}", math.log(row.measured_s / row.predicted_s)
+            variance = float(np.log(row.interval.samples_s).var())
+            yield Row(row.interval.residual.asked, left_out_with(table), machine, error, variance)
 
 
 @cache

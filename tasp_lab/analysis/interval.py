@@ -50,12 +50,13 @@ class Interval:
         return f"{low.rpartition(' ')[0] if same else low} to {high}"
 
     def to_dict(self) -> dict[str, object]:
-        """What it is made of: the regime of its residuals, how much was measured there, and the samples."""
+        """What it is made of: the regime of its residuals, what was measured there, what is borrowed, and samples."""
         found = self.residual
         return {
             "regime": str(found.regime),
             "rows": found.rows,
             "machines": found.machines,
+            "borrowed": found.borrowed or None,
             "samples": len(self.samples_s),
         }
 
@@ -72,11 +73,11 @@ class Interval:
         return np.log(np.atleast_1d(self.samples_s if len(self.samples_s) else np.float64(self.time_s)))
 
     def __add__(self, other: Interval) -> Interval:
-        """Of two passes, one after the other: the same samples, and one residual."""
+        """Of two passes, one after the other: the same samples, and the residual of the longer pass."""
         both = len(self.samples_s) == len(other.samples_s)
         samples_s = self.samples_s + other.samples_s if both else np.zeros(0)
-        residual = max(self.residual, other.residual, key=lambda each: each.spread)
-        return Interval(self.time_s + other.time_s, samples_s, residual)
+        longer = self if self.time_s > other.time_s else other
+        return Interval(self.time_s + other.time_s, samples_s, longer.residual)
 
     def over(self, other: Interval) -> tuple[float, float, float]:
         """This time over another: 5, 50 and 95 %. On the same samples, beside what each schedule has of its own."""

@@ -16,19 +16,26 @@ import msgspec
 
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.stacked_task import StackedTask
 
-WorkKind = Literal["collective", "layer", "kernel"]
+WorkKind = Literal["collective", "layer", "kernel", "eager call"]
 Reach = Literal["intra", "inter"]
-Size = Literal["small", "large", "any"]
+Size = Literal["small", "large", "short", "long", "any"]
 Modelled = Literal["modelled", "ideal"]
 
 LARGE_BYTES = 16 * 2**20
 """Messages below this size are small: their times depend on latencies and on how channels fill a link."""
 
+SHORT_S = 0.02
+"""Layers predicted to take less are short: launches, waits and last waves, which vary most, are much of their time."""
+
 
 @dataclass(frozen=True)
 class Regime:
-    """What has errors of one kind: the work, whether domains are left, the size of messages, network and library."""
+    """What has errors of one kind: the work, whether domains are left, its size, network and library.
+
+    The size is that of messages of collectives (`LARGE_BYTES`) and the duration of layers (`SHORT_S`).
+    """
 
     work: WorkKind
     reach: Reach
@@ -37,12 +44,21 @@ class Regime:
     library: Modelled
 
     def __str__(self) -> str:
-        if self.work == "kernel":
-            return "kernels"
-        size = "" if self.size == "any" else f", {self.size} messages"
+        if self.work in _CALLS:
+            return _CALLS[self.work]
         where = "inside a domain" if self.reach == "intra" else "between domains"
         library = ", links alone" if self.library == "ideal" else ""
-        return f"{self.work}s {where}{size}, {self.network} network{library}"
+        return f"{self.work}s {where}{_SIZES[self.size]}, {self.network} network{library}"
+
+
+_CALLS: dict[WorkKind, str] = {"kernel": "kernels", "eager call": "kernels, eager calls timed with their host"}
+_SIZES: dict[Size, str] = {
+    "any": "",
+    "small": ", small messages",
+    "large": ", large messages",
+    "short": f", shorter than {1e3 * SHORT_S:.0f} ms",
+    "long": f", {1e3 * SHORT_S:.0f} ms or longer",
+}
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -74,32 +90,37 @@ def groups() -> tuple[Group, ...]:
     return msgspec.toml.decode(data, type=ResidualFile).groups
 
 
-def regime_of(machine: Machine, schedule: Schedule) -> Regime:
-    """The regime of a schedule on a machine.
+def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
+    """The regime of a schedule on a machine that is predicted to take `time_s`; of a stack, that of its mean layer.
 
     >>> from tasp_lab.collectives.registry import collective
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> machine = load_machine("h100-2x8")
-    >>> str(regime_of(machine, collective("ring", machine.topology, 2**20)))
+    >>> str(regime_of(machine, collective("ring", machine.topology, 2**20), 1e-3))
     'collectives between domains, small messages, documented network'
     """
-    ideal = machine.comm_library.name in ("ideal", "measured")
-    reach: Reach = "inter" if spans_domains(machine) else "intra"
     if schedule.task is not None:
-        return layer_regime(machine)
-    size: Size = "large" if message_bytes(schedule) >= LARGE_BYTES else "small"
-    return Regime("collective", reach, size, machine.network, "ideal" if ideal else "modelled")
+        layers = len(schedule.task.layers) if isinstance(schedule.task, StackedTask) else 1
+        return layer_regime(machine, time_s / layers)
+    return _regime(machine, "collective", "large" if message_bytes(schedule) >= LARGE_BYTES else "small")
 
 
-def layer_regime(machine: Machine) -> Regime:
-    """The regime of layers on a machine."""
+def layer_regime(machine: Machine, time_s: float) -> Regime:
+    """The regime of a layer on a machine that is predicted to take `time_s`."""
+    return _regime(machine, "layer", "short" if time_s < SHORT_S else "long")
+
+
+def _regime(machine: Machine, work: WorkKind, size: Size) -> Regime:
     ideal = machine.comm_library.name in ("ideal", "measured")
     reach: Reach = "inter" if spans_domains(machine) else "intra"
-    return Regime("layer", reach, "any", machine.network, "ideal" if ideal else "modelled")
+    return Regime(work, reach, size, machine.network, "ideal" if ideal else "modelled")
 
 
 KERNELS = Regime("kernel", "intra", "any", "documented", "modelled")
-"""The regime of single kernel calls: no link matters."""
+"""The regime of single kernel calls, timed on the GPU: no link matters."""
+
+EAGER_CALLS = Regime("eager call", "intra", "any", "documented", "modelled")
+"""The regime of single kernel calls whose measured times have the host's share in them."""
 
 
 def message_bytes(schedule: Schedule) -> float:

@@ -574,11 +574,9 @@ def interval_line(interval: Interval) -> str:
     """What an interval is made of, on one line."""
     found, count = interval.residual, len(interval.samples_s)
     constants = f"{count} samples of constants" if count else "no samples of constants"
-    near = "" if found.regime == found.asked else "the nearest measured: "
-    return (
-        f"5 to 95 %: {constants}, beside errors of {near}{found.regime} "
-        f"({found.rows} rows, {found.machines} machine{'s' * (found.machines > 1)})"
-    )
+    measured = f"{found.rows} rows, {found.machines} machine{'s' * (found.machines > 1)}"
+    borrowed = f"; borrowed: {found.borrowed}" if found.borrowed else ""
+    return f"5 to 95 %: {constants}, beside errors of {found.regime} ({measured}){borrowed}"
 
 
 def layer_constants(predictions: Iterable[Prediction]) -> tuple[UsedConstant, ...]:

@@ -51,7 +51,7 @@ class Uncertainty:
         """
         if not self.sampling.samples or not time_s > 0 or not math.isfinite(time_s):
             return None
-        regime = regime_of(self.machine, schedule)
+        regime = regime_of(self.machine, schedule, time_s)
         return Interval(time_s, self.samples_s(schedule, transfers), residual_of(regime, self.without))
 
     def samples_s(self, schedule: Schedule, transfers: int = 0) -> FloatArray:

@@ -598,7 +598,8 @@ class Trials:
         nominal_s = simulate(schedule, nominal).time_s
         kind: ComputeKind = "real" if self.real else "timed"
         run = Run(prediction, nominal_s, tuple(measured), timeline, busy, kind, host_s, self.not_comparable)
-        self.progress(f"{name}: predicted {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
+        predicted = "predicted" if self.not_comparable is None else "with a core for each rank"
+        self.progress(f"{name}: {predicted} {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
         return run
 
     def _compute_of(self, schedule: Schedule) -> tuple[Compute, float | None]:

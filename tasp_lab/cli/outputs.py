@@ -32,8 +32,10 @@ def check_outputs(*, trace: Path | None = None, plot: Path | None = None, topolo
         check_writable(path)
 
 
-def write_timelines(timelines: Sequence[Timeline], trace: Path | None, plot: Path | None, title: str) -> None:
-    """Write the requested files of these timelines."""
+def write_timelines(
+    timelines: Sequence[Timeline], trace: Path | None, plot: Path | None, title: str, intervals: Sequence[str] = ()
+) -> None:
+    """Write the requested files of these timelines; `intervals` are those of their times in words."""
     if trace is not None:
         from tasp_lab.timeline.chrome_trace import chrome_trace
 
@@ -42,7 +44,7 @@ def write_timelines(timelines: Sequence[Timeline], trace: Path | None, plot: Pat
     if plot is not None:
         from tasp_lab.plots.timelines import draw_timelines
 
-        write_picture(draw_timelines(timelines, on_one_line(title)), plot)
+        write_picture(draw_timelines(timelines, on_one_line(title), intervals), plot)
 
 
 def write_picture(figure: Figure, path: Path) -> None:

@@ -38,7 +38,12 @@ _PASSES: dict[str, tuple[Literal["forward", "backward"], ...]] = {
     "bwd": ("backward",),
     "bwd-det": ("backward",),
     "fwdbwd": ("forward", "backward"),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "forward+backward": ("forward", "backward"),
 }
+"""As benchmarks abbreviate them, and as tables of layers have them."""
+
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "": "bf16"}
 _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:\s*(.*?)\s*")
 _EAGER = re.compile(r"eager|wall time|do_bench|event latency|with launch", re.IGNORECASE)

@@ -1,15 +1,14 @@
 """Plots of measured tables and their predictions: times and relative errors over size.
 
 Up to `MAX_PANELS` tables with more than `FEW_SIZES` sizes have a panel each, on shared axes. All other tables are lines
-of one overview of errors. The functions accept any object with a table and rows, so this module imports no engine.
+of one overview of errors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,6 +16,16 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from tasp_lab.measurements import MeasuredTable
+from tasp_lab.plots.error_rows import (
+    BAND,
+    INTERVAL_LABEL,
+    TARGET,
+    ErrorRow,
+    clipped,
+    error_ends,
+    plot_lines,
+    style_axes,
+)
 from tasp_lab.plots.timelines import INK, MEASURED, MUTED, PREDICTED, WIDTH_INCHES, lines_inches, wrapped
 from tasp_lab.units import format_size, format_size_about, format_time
 
@@ -35,8 +44,8 @@ TARGET_ERROR = 0.05
 _COLUMNS = 4
 
 
-class ComparedRow(Protocol):
-    """One size; `relative_error` is predicted over measured time, minus one."""
+class SizeRow(ErrorRow, Protocol):
+    """One size, which always has a prediction."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -45,21 +54,28 @@ class ComparedRow(Protocol):
     @property
     def predicted_s(self) -> float: ...
     @property
-    def in_scope(self) -> bool: ...
-    @property
     def relative_error(self) -> float: ...
 
 
-class ComparedTable(Protocol):
-    """A measured table, and a row for each predicted size."""
+class SizeTable(Protocol):
+    """A measured table, its name in a picture, and a row for each predicted size."""
 
     @property
     def table(self) -> MeasuredTable: ...
     @property
-    def rows(self) -> Sequence[ComparedRow]: ...
+    def label(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[SizeRow]: ...
 
 
-def draw_tables(tables: Sequence[ComparedTable], title: str = "Measured and predicted times") -> Figure:
+class Line(NamedTuple):
+    """A line of the overview: a table named with its sizes."""
+
+    label: str
+    rows: Sequence[SizeRow]
+
+
+def draw_tables(tables: Sequence[SizeTable], title: str = "Measured and predicted times") -> Figure:
     """All tables with rows, as panels or as lines of an overview of errors."""
     tables = [each for each in tables if each.rows]
     long = [each for each in tables if len(each.rows) > FEW_SIZES]
@@ -78,17 +94,19 @@ def draw_tables(tables: Sequence[ComparedTable], title: str = "Measured and pred
     if long:
         _draw_panels(parts.pop(0), long, panel_lines)
     if lines:
-        plot_overview(lines, parts.pop(0).subplots())
+        plot_lines(
+            [Line(f"{each.label}, {_ends(each)}", each.rows) for each in lines], parts.pop(0).subplots(), TARGET_ERROR
+        )
     return figure
 
 
-def mean_error(compared: ComparedTable) -> float:
+def mean_error(compared: SizeTable) -> float:
     """Mean absolute error of the sizes in scope; of all sizes if none is in scope."""
     errors = [abs(row.relative_error) for row in compared.rows if row.in_scope]
     return float(np.mean(errors or [abs(row.relative_error) for row in compared.rows]))
 
 
-def _draw_panels(part: SubFigure, tables: Sequence[ComparedTable], lines: int) -> None:
+def _draw_panels(part: SubFigure, tables: Sequence[SizeTable], lines: int) -> None:
     """Times above errors, one column per table, `_COLUMNS` tables per row; all share both axes."""
     columns = min(_COLUMNS, len(tables))
     grid = part.subplots(2 * lines, columns, sharex=True, squeeze=False, height_ratios=[2, 1] * lines)
@@ -97,7 +115,7 @@ def _draw_panels(part: SubFigure, tables: Sequence[ComparedTable], lines: int) -
         for other in axes[1:]:
             other.sharey(axes[0])
     sizes = [row.size_bytes for each in tables for row in each.rows]
-    reach = 1.15 * max([2 * TARGET_ERROR, *(abs(row.relative_error) for each in tables for row in each.rows)])
+    reach = 1.15 * max([2 * TARGET_ERROR, *(_reach(row) for each in tables for row in each.rows)])
     for index, each in enumerate(tables):
         first, last = index % columns == 0, index + columns >= len(tables)
         plot_table(each, times[index])
@@ -110,12 +128,13 @@ def _draw_panels(part: SubFigure, tables: Sequence[ComparedTable], lines: int) -
     _label_times(times[0])
     for axes in (*times[len(tables) :], *errors[len(tables) :]):
         axes.set_visible(False)
-    shown = {str(line.get_label()): line for axes in times for line in axes.get_lines()}
-    part.legend(list(shown.values()), list(shown), loc="outside upper right", ncols=3, frameon=False, fontsize=8)
+    drawn = [artist for axes in times for artist in (*axes.get_lines(), *axes.collections)]
+    shown = {label: artist for artist in drawn if not (label := str(artist.get_label())).startswith("_")}
+    part.legend(list(shown.values()), list(shown), loc="outside upper right", ncols=4, frameon=False, fontsize=8)
 
 
-def plot_table(compared: ComparedTable, axes: Axes) -> None:
-    """Measured and predicted times in seconds over size in bytes, on logarithmic axes; sizes out of scope are hollow.
+def plot_table(compared: SizeTable, axes: Axes) -> None:
+    """Measured and predicted times in seconds over size in bytes, with intervals; sizes out of scope are hollow.
 
     >>> from tasp_lab.analysis.accuracy import judge
     >>> from tasp_lab.measurements import parse_table
@@ -130,73 +149,61 @@ def plot_table(compared: ComparedTable, axes: Axes) -> None:
     'sendrecv on h100-8'
     """
     axes.set(xscale="log", yscale="log", ylabel="time", xlabel="size")
+    if bounded := [row for row in compared.rows if row.interval is not None]:
+        sizes, ends = [row.size_bytes for row in bounded], [row.interval for row in bounded if row.interval is not None]
+        low_s, high_s = [each.low_s for each in ends], [each.high_s for each in ends]
+        axes.fill_between(sizes, low_s, high_s, color=BAND, linewidth=0, label=INTERVAL_LABEL)
     axes.plot(*_columns(compared.rows, "predicted_s"), "-", color=PREDICTED, label="predicted")
     _points(axes, compared.rows, "measured_s", MEASURED, "measured")
     times_s = [time_s for row in compared.rows for time_s in (row.predicted_s, row.measured_s)]
     if max(times_s) < 1.001 * min(times_s):  # next to a power of ten, a logarithmic axis would have no length
         axes.update_datalim([(compared.rows[0].size_bytes, time_s) for time_s in (times_s[0] / 2, times_s[0] * 2)])
     axes.set_title(f"{heading(compared)}:\n{_summary(compared)}", loc="left", fontsize=8, color=INK, parse_math=False)
-    _style_axes(axes)
+    style_axes(axes)
 
 
-def plot_errors(compared: ComparedTable, axes: Axes) -> None:
-    """Relative errors of the predicted times over size in bytes; the range `TARGET_ERROR` is shaded."""
-    axes.axhspan(-TARGET_ERROR, TARGET_ERROR, color="#e8f0e4", linewidth=0)
+def plot_errors(compared: SizeTable, axes: Axes) -> None:
+    """Relative errors of the predicted times over size in bytes, over their intervals; `TARGET_ERROR` is shaded."""
+    axes.axhspan(-TARGET_ERROR, TARGET_ERROR, color=TARGET, linewidth=0)
     axes.axhline(0, color=MUTED, linewidth=0.8)
+    ends = [(row.size_bytes, *each) for row in compared.rows if (each := error_ends(row)) is not None]
+    if ends:
+        sizes, low, high = zip(*ends, strict=True)
+        axes.fill_between(sizes, low, high, color=BAND, linewidth=0)
     axes.plot(*_columns(compared.rows, "relative_error"), "-", color=MUTED, linewidth=0.8)
     _points(axes, compared.rows, "relative_error", PREDICTED, "")
     axes.set(xscale="log", xlabel="size", ylabel="error")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    _style_axes(axes)
+    style_axes(axes)
 
 
-def plot_overview(tables: Sequence[ComparedTable], axes: Axes) -> None:
-    """Relative errors of all sizes, one line per table, with the mean error of the sizes in scope."""
-    axes.axvspan(-TARGET_ERROR, TARGET_ERROR, color="#e8f0e4", linewidth=0)
-    axes.axvline(0, color=MUTED, linewidth=0.8)
-    for place, each in enumerate(tables):
-        errors = [row.relative_error for row in each.rows]
-        colors = [PREDICTED if row.in_scope else "none" for row in each.rows]
-        axes.scatter(errors, [place] * len(errors), c=colors, edgecolors=PREDICTED, s=16, zorder=3)
-        axes.annotate(f"{mean_error(each):.1%}", (1.01, place), xycoords=("axes fraction", "data"), va="center",
-                      fontsize=8, color=INK)  # fmt: skip
-    reach = 1.1 * max([2 * TARGET_ERROR, *(abs(row.relative_error) for each in tables for row in each.rows)])
-    axes.set_yticks(range(len(tables)), [f"{_stem(each)}: {heading(each)}, {_ends(each)}" for each in tables])
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
-    axes.set(xlim=(-reach, reach), ylim=(len(tables) - 0.5, -0.5))
-    axes.set_xlabel("predicted over measured time, less one\n(a point per size; hollow: out of scope)")
-    axes.set_title("Mean error", loc="right", fontsize=8, color=INK)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    _style_axes(axes)
-
-
-def heading(compared: ComparedTable) -> str:
+def heading(compared: SizeTable) -> str:
     """Collective and machine of a table."""
     return f"{compared.table.collective} on {compared.table.profile}"
 
 
-def _stem(compared: ComparedTable) -> str:
-    return Path(compared.table.name).stem
-
-
-def _summary(compared: ComparedTable) -> str:
+def _summary(compared: SizeTable) -> str:
     errors = [abs(row.relative_error) for row in compared.rows if row.in_scope]
     if len(errors) <= 1:
         return f"error {errors[0]:.1%}" if errors else "out of scope"
     return f"mean error {np.mean(errors):.1%}, worst {max(errors):.1%}"
 
 
-def _ends(compared: ComparedTable) -> str:
+def _reach(row: SizeRow) -> float:
+    """How far the error axis goes for a row: its error, and its interval as far as `REACH`."""
+    return max(abs(row.relative_error), *(abs(clipped(end)) for end in error_ends(row) or (0.0, 0.0)))
+
+
+def _ends(compared: SizeTable) -> str:
     sizes = sorted({row.size_bytes for row in compared.rows})
     return " to ".join(format_size_about(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
 
 
-def _columns(rows: Sequence[ComparedRow], name: str) -> tuple[list[int], list[float]]:
+def _columns(rows: Sequence[SizeRow], name: str) -> tuple[list[int], list[float]]:
     return [row.size_bytes for row in rows], [getattr(row, name) for row in rows]
 
 
-def _points(axes: Axes, rows: Sequence[ComparedRow], name: str, color: str, label: str) -> None:
+def _points(axes: Axes, rows: Sequence[SizeRow], name: str, color: str, label: str) -> None:
     """Filled points for sizes in scope, hollow points for others."""
     for in_scope, fill, more in ((True, color, ""), (False, "none", ", out of scope")):
         if chosen := [row for row in rows if row.in_scope == in_scope]:
@@ -218,12 +225,3 @@ def _label_times(axes: Axes) -> None:
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high_s < 50 * low_s else (1,), numticks=8))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: format_time(time_s)))
-
-
-def _style_axes(axes: Axes) -> None:
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8, colors=INK)
-    axes.xaxis.label.set_fontsize(9)
-    axes.yaxis.label.set_fontsize(9)

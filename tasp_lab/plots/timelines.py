@@ -94,8 +94,10 @@ def render(figure: Figure, suffix: str) -> bytes:
 # ---------------------------------------------------------------------------------------------------- timelines
 
 
-def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
+def draw_timelines(timelines: Sequence[Timeline], title: str, intervals: Sequence[str] = ()) -> Figure:
     """Draw timelines one above the other.
+
+    `intervals` are those of their times in words, if there are any, in the heading of each.
 
     Each rank is a row, divided into its lanes from top to bottom. Each transfer is a bar from its start to its end,
     coloured by its step; idle time is grey. Kernel calls have a separate lane on top of each rank, with one colour
@@ -114,7 +116,8 @@ def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
         title += "\nTime axes differ: each panel has its own."
     scales = _step_scales(timelines)
     shown = [kind for kind, scale in scales.items() if not merged and scale.steps > 1] if timelines else []
-    headings = [_heading(timeline, merged) for timeline in timelines]
+    known = intervals or [""] * len(timelines)
+    headings = [_heading(timeline, merged, interval) for timeline, interval in zip(timelines, known, strict=True)]
     rows = _rows_inches(timelines)
     text = sum(0.4 + lines_inches(heading) for heading in headings) + 0.6 * bool(shown) + 0.1
     figure = new_figure(title, sum(rows) + text)
@@ -135,9 +138,10 @@ def draw_timelines(timelines: Sequence[Timeline], title: str) -> Figure:
     return figure
 
 
-def _heading(timeline: Timeline, merged: bool) -> str:
+def _heading(timeline: Timeline, merged: bool, interval: str) -> str:
     lanes, calls = _lane_count(timeline), sum(event.kind != SEND for event in timeline.events)
     parts = [f"{timeline.origin} {timeline.schedule} on {timeline.topology}"]
+    parts += [f"5 to 95 %: {interval}"] if interval else []
     if merged:
         work = f"{len(timeline.events) - calls} transfers" + (f" and {calls} kernel calls" if calls else "")
         parts.append(f"{work} merged")

@@ -17,8 +17,8 @@ from tasp_lab import Workload, compare, predict
 from tasp_lab.analysis.interval import Interval, quantile
 from tasp_lab.analysis.left_out import left_out_with
 from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.analysis.residual_fit import MIN_FREEDOM, fit, residual_of
-from tasp_lab.analysis.residuals import Group, Regime, groups
+from tasp_lab.analysis.residual_fit import residual_of
+from tasp_lab.analysis.residuals import Regime, groups
 from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.collectives.point_to_point import send_recv
@@ -132,17 +132,6 @@ def test_residuals_without_a_source_have_none_of_its_rows() -> None:
         left = sum(each.rows for each in groups() if each.regime == regime and each.key != key)
         assert residual_of(regime, key).rows == left or left == 0
         assert rows == sum(each.rows for each in groups() if each.regime == regime)
-
-
-def test_the_fit_of_machines_that_agree_has_the_spread_of_their_rows() -> None:
-    """Equal means: nothing between machines, so the spread is that of rows, with Student's t for two degrees."""
-    same = [Group(INSIDE, key, "a", 10, 0.1, 0.04, 0.0) for key in "abc"]
-    found = fit(same, INSIDE)
-    within = math.sqrt(30 * 0.04 / 27)
-    assert found.middle == pytest.approx(math.exp(0.1))
-    assert found.own == pytest.approx(within)
-    assert found.spread == pytest.approx(2.920 / 1.6448536 * within)
-    assert MIN_FREEDOM == 2
 
 
 def test_a_cloud_is_known_to_be_less_certain() -> None:

@@ -76,6 +76,11 @@ def test_a_profile_is_shown_with_every_source(command: Command) -> None:
     assert (link["value"], link["unit"], link["text"]) == (450e9, "bytes/s", "450GB/s")
     shown = command("profile", "show", "h100-8").stdout
     assert "link_channel_rate = 20.6GB/s" in shown
+    assert {"sms", "sms_per_channel"} <= {constant["name"] for constant in found["constants"]}
+    assert found["kernels"]
+    assert all(constant["source"] for kernel in found["kernels"] for constant in kernel["constants"])
+    (line,) = [line for line in shown.splitlines() if "    forward, head dimension 128" in line and "fit:" in line][:1]
+    assert re.search(r"up to [\d.]+ TFLOP/s \([\d.]+ TFLOP/s to [\d.]+ TFLOP/s\), tiles of", line)
     assert {each["name"] for each in json.loads(command("profile", "list", "--json").stdout)["profiles"]} >= {"h100"}
     refused = command("profile", "show", "h100-8x9")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)

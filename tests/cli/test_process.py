@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.resources import files
 from inspect import signature
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT, Command
 
 PREDICT = ("predict", "full-mesh:4", "--schedule", "multi-ring", "--shard-bytes", "1MiB")
+MANY_SMS = '\n[[constants]]\nname = "sms_per_channel"\nvalue = "200"\nsource = "mine"\n'
 HEAVY = {"numpy", "scipy", "networkx", "matplotlib", "msgspec", "simpy", "torch", "ortools", "sim", "runtime"}
 COMMANDS = ("topologies", "decompose", "predict", "validate", "accuracy", "calibrate", "profile", "doctor", "gpu-check")
 
@@ -176,6 +178,21 @@ def test_a_file_without_a_topology(command: Command, name: str, content: bytes, 
 def test_a_file_without_a_profile(command: Command, content: bytes, telling: str) -> None:
     (command.folder / "x.toml").write_bytes(content)
     assert telling in command.refused("profile", "show", "x.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "telling"),
+    [
+        ('["46GB/s", "48GB/s"]', '["48GB/s", "46GB/s"]', "interval 48GB/s to 46GB/s is empty, expected the lower end"),
+        ('["46GB/s", "48GB/s"]', '["48GB/s", "49GB/s"]', "interval 48GB/s to 49GB/s does not hold the value 47GB/s"),
+        ("", MANY_SMS, "contention: 32 channels take 6400 of 132 multiprocessors, expected fewer than all"),
+    ],
+)
+def test_an_impossible_constant_of_a_profile(command: Command, old: str, new: str, telling: str) -> None:
+    text = (files("tasp_lab.machines") / "profiles" / "h100.toml").read_text()
+    assert old in text
+    (command.folder / "x.toml").write_text(text.replace(old, new) if old else text + new)
+    assert telling in command.refused("predict", "x.toml:8", "--schedule", "tasp", "--seq", "8Ki")
 
 
 def test_nothing_to_calibrate_from(command: Command) -> None:

@@ -17,9 +17,11 @@ from experiments.accuracy.fabric import buildable
 from experiments.accuracy.report import families, report_text, summary
 from experiments.accuracy.step_curve import curve, draw_curves, measured_steps, predict_step
 from tasp_lab.analysis.accuracy import RowAccuracy, TableAccuracy, own_tables
+from tasp_lab.analysis.interval import residual_interval
+from tasp_lab.analysis.residuals import KERNELS
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.measurements import parse_table, read_table
-from tasp_lab.plots.accuracy import FEW_SIZES, MAX_LINES, MAX_PANELS, draw_tables, plot_overview, plot_table
+from tasp_lab.plots.accuracy import FEW_SIZES, MAX_LINES, MAX_PANELS, draw_tables, plot_table
 from tasp_lab.plots.timelines import render
 
 HEADERS = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\nsize_B,time_us\n"
@@ -52,7 +54,7 @@ tables = st.lists(
 
 def lines_of(figure: Figure) -> list[str]:
     """The tables of the overview, from top to bottom."""
-    overview = [axes for axes in figure.axes if axes.get_title(loc="right") == "Mean error"]
+    overview = [axes for axes in figure.axes if axes.get_xlabel().startswith("predicted over measured")]
     return [label.get_text() for axes in overview for label in axes.get_yticklabels()]
 
 
@@ -75,20 +77,23 @@ class TestPictures:
         drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in points])
         assert sorted(drawn) == sorted(row.measured_s for row in found)
 
+    def test_a_panel_has_the_interval_of_each_time(self) -> None:
+        found = [
+            RowAccuracy(2**k, 1.0, 1.0, True, residual_interval(1.0 + k, KERNELS, "")) for k in range(FEW_SIZES + 1)
+        ]
+        axes = Figure().subplots()
+        plot_table(Compared("table", found).judged(), axes)
+        (band,) = axes.collections
+        drawn = np.unique(band.get_paths()[0].vertices[:, 1])  # type: ignore[index]
+        ends = [end for row in found if row.interval is not None for end in (row.interval.low_s, row.interval.high_s)]
+        assert drawn == pytest.approx(sorted(ends))
+
     def test_a_single_time_next_to_a_power_of_ten_has_a_range(self) -> None:
         time_s = float(np.nextafter(1e-7, 1))
         axes = Figure().subplots()
         plot_table(Compared("table", [RowAccuracy(1, time_s, time_s, True)]).judged(), axes)
         low, high = axes.get_ylim()
         assert low < time_s < high
-
-    @given(st.lists(st.lists(rows, min_size=1, max_size=3), min_size=1, max_size=4))
-    def test_the_overview_shows_each_error_in_the_line_of_its_table(self, found: list[list[RowAccuracy]]) -> None:
-        axes = Figure().subplots()
-        plot_overview([Compared("table", each).judged() for each in found], axes)
-        for place, (each, drawn) in enumerate(zip(found, axes.collections, strict=True)):
-            expected = [(row.relative_error, place) for row in each]
-            assert np.asarray(drawn.get_offsets()) == pytest.approx(np.array(expected))
 
     @pytest.mark.parametrize(("count", "sizes"), [(1, 1), (1, 9), (12, 9), (13, 9), (42, 20), (200, 1)])
     def test_sizes_stay_bounded_and_worst_tables_are_last(self, count: int, sizes: int) -> None:

@@ -39,6 +39,12 @@ def test_rates_count_pairs_inside_the_mask() -> None:
     assert row_of("H100,fa3,fwdbwd,bf16,0,1,1,1,128,4096,4096,,100")[0] == pytest.approx(3.5 * full_s)
 
 
+@pytest.mark.parametrize(("short", "long"), [("fwd", "forward"), ("bwd", "backward"), ("fwdbwd", "forward+backward")])
+def test_passes_have_the_names_of_tables_of_layers_too(short: str, long: str) -> None:
+    one, two = (row_of(f"H100,fa3,{passing},bf16,0,1,1,1,128,64,64,3,") for passing in (short, long))
+    assert one == two
+
+
 def test_a_causal_mask_ends_at_the_bottom_right() -> None:
     """2 queries of 5 keys: the first sees 4, the last all 5."""
     _, flops = row_of("H100,fa3,fwd,bf16,1,1,1,1,64,2,5,1,")

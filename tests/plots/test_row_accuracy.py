@@ -1,4 +1,4 @@
-"""Pictures of layers and kernels beside their predictions: every row with a prediction is a point."""
+"""Pictures of layers and kernels beside their predictions: each row with a prediction is a point over its interval."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from tasp_lab.plots.row_accuracy import MAX_PANELS, REACH, draw_rows, plot_lines, plot_rows
+from tasp_lab.plots.error_rows import REACH, error_ends, plot_lines, summary
+from tasp_lab.plots.row_accuracy import MAX_PANELS, draw_rows, plot_rows
+
+
+class Ends(NamedTuple):
+    low_s: float
+    high_s: float
 
 
 class Row(NamedTuple):
@@ -20,6 +28,7 @@ class Row(NamedTuple):
     relative_error: float | None
     in_scope: bool = True
     regime: str | None = "gpu-bound"
+    interval: Ends | None = None
 
 
 class Judged(NamedTuple):
@@ -36,8 +45,8 @@ rows = st.lists(
 
 
 def drawn(axes: Axes) -> set[tuple[float, float]]:
-    """The points, without the shaded range."""
-    found = [each.get_offsets() for each in axes.collections]
+    """The points, without shaded ranges and intervals."""
+    found = [each.get_offsets() for each in axes.collections if isinstance(each, PathCollection)]
     return {(float(x), float(y)) for each in found for x, y in np.asarray(each)}
 
 
@@ -54,7 +63,7 @@ def test_every_row_is_a_point_at_its_time_and_error(found: list[Row]) -> None:
 @given(st.lists(rows, min_size=1, max_size=3))
 def test_the_overview_has_a_line_per_table(found: list[list[Row]]) -> None:
     axes = Figure().subplots()
-    plot_lines([Judged(f"table {number}", each) for number, each in enumerate(found)], axes)
+    plot_lines([Judged(f"table {number}", each) for number, each in enumerate(found)], axes, 0.05)
     expected = {(min(row.relative_error, REACH), float(place)) for place, each in enumerate(found) for row in each}
     assert drawn(axes) == expected
     assert [label.get_text() for label in axes.get_yticklabels()] == [f"table {n}" for n in range(len(found))]
@@ -76,3 +85,34 @@ def test_rows_that_do_not_count_are_hollow_and_not_in_the_median() -> None:
     assert "median 10.0% of 1" in axes.get_title(loc="left")
     alpha = {each.get_label(): each.get_facecolors()[0][3] for each in axes.collections if len(each.get_offsets())}
     assert alpha == {"gpu-bound": 1, "host-bound": 0}
+
+
+@given(st.floats(1e-6, 10), st.floats(-0.9, 5), st.floats(0.01, 1), st.floats(1, 20))
+def test_a_point_is_on_its_bar_if_the_measured_time_is_inside(
+    measured_s: float, error: float, low: float, high: float
+) -> None:
+    predicted_s = measured_s * (1 + error)
+    assume(min(abs(low * (1 + error) - 1), abs(high * (1 + error) - 1)) > 1e-9)
+    row = Row(measured_s, error, interval=Ends(low * predicted_s, high * predicted_s))
+    ends = error_ends(row)
+    assert ends is not None
+    assert ends == pytest.approx((1 / high - 1, 1 / low - 1))
+    inside = low * predicted_s <= measured_s <= high * predicted_s
+    assert summary([row]).endswith(f"{inside:.0%} inside")
+    assert (ends[0] <= error <= ends[1]) == inside
+
+
+def test_bars_are_drawn_where_there_are_intervals() -> None:
+    axes = Figure().subplots()
+    plot_rows(Judged("table", [Row(1.0, 0.1, interval=Ends(0.5, 2.2)), Row(2.0, 0.1)]), axes)
+    (bars,) = (each for each in axes.collections if isinstance(each, LineCollection))
+    (bar,) = bars.get_segments()
+    assert np.asarray(bar) == pytest.approx(np.array([(1.0, 1.1 / 2.2 - 1), (1.0, REACH)]))
+
+
+def test_the_overview_has_the_median_interval_of_each_table() -> None:
+    axes = Figure().subplots()
+    with_interval = Row(1.0, 0.0, interval=Ends(0.8, 1.25))
+    plot_lines([Judged("one", [with_interval, Row(1.0, 0.3)]), Judged("two", [Row(1.0, 0.1)])], axes, 0.05)
+    (bar,) = [each for each in axes.patches if isinstance(each, Rectangle) and each.get_height() == 0.55]
+    assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx((-0.2, 0.25))

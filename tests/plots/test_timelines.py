@@ -106,6 +106,13 @@ class TestFiles:
         timeline = Timeline("measured", title, title, 2, regular(2, 1, 2).events)
         ElementTree.fromstring(render(draw_timelines([timeline], title), "svg"))
 
+    def test_the_heading_has_the_interval(self) -> None:
+        timelines = [regular(2, 1, 2), regular(2, 1, 2)]
+        headings = [
+            panel.get_title(loc="left") for panel in panels(draw_timelines(timelines, "AllGather", ["1 to 2 ms", ""]))
+        ]
+        assert ["5 to 95 %: 1 to 2 ms" in heading for heading in headings] == [True, False]
+
     def test_many_bars_become_an_image_inside_the_svg(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pictures, "_MAX_VECTOR_BARS", 100)
         few, many = (render(draw_timelines([regular(4, 5, steps)], ""), "svg") for steps in (5, 6))

@@ -14,7 +14,7 @@ from tasp_lab.analysis.accuracy.judged import TableAccuracy, WorkRow
 from tasp_lab.analysis.accuracy.machines import reason_of
 from tasp_lab.analysis.interval import Interval, residual_interval
 from tasp_lab.analysis.left_out import left_out_with
-from tasp_lab.analysis.residuals import KERNELS
+from tasp_lab.analysis.residuals import EAGER_CALLS, KERNELS
 from tasp_lab.errors import ProfileError, TaspLabError
 from tasp_lab.kernels.catalogue import attention_kernel, gpu_alias, gpu_names
 from tasp_lab.kernels.constants import KernelConstant
@@ -57,10 +57,11 @@ def _row(table: KernelTable, row: KernelRow, sampling: Sampling) -> WorkRow:
 def _interval(
     table: KernelTable, row: KernelRow, kernel: AttentionKernel, predicted_s: float, sampling: Sampling
 ) -> Interval:
-    """Samples of the kernel's constants beside the residual of tables kept aside, without the source of the table."""
+    """Samples of the kernel's constants beside the residual of tables timed alike, without the source of the table."""
     samples = kernel_samples(kernel, sampling)
     times_s = np.array([sum(float(each.time_s(shape)) for shape in row.shapes) for each in samples])
-    return residual_interval(predicted_s, KERNELS, left_out_with(table), times_s)
+    regime = EAGER_CALLS if table.timing == "eager" else KERNELS
+    return residual_interval(predicted_s, regime, left_out_with(table), times_s)
 
 
 def _gpu(table: KernelTable, row: KernelRow) -> str:

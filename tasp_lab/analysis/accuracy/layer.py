@@ -70,7 +70,8 @@ class LayerJudge:
         reason, regime = _regime(table, row, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "runtime": run.runtime, "kernel": run.kernel}
         counts = bool(self.sampling.samples) and regime == "gpu-bound"
-        interval = residual_interval(predicted_s, layer_regime(run.machine), left_out_with(table)) if counts else None
+        within = layer_regime(run.machine, predicted_s)
+        interval = residual_interval(predicted_s, within, left_out_with(table)) if counts else None
         work = (run.machine.topology.name, run.options.passes, *layers)
         return WorkRow(measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval)
 

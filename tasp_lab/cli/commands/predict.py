@@ -100,8 +100,10 @@ def predict(
         events=trace is not None or plot is not None,
         progress=print_progress,
     )
-    timelines = [each.timeline for each in found if each.is_all]
-    write_timelines(timelines, trace, plot, caption(work, schedule, found.machine.topology, found.library))
+    shown = [each for each in found if each.is_all]
+    intervals = ["" if each.interval is None else each.interval.text for each in shown]
+    title = caption(work, schedule, found.machine.topology, found.library)
+    write_timelines([each.timeline for each in shown], trace, plot, title, intervals)
     if json:
         print_json(found.to_dict())
     else:

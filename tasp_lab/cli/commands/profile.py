@@ -124,9 +124,11 @@ def _print_kernels(machine: Machine) -> None:
         print(f"\nkernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")
         for variant in kernel.file.variants:
             assumed = kernel.assumption(variant.passing, variant.head_dim)
+            peak, rate = kernel.peak_rate(variant.passing, variant.head_dim), variant.rate
+            low, high = (format_flops(peak * end / rate.value) for end in (rate.low, rate.high))
             print(
                 f"    {variant.passing}, head dimension {variant.head_dim}: up to "
-                f"{format_flops(kernel.peak_rate(variant.passing, variant.head_dim))}, tiles of "
+                f"{format_flops(peak)} ({low} to {high}), tiles of "
                 f"{variant.design.rows} x {variant.design.columns}, launch {format_time(variant.launch_s.value)}; "
                 f"{assumed or variant.rate.source}"
             )
