@@ -3,17 +3,19 @@
 ``python -m experiments.accuracy.residuals`` judges every measured table of collectives by its library and by links
 alone, and every table of layers. Kernels are those of tables predicted from other tables
 (``experiments/results/kernel_accuracy.json``), and of tables that gave no constants. It writes
-``tasp_lab/analysis/residuals.toml``: a group per regime and measured machine. `tasp-lab accuracy` then judges the
-intervals, those of a table without its own source or provider.
+``tasp_lab/analysis/residuals.toml``: a group per regime and measured machine. ``--only PART`` keeps those of others.
+`tasp-lab accuracy` then judges the intervals, those of a table without its own source or provider.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from argparse import ArgumentParser
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ from tasp_lab.analysis.accuracy.kernel import judge_kernel
 from tasp_lab.analysis.accuracy.layer import LayerJudge
 from tasp_lab.analysis.accuracy.report import own_tables
 from tasp_lab.analysis.left_out import left_out_with
-from tasp_lab.analysis.residuals import KERNELS, Group, Regime, ResidualFile
+from tasp_lab.analysis.residuals import KERNELS, Group, Regime, ResidualFile, WorkKind, groups
 from tasp_lab.files import write_whole
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES
 from tasp_lab.measurements import KernelTable, LayerTable, find_all_tables, find_tables
@@ -57,11 +59,23 @@ class Row(NamedTuple):
     constants: float
 
 
-def main() -> None:
+PARTS: Mapping[str, tuple[Callable[[], Iterator[Row]], tuple[WorkKind, ...]]] = {
+    "collectives": (lambda: chain(collectives("auto"), collectives("ideal")), ("collective",)),
+    "layers": (lambda: layers(), ("layer",)),
+    "kernels": (lambda: kernels(), ("kernel", "eager call")),
+}
+"""What makes the rows of each part, and the works that they are of."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write the data file."""
-    found = [*collectives("auto"), *collectives("ideal"), *layers(), *kernels()]
-    write_whole(FILE, HEAD.encode() + msgspec.toml.encode(ResidualFile(groups_of(found))))
-    print(f"{FILE.name}: {len(found)} rows in {len(groups_of(found))} groups")
+    parser = ArgumentParser(description="Write the residuals of the account.")
+    parser.add_argument("--only", action="append", choices=PARTS, help="make these anew and keep others; several times")
+    chosen = parser.parse_args(arguments).only or list(PARTS)
+    made = groups_of([row for name in chosen for row in PARTS[name][0]()])
+    kept = [each for each in groups() if each.regime.work not in {work for name in chosen for work in PARTS[name][1]}]
+    write_whole(FILE, HEAD.encode() + msgspec.toml.encode(ResidualFile((*kept, *made))))
+    print(f"{FILE.name}: {sum(each.rows for each in made)} new rows in {len(made)} groups, {len(kept)} groups kept")
 
 
 def groups_of(rows: list[Row]) -> tuple[Group, ...]:
