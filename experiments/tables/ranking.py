@@ -81,7 +81,7 @@ def ranking(case: Case) -> Record:
     machine = load_machine(case.machine)
     started_s = os.times().user
     names = attention_names_on(machine.topology.world_size)
-    candidates = compare(machine, layer, names, passes="both").candidates
+    candidates = compare(machine, layer, names, passes="both", samples=0).candidates
     applying = [each for each in candidates if each.prediction is not None]
     return case._asdict() | {
         "seconds": os.times().user - started_s,
@@ -99,10 +99,9 @@ def publish(folder: Path = RESULTS) -> None:
         "fastest, with their time and their speed-up over the fastest single ring, and how many of all are within "
         f"{TIE:.0%} of the first. Made by "
         f"`python -m experiments.tables.ranking`, which ranks all schedules without variants "
-        f"({len(_names(rows))} names on these machines; the record has all times). Kernel rates, links and library: "
-        "`tasp-lab profile show MACHINE`; "
-        "the rates do not depend on shapes, which favours rings with many short or masked calls "
-        "([published times](published.md)). On "
+        f"({len(_names(rows))} names on these machines; the record has all times). Kernels by shape, links, library "
+        "and contention: `tasp-lab profile show MACHINE`. Each time has a wide interval: `tasp-lab compare` says "
+        "which orders are too close to call. On "
         f"{MANY_RANKS} GPUs only two lengths were ranked, because each takes a core half a minute."
     )
     columns = (

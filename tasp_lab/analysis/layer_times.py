@@ -140,7 +140,7 @@ class PreparedMachine:
             return None
         if self._sampling.samples:
             return self._uncertainty.interval(schedule, time_s)
-        return residual_interval(time_s, regime_of(self.machine, schedule), "")
+        return residual_interval(time_s, regime_of(self.machine, schedule, time_s), "")
 
     @cached_property
     def _uncertainty(self) -> Uncertainty:

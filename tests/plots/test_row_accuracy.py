@@ -37,8 +37,9 @@ class Judged(NamedTuple):
 
 
 regimes = st.sampled_from(["gpu-bound", "host-bound"])
+intervals = st.none() | st.builds(Ends, st.floats(1e-6, 1), st.floats(1, 20))
 rows = st.lists(
-    st.builds(Row, st.floats(1e-5, 10), st.floats(-0.99, 5), st.booleans(), regimes),
+    st.builds(Row, st.floats(1e-5, 10), st.floats(-0.99, 5), st.booleans(), regimes, intervals),
     min_size=1,
     max_size=6,
 )  # fmt: skip
