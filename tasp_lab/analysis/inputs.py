@@ -16,6 +16,8 @@ from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.overrides import overridden
+from tasp_lab.overrides.names import COMPUTE
+from tasp_lab.overrides.override import parse_overrides
 from tasp_lab.runtimes.catalogue import load_runtime
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.topology.edits import with_links, without_links
@@ -210,6 +212,13 @@ def chosen_machine(
     missing_links: Sequence[str],
     links: Sequence[str],
 ) -> Machine:
-    """The machine with a given compute rate or kernel, then with overrides, then without some links or with others."""
+    """The machine with a given compute rate or kernel, then with overrides, then without some links or with others.
+
+    Raises `QuantityError` for a rate or a kernel beside an override by another rate.
+    """
+    rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.change.kind == "to"]
+    if rates and (compute is not None or kernel is not None):
+        other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
+        raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
     changed = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
     return as_machine(changed, missing_links=missing_links, links=links)

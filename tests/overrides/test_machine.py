@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 from math import isclose
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tasp_lab import Workload, predict
 from tasp_lab.analysis.inputs import chosen_machine
 from tasp_lab.analysis.uncertainty import Uncertainty
-from tasp_lab.errors import OverrideError
+from tasp_lab.errors import OverrideError, QuantityError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.constants import CONSTANTS
@@ -308,3 +309,9 @@ def test_a_factor_of_compute_holds_for_every_kernel() -> None:
         for each in ((), ("compute.rate=x0.5",))
     )
     assert slow["compute_s"] == pytest.approx(2 * plain["compute_s"])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [{"kernel": "flash-attention-3"}, {"compute": 1e14}])
+def test_one_rate_at_a_time(given: dict[str, Any]) -> None:
+    with pytest.raises(QuantityError, match="expected one of them, or a factor"):
+        predict("h100-8", "ulysses", LAYER, overrides=["compute.rate=300TFLOP/s"], **given)
