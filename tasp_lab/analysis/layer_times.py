@@ -120,18 +120,21 @@ class PreparedMachine:
 
     def _times(self, passes: Sequence[Schedule], complete: bool | None, layer: Workload) -> LayerTimes:
         machine = with_assumptions(self.machine, layer)
-        times_s = [_time_s(each, machine) for each in passes]
+        alone = replace(machine, compute=INSTANT)
+        # both simulations of a pass follow each other: they share what waits for what
+        simulated = [(_time_s(each, machine), _time_s(each, alone)) for each in passes]
+        time_s, communication_s = map(sum, zip(*simulated, strict=True))
         compute_s = sum(_compute_s(each, machine) for each in passes)
-        intervals = [self._interval(each, time_s) for each, time_s in zip(passes, times_s, strict=True)]
+        intervals = [self._interval(each, seconds) for each, (seconds, _) in zip(passes, simulated, strict=True)]
         return LayerTimes(
-            sum(times_s),
+            time_s,
             reduce(add, intervals) if all(intervals) else None,
             compute_s,
-            sum(_time_s(each, replace(machine, compute=INSTANT)) for each in passes),
+            communication_s,
             sum(float(bound_s(machine, each, layer)) for each in passes),
             int(sum(each.bytes_sent().sum(axis=(0, 2)) for each in passes).max()),
             max(int(memory_bytes(each).max()) for each in passes),
-            _binds(machine, passes, sum(times_s), compute_s),
+            _binds(machine, passes, time_s, compute_s),
             complete,
         )
 
