@@ -156,7 +156,7 @@ def _time_s(schedule: Schedule, machine: Machine) -> float:
 
 def _compute_s(schedule: Schedule, machine: Machine) -> float:
     """The compute time of the busiest rank."""
-    return max(map(float, busy_s(schedule, machine.compute)))
+    return max(map(float, busy_s(schedule, machine.compute, machine.rank_speeds)))
 
 
 def link_busy_s(schedule: Schedule, topology: Topology) -> float:

@@ -17,6 +17,7 @@ from tasp_lab.machines.sampling import Sampling
 from tasp_lab.overrides import overridden, overridden_layer
 from tasp_lab.study.point import Point, Value
 from tasp_lab.study.rows import COLUMNS, Row, Status
+from tasp_lab.training_step.rates import step_rates
 from tasp_lab.version import VERSION
 from tasp_lab.workload.layer import Workload
 
@@ -147,7 +148,7 @@ def _answered(point: Point, layer: Workload, best_s: float | None) -> tuple[Stat
         if least_s > best_s:
             return "settled", {**cells, "bound_s": least_s, "settled_by": "bound"}
     found = machine.times(point.schedule, layer, point.options)
-    return "done", {**cells, **_of_times(found), **_memory(found, layer, point, topology.world_size)}
+    return "done", {**cells, **_of_times(found), **_memory(found, layer, point, machine.machine)}
 
 
 def _of_times(found: LayerTimes) -> dict[str, Value]:
@@ -170,10 +171,12 @@ def _of_times(found: LayerTimes) -> dict[str, Value]:
     }
 
 
-def _memory(found: LayerTimes, layer: Workload, point: Point, ranks: int) -> dict[str, Value]:
-    """Bytes of the tensors of the layer on the rank with the most positions, and of buffers."""
-    positions = -(-layer.sequence // ranks)
+def _memory(found: LayerTimes, layer: Workload, point: Point, machine: Machine) -> dict[str, Value]:
+    """Bytes of the tensors of the layer on the rank with the most positions and of buffers; whether a GPU has them."""
+    positions = -(-layer.sequence // machine.topology.world_size)
     tensors = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position  # queries, results, keys and values
     sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
     passes = 1 if point.options.passes == "forward" else 2  # gradients of all four
-    return {"memory_bytes": positions * (passes * tensors + sums) + found.buffer_bytes}
+    memory_bytes = positions * (passes * tensors + sums) + found.buffer_bytes
+    capacity_bytes = step_rates(machine).capacity_bytes
+    return {"memory_bytes": memory_bytes, "fits": None if capacity_bytes is None else memory_bytes <= capacity_bytes}

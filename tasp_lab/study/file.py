@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def _study(document: Mapping[str, Any], name: str) -> Study:
     sections = {section: _table(document.get(section, {}), section) for section in SECTIONS}
     of_study = _known(sections["study"], "study", _STUDY)
     axes = _axes(sections)
+    axes = tuple(_with_first(each, sections["schedule"].get("baseline")) for each in axes)
     zipped = tuple(tuple(map(str, group)) for group in _groups(of_study.get("zip", [])))
     check_zipped(axes, zipped)
     where = Where.parse(sections["where"])
@@ -111,6 +113,13 @@ def _axes(sections: Mapping[str, Mapping[str, Any]]) -> tuple[Axis, ...]:
                 found.append(Axis(label, section, axis_values(label, given)))
     _check_names(found, dict(kinds))
     return tuple(found)
+
+
+def _with_first(axis: Axis, baseline: object) -> Axis:
+    """The axis of schedules with the baseline first: a screened run simulates the first schedule of each layer."""
+    if axis.name != "schedule" or baseline not in axis.values:
+        return axis
+    return replace(axis, values=tuple(sorted(axis.values, key=lambda value: value != baseline)))
 
 
 def _check_names(axes: list[Axis], known: Mapping[Section, tuple[str, ...]]) -> None:

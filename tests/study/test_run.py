@@ -75,6 +75,9 @@ def test_screened_rows_are_simulated_when_they_are_wanted(tmp_path: Path) -> Non
     study = load_study(SCREENED)
     screened = study.run(tmp_path, screen=True).counts
     assert screened["settled"] > 0
+    baseline = study_of(**{**SCREENED, "schedule": SCREENED["schedule"] | {"baseline": "ring-attention"}})
+    rows = load_study(baseline).run(screen=True).rows
+    assert {row["status"] for row in rows if row["schedule"] == "ring-attention"} == {"done"}
     assert study.run(tmp_path, screen=True).counts == screened
     assert study.run(tmp_path).counts == {"done": 4, "failed": 0, "settled": 0}
 
