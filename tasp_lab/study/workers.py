@@ -61,6 +61,7 @@ def processes(count: int) -> Iterator[Executor | None]:
     before = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
     try:
+        _start(executor, count)
         yield executor
         executor.shutdown()
     except BaseException:
@@ -68,6 +69,16 @@ def processes(count: int) -> Iterator[Executor | None]:
             worker.kill()
         executor.shutdown(wait=False, cancel_futures=True)
         raise
+
+
+def _start(executor: Executor, count: int) -> None:
+    """Start all workers, which inherit that Ctrl-C is blocked: they do not hear it while they import, either."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for _ in range(count):
+            executor.submit(os.getpid)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_worker() -> None:
