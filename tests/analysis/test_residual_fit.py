@@ -75,7 +75,7 @@ def test_the_width_is_finite_and_bounded_by_what_was_measured(drawn: list[tuple[
     found, most = fit(known, INSIDE), T_95[ENOUGH_FREEDOM - 1] / NORMAL_95
     machines = max(between(known).value, ASSUMED_VARIANCE)
     rows = max(2 * variance for _, _, variance in drawn)
-    assert found.spread**2 <= most**2 * machines * 2 + rows * (1 + 1e-9)
+    assert found.spread**2 <= (most**2 * machines * 2 + rows) * (1 + 1e-9)
 
 
 @given(variances, st.integers(0, 9), variances)
