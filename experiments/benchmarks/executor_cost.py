@@ -1,10 +1,14 @@
-"""Overhead of the executor: schedules with tiny blocks against hand-written loops of the same calls, in one run.
+"""Overhead of the executor: schedules against hand-written loops of the same messages, in one run.
 
 ``python -m experiments.benchmarks.executor_cost`` starts gloo processes on this machine and writes
-``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, so posting and waiting take nearly all of
-the time. There are two loops: of the messages alone, and with the same kernel calls, which take no time, and the
-additions of their results, as a loop by hand would make them. Runs of all three alternate. Times are medians over runs
-of the slowest rank, processor times of the sum over ranks with the barriers around a run.
+``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are long enough that lanes have threads
+(`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the same
+kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have their
+tensors and operations beforehand. Samples of all three alternate.
+
+What is compared is the processor time of the threads that run Python, user and system, of all ranks. The threads of
+gloo itself are left out: they poll while a thread that posts holds a lock, most of their time on a busy machine, and
+how often that happens is chance.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ import multiprocessing
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -36,24 +40,28 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 
 CASES = (
-    ("ring", "p2p", 4),
-    ("ring", "batched", 4),
-    ("multi-ring", "p2p", 5),
-    ("multi-ring", "batched", 5),
-    ("multi-ring", "all-to-all", 5),
-    ("ring-attention", "p2p", 4),
-    ("ring-attention", "batched", 4),
-    ("tasp", "p2p", 5),
-    ("tasp", "batched", 5),
+    ("ring", "p2p", 4, False),
+    ("ring", "batched", 4, False),
+    ("multi-ring", "p2p", 5, False),
+    ("multi-ring", "batched", 5, False),
+    ("multi-ring", "all-to-all", 5, False),
+    ("ring-attention", "p2p", 4, False),
+    ("ring-attention", "batched", 4, False),
+    ("tasp", "p2p", 5, False),
+    ("tasp", "batched", 5, False),
+    ("ring", "p2p", 4, True),
+    ("multi-ring", "p2p", 5, True),
+    ("ring-attention", "p2p", 4, True),
+    ("tasp", "p2p", 5, True),
 )
-LAYER = Workload(sequence=5 * 4 * 3, head_dim=1, dtype="bf16", heads=1)
-SHARD_BYTES = 64
-COMBINED: tuple[Callable[[Iterable[float]], float], ...] = (max, sum)
-"""How the times of ranks are combined: that of the slowest, and the processor time of all."""
+"""Schedule, transport, ranks, and whether blocks are long."""
 
-RUNS = 400
-KINDS = 3
-"""The executor, a loop of the messages, and one with the calls."""
+LAYERS = tuple(Workload(sequence=5 * 4 * 3, head_dim=dim, dtype="bf16", heads=1) for dim in (1, 1024))
+SHARD_BYTES = 64, 2**16
+"""Of short blocks, of long ones."""
+
+SAMPLES, PASSES = 40, 20
+"""Samples of each of the three, and passes in a row in a sample, between two barriers."""
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -62,57 +70,72 @@ def main() -> None:
     """Measure all cases and write the table."""
     torch.set_num_threads(1)
     columns = (
-        "schedule, transport, ranks", "steps", "executor us/step", "messages by hand", "with calls by hand",
-        "executor / messages", "executor / with calls", "the same, processor time",
+        "schedule, transport, ranks", "longest message", "messages of a rank", "us/message by hand",
+        "executor / messages by hand", "executor / messages and calls by hand",
     )  # fmt: skip
     rows = [_row(*case) for case in CASES]
-    load = os.getloadavg()[1]
     made = machine_record()
     head = (
-        f"Schedules with shards of {SHARD_BYTES} bytes, or {LAYER.sequence} positions and kernel calls of no time, "
-        f"against hand-written loops of the same torch.distributed calls, without and with the same kernel calls, "
-        f"medians of {RUNS} runs of each, made by `python -m experiments.benchmarks.executor_cost` on "
-        f"{made['cores']} cores "
-        f"({made['date']}, torch {torch.__version__.split('+')[0]}); {load:.0f} processes were running or waiting."
+        f"Processor time, user and system, of the threads of all ranks that run Python: schedules with shards of "
+        f"{SHARD_BYTES[0]} and {SHARD_BYTES[1]} bytes, or {LAYERS[0].sequence} positions and kernel calls of no time, "
+        f"against hand-written loops of the same messages, without and with the same kernel calls; medians and "
+        f"quartiles of {SAMPLES} samples of {PASSES} passes, the three alternately, made by "
+        f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
+        f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
     )
     table = f"{head}\n\n{markdown_table(columns, rows)}\n"
     write_whole(RESULTS / "executor_cost.md", table.encode())
     print(table)
 
 
-def _row(name: str, transport: str, world_size: int) -> tuple[str, ...]:
-    steps = len(_schedule(name, world_size).steps)
+def _row(name: str, transport: str, world_size: int, long: bool) -> tuple[str, ...]:
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        task = (world_size, f"file://{folder}/store", name, transport, answers)
+        task = (world_size, f"file://{folder}/store", name, transport, long, answers)
         ranks = [fork.Process(target=_rank, args=(rank, *task)) for rank in range(world_size)]
         for process in ranks:
             process.start()
-        times = [answers.get() for _ in ranks]
+        found = [answers.get() for _ in ranks]
         for process in ranks:
             process.join()
-    wall_s, cpu_s = (
-        [statistics.median(combine(of_rank[kind][run][which] for of_rank in times) for run in range(RUNS)) / steps
-         for kind in range(KINDS)]
-        for which, combine in enumerate(COMBINED)
-    )  # fmt: skip
-    texts = [f"{seconds * 1e6:.0f}" for seconds in wall_s]
-    ratios = wall_s[0] / wall_s[1], wall_s[0] / wall_s[2], cpu_s[0] / cpu_s[2]
-    return f"{name}, {transport}, {world_size}", str(steps), *texts, *(f"{ratio:.2f}" for ratio in ratios)
+    of_ranks, messages = [times for times, _ in found], sum(count for _, count in found)
+    executor, alone, with_calls = (
+        [sum(times) for times in zip(*kind, strict=True)] for kind in zip(*of_ranks, strict=True)
+    )
+    by_hand_s = statistics.median(alone) / PASSES / messages
+    ratios = [
+        _spread([ours / theirs for ours, theirs in zip(executor, loop, strict=True)]) for loop in (alone, with_calls)
+    ]
+    longest = max(_schedule(name, world_size, long).block_bytes)
+    row = (
+        f"{name}, {transport}, {world_size}",
+        f"{longest} B",
+        f"{messages / world_size:.1f}",
+        f"{by_hand_s * 1e6:.0f}",
+        *ratios,
+    )
+    print(row, flush=True)
+    return row
 
 
-def _schedule(name: str, world_size: int) -> Schedule:
-    return build_schedules(name, full_mesh(world_size), LAYER if name in CIRCULATIONS else SHARD_BYTES)[0]
+def _spread(values: Sequence[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _schedule(name: str, world_size: int, long: bool) -> Schedule:
+    work = LAYERS[long] if name in CIRCULATIONS else SHARD_BYTES[long]
+    return build_schedules(name, full_mesh(world_size), work)[0]
 
 
 def _rank(
-    rank: int, world_size: int, store: str, name: str, transport: str,
-    answers: multiprocessing.SimpleQueue[list[list[tuple[float, float]]]],
+    rank: int, world_size: int, store: str, name: str, transport: str, long: bool,
+    answers: multiprocessing.SimpleQueue[tuple[list[list[float]], int]],
 ) -> None:  # fmt: skip
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store, timedelta(seconds=60), world_size, rank)
-    schedule = _schedule(name, world_size)
+    schedule = _schedule(name, world_size, long)
     work = PatternWork(schedule, rank, checked=False)
     executor = Executor(schedule, rank, make_transport(transport, 60.0), work, as_bytes=True)
     steps = len(schedule.steps)
@@ -123,17 +146,28 @@ def _rank(
         executor.run()
 
     runs = (execute, alone, with_calls)
-    times: list[list[tuple[float, float]]] = [[] for _ in runs]
-    for _ in range(RUNS):
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(SAMPLES):
         for found, run in zip(times, runs, strict=True):
             dist.barrier()
-            began_s, began_cpu_s = time.perf_counter(), time.process_time()
-            run()
-            ended_s = time.perf_counter()
+            began_s = _own_s()
+            for _ in range(PASSES):
+                run()
             dist.barrier()
-            found.append((ended_s - began_s, time.process_time() - began_cpu_s))
-    answers.put(times)
+            found.append(_own_s() - began_s)
+    answers.put((times, len(executor.part.messages_out)))
     dist.destroy_process_group()
+
+
+def _own_s() -> float:
+    """Processor time so far of the threads of this process that run Python."""
+    return (
+        sum(
+            float(Path(f"/proc/self/task/{each.native_id}/schedstat").read_text().split()[0])
+            for each in threading.enumerate()
+        )
+        / 1e9
+    )
 
 
 Call = Callable[[], None]

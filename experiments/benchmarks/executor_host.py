@@ -52,6 +52,7 @@ class Nothing:
     """A library that sends nothing and waits for nothing."""
 
     channels = False
+    short_bytes = 0
 
     def __init__(self, whole_steps: bool) -> None:
         self.whole_steps, self.receives_ahead = whole_steps, 0 if whole_steps else 4

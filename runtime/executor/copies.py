@@ -14,6 +14,7 @@ from runtime.executor.joins import join
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.views import FieldViews, Views, store, views
 from tasp_lab.schedule.blocks import Field
+from tasp_lab.schedule.blocks import Join as How
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, Join, Operand, Place, RankPart
@@ -28,7 +29,10 @@ class Work(Protocol):
         ...
 
     def bound(self, blocks: Sequence[int]) -> Views:
-        """The caller's tensors of resident copies of a bound kind, which are contiguous there."""
+        """The caller's tensors of resident copies of a bound kind, which are contiguous there.
+
+        Those of one block are the same in all runs; of several they may be gathered.
+        """
         ...
 
     def sent(self, block: int) -> Views:
@@ -45,18 +49,20 @@ class Copies:
     def __init__(self, schedule: Schedule, part: RankPart, memory: torch.Tensor, work: Work, as_bytes: bool) -> None:
         self.part, self.memory, self._work, self._as_bytes = part, memory, work, as_bytes
         self._kinds = schedule.blocks.kinds
-        self._sizes, self._home_sizes, self._kind, self._initial = _facts(schedule, part.rank)
+        self._sizes, self._home_sizes, self._kind, initial = _facts(schedule, part.rank)
+        self._initial_sums = initial & _added_to(part)
         wire = [_Format(memory, () if as_bytes else kind.fields) for kind in self._kinds]
         home = [_Format(memory, kind.home_fields) if kind.is_wide_at_home and not as_bytes else each
                 for kind, each in zip(self._kinds, wire, strict=True)]  # fmt: skip
         self._formats = wire, home
         self._lock = threading.Lock()
-        self._in_place: dict[int, torch.Tensor] = {}
+        self._operands: dict[int, list[Views]] = {}
+        self._targets: dict[tuple[int, int], tuple[Views, How, bool]] = {}
         self.begin()
 
     def begin(self) -> None:
         """Begin a run: resident copies are those of the start."""
-        self._has_parts = set(self._initial)
+        self._has_parts = set(self._initial_sums)
         self._computed: dict[tuple[int, int], Views] = {}
 
     def data(self, block: int, offset: int, at_home: bool = False) -> torch.Tensor:
@@ -89,13 +95,10 @@ class Copies:
         """The bytes of a message: where it is received, or what is sent.
 
         The copy of a bound kind, or of one that is wider at home, is gathered into bytes of its own first. All others
-        are views, made once for all runs.
+        are views.
         """
-        if message.offset != OUTSIDE:
-            if message.node not in self._in_place:
-                end = message.offset + message.size_bytes
-                self._in_place[message.node] = self.memory[message.offset : end]
-            return self._in_place[message.node]
+        if not message.is_gathered:
+            return self.memory[message.offset : message.offset + message.size_bytes]
         (row,) = message.rows
         data = self.memory.new_empty(message.size_bytes)
         place = self.part.resident.get(row.block)
@@ -105,10 +108,10 @@ class Copies:
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call, and join what it adds to resident copies; the rest waits for its join."""
-        found = self._work.compute(row, [self.operand(each) for each in row.operands])
+        found = self._work.compute(row, self._operands.get(row.operation) or self._operands_of(row))
         for place, values in zip(row.adds, found, strict=True):
             if place.since == RESIDENT:
-                self._add_to_resident(place, [values])
+                self._add_to_resident(place, (values,))
             else:
                 self._computed[row.operation, place.block] = values
 
@@ -134,9 +137,8 @@ class Copies:
             self._has_parts.add(place.block)
 
     def _join(self, place: Place, found: Sequence[Views], empty: bool) -> None:
-        at_home, kind = place.since == RESIDENT, self._kinds[self._kind[place.block]]
-        into, in_place = self._views(place.block, place.offset, at_home)
-        how = "add" if self._as_bytes and kind.join else kind.join
+        at_home = place.since == RESIDENT
+        into, how, in_place = self._targets.get((place.block, place.offset)) or self._target(place)
         for part in found:
             join(how, into, part, empty, rounded=at_home)
             empty = False
@@ -144,25 +146,45 @@ class Copies:
             data = self.data(place.block, place.offset, at_home)
             store(data, self._format(place.block, at_home).fields, into)
 
+    def _target(self, place: Place) -> tuple[Views, How, bool]:
+        """The fields of a copy, how parts join it, and whether they are the copy itself; then that is kept."""
+        how = self._kinds[self._kind[place.block]].join
+        into, in_place = self._views(place.block, place.offset, place.since == RESIDENT)
+        found = into, "add" if self._as_bytes and how else how, in_place
+        if in_place:
+            self._targets[place.block, place.offset] = found
+        return found
+
+    def _operands_of(self, row: CallRow) -> list[Views]:
+        """The operands of a kernel call, which are kept where they are the copies themselves."""
+        found = [self._operand(each) for each in row.operands]
+        if all(in_place for _, in_place in found):
+            self._operands[row.operation] = [fields for fields, _ in found]
+        return [fields for fields, _ in found]
+
     def operand(self, operand: Operand) -> Views:
         """The fields of an operand of a kernel call."""
+        return self._operand(operand)[0]
+
+    def _operand(self, operand: Operand) -> tuple[Views, bool]:
+        """The fields of an operand, and whether they are the copies themselves."""
         if not operand.blocks:
-            return ()
+            return (), True
         if operand.offset == OUTSIDE:
-            return self._work.bound(operand.blocks)
+            return self._work.bound(operand.blocks), len(operand.blocks) == 1
         at_home = operand.since[0] == RESIDENT
         if self._as_bytes and at_home:
-            return (self._bytes_on_the_wire(operand),)
-        return self._format(operand.blocks[0], at_home).views(operand.offset, operand.size_bytes)[0]
+            return self._bytes_on_the_wire(operand)
+        return self._format(operand.blocks[0], at_home).views(operand.offset, operand.size_bytes)
 
-    def _bytes_on_the_wire(self, operand: Operand) -> torch.Tensor:
+    def _bytes_on_the_wire(self, operand: Operand) -> tuple[Views, bool]:
         """Resident copies as bytes, without the room that is left where they are wider at home."""
         data = self.memory[operand.offset : operand.offset + operand.size_bytes]
         sizes = [self._sizes[block] for block in operand.blocks]
         if operand.size_bytes == sum(sizes):
-            return data
+            return (data,), True
         places = torch.split(data, [self._home_sizes[block] for block in operand.blocks])
-        return torch.cat([place[:size] for place, size in zip(places, sizes, strict=True)])
+        return (torch.cat([place[:size] for place, size in zip(places, sizes, strict=True)]),), False
 
     def _views(self, block: int, offset: int, at_home: bool = False) -> tuple[Views, bool]:
         """The fields of a copy, and whether they are the copy itself."""
@@ -197,6 +219,13 @@ def _facts(schedule: Schedule, rank: int) -> tuple[list[int], list[int], list[in
     """The sizes of blocks on the wire and at home, their kinds, and the blocks that a rank has at the start."""
     blocks, initial = schedule.blocks, frozenset(np.flatnonzero(schedule.initial[rank]).tolist())
     return blocks.bytes.tolist(), blocks.home_bytes.tolist(), blocks.kind.tolist(), initial
+
+
+@lru_cache(maxsize=16)
+def _added_to(part: RankPart) -> frozenset[int]:
+    """The blocks to whose resident copies something is added."""
+    places = [place for row in part.calls for place in row.adds] + [each.place for each in part.joins]
+    return frozenset(place.block for place in places if place.since == RESIDENT)
 
 
 def _on_current_stream(values: Views) -> Views:

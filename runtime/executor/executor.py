@@ -8,9 +8,9 @@ as their kind says (`runtime.executor.joins`).
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -18,7 +18,7 @@ from runtime.executor.copies import Copies, Work
 from runtime.executor.message_io import MessageIO, Progress, Strategy, no_progress
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
-from runtime.executor.plans import plan_of
+from runtime.executor.plans import Plan, plan_of
 from runtime.executor.step_plans import step_plan
 from runtime.executor.streams import Streams, streams_for
 from runtime.executor.transports import Transport
@@ -58,8 +58,9 @@ class Executor:
     ) -> None:
         self.part = part or rank_part(schedule, rank)
         self.memory = transport.take(schedule, self.part, torch.device(device))
-        self.schedule, self._transport, self._progress = schedule, transport, progress
+        self.schedule, self._transport = schedule, transport
         self.copies = Copies(schedule, self.part, self.memory, work or _NoWork(), as_bytes)
+        self._message_io = MessageIO(self.part.rank, transport, self.copies, progress)
 
     def prepare(self, streams: Streams | None = None, timed: bool = False) -> None:
         """Post the first receives. Once all ranks have done so, every first send has a receiver ready.
@@ -68,9 +69,9 @@ class Executor:
         """
         self._streams = streams or streams_for(self.memory.device)
         self.copies.begin()
-        self._message_io = MessageIO(self.part.rank, self._transport, self.copies, self._progress, self._streams)
-        self._message_io.timed = timed
-        self._strategy = self._new_strategy()
+        self._message_io.begin(self._streams, timed)
+        if self._transport.whole_steps:
+            self._transport.open(max(self._channels, default=0) + 1, self.memory, self._streams)
         self._strategy.prepare()
         if timed:
             self._busy, self._clock = BusyShare(), clock_name()
@@ -82,8 +83,10 @@ class Executor:
         """
         self._streams.begin()
         kind = self.memory.device.type
-        cast = torch.is_autocast_enabled(kind)
-        with torch.autocast(kind, enabled=False) if cast else contextlib.nullcontext():
+        if torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                self._strategy.run()
+        else:
             self._strategy.run()
         self._streams.finish()
 
@@ -98,14 +101,33 @@ class Executor:
         records = io.sent(), io.received(), io.computed()
         return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *records)
 
-    def _new_strategy(self) -> Strategy:
-        plan, transport, schedule = plan_of(self.schedule, self.part), self._transport, self.schedule
-        if not transport.whole_steps:
-            return PerLane(self._message_io, plan, transport.receives_ahead)
-        channel_of = channels(schedule) if transport.channels else (0,) * schedule.lanes
-        transport.open(max(channel_of, default=0) + 1, self.memory, self._streams)
-        every_step, prompt = not transport.channels, self._streams.queues
-        return PerStep(self._message_io, step_plan(plan, len(schedule.steps), channel_of, every_step, prompt))
+    @cached_property
+    def _strategy(self) -> Strategy:
+        """One for all runs, as they are alike."""
+        plan, transport, io = plan_of(self.schedule, self.part), self._transport, self._message_io
+        if not transport.whole_steps and not _is_short(plan, transport.short_bytes):
+            return PerLane(io, plan, transport.receives_ahead)
+        every_step, prompt = transport.whole_steps and not transport.channels, self._streams.queues
+        return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt))
+
+    @cached_property
+    def _channels(self) -> tuple[int, ...]:
+        """The channel of each lane."""
+        return channels(self.schedule) if self._transport.channels else (0,) * self.schedule.lanes
+
+
+@lru_cache(maxsize=16)
+def _is_short(plan: Plan, short_bytes: int) -> bool:
+    """Whether no message and no call of a rank is longer than handing over to another thread.
+
+    Threads of lanes would then cost more than lanes that wait for each other, and than messages that wait for calls.
+    """
+    messages, calls = (each.size_bytes for each in plan.sends + plan.receives), (row.flops for row in plan.calls)
+    return max(messages, default=0) <= short_bytes and max(calls, default=0) <= SHORT_FLOPS
+
+
+SHORT_FLOPS = 1 << 18
+"""A kernel call that takes a core some 10 us at most."""
 
 
 class _NoWork:

@@ -17,7 +17,7 @@ def join(how: Join, into: Views, part: Views, empty: bool, rounded: bool) -> Non
         (_copy_result if empty else _merge)(into, part)
     elif how == "add" and not empty:
         for total, new in zip(into, part, strict=True):
-            total.add_(new.to(total.dtype) if rounded else new)
+            total.add_(new.to(total.dtype) if rounded and new.dtype != total.dtype else new)
     else:
         for old, new in zip(into, part, strict=True):
             old.copy_(new)

@@ -6,7 +6,7 @@ Other errors, such as exhausted memory, are passed on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +25,9 @@ Progress = Callable[[int], None]
 """Called when a rank progresses or begins to wait, with the awaited rank or a state of `runtime.protocol.heartbeat`."""
 
 
+_WAITS = {"in": "waiting for {} from it", "out": "waiting until it takes {}"}
+
+
 def no_progress(_: int) -> None:
     """No-op progress callback."""
 
@@ -37,28 +40,31 @@ class Strategy(Protocol):
 
 
 class MessageIO:
-    """Posts messages, waits for them, makes kernel calls, and reports lost ranks; records times if it is `timed`."""
+    """Posts messages, waits for them, makes kernel calls, and reports lost ranks; records times if it is `timed`.
 
-    def __init__(
-        self,
-        rank: int,
-        transport: Transport,
-        copies: Copies,
-        progress: Progress,
-        streams: Streams | None = None,
-    ) -> None:
+    It serves all runs of an executor, as its messages are the same in each.
+    """
+
+    def __init__(self, rank: int, transport: Transport, copies: Copies, progress: Progress) -> None:
         self._rank, self._copies = rank, copies
-        self.streams, self.timed = streams or HostStreams(), False
         self._transport, self._progress = transport, None if progress is no_progress else progress
-        self._sent: list[tuple[PlannedMessage, Mark]] = []
-        self._received: list[tuple[PlannedMessage, Mark]] = []
-        self._computed: list[tuple[CallRow, Mark, Mark]] = []
+        self._messages: dict[int, Message] = {}
         self._gathered: dict[int, torch.Tensor] = {}
         self._waiting_for: dict[tuple[str, int], int] = {}
         self._computing: dict[int, CallRow] = {}
+        self.begin(HostStreams(), timed=False)
+
+    def begin(self, streams: Streams, timed: bool) -> None:
+        """Begin a run: nothing has happened yet."""
+        self.streams, self.timed = streams, timed
+        self._is_silent = not timed and self._progress is None
+        if timed:
+            self._sent: list[tuple[PlannedMessage, Mark]] = []
+            self._received: list[tuple[PlannedMessage, Mark]] = []
+            self._computed: list[tuple[CallRow, Mark, Mark]] = []
 
     def post_receives(self, messages: Sequence[PlannedMessage], channel: int = 0) -> list[Wait]:
-        received = [self._message(each, channel) for each in messages]
+        received = [self._messages.get(each.node) or self._message(each, channel) for each in messages]
         try:
             return self._transport.receive(received)
         except LostPeer as error:
@@ -68,16 +74,38 @@ class MessageIO:
         if self.timed:
             posted = self.streams.mark()
             self._sent += [(each, posted) for each in messages]
-        sent = [self._message(each, channel) for each in messages]
-        for each, message in zip(messages, sent, strict=True):
-            if each.offset == OUTSIDE:
-                self._gathered[each.node] = message.data
+        sent = [self._messages.get(each.node) or self._message(each, channel) for each in messages]
         try:
             return self._transport.send(sent)
         except LostPeer as error:
             if not messages:
                 raise RunError(f"rank {self._rank}: lost a rank ({error})") from None
             raise self._lost(messages[0], f"sending it {messages[0].blocks}", error) from None
+
+    def receive_all(self, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
+        """Wait until messages have arrived, in their order; `waits` are by node."""
+        if self._is_silent:
+            self._wait_for_all("in", messages, waits)
+        else:
+            for each in messages:
+                self.receive(each, waits[each.node])
+
+    def finish_all(self, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
+        """Wait until what is sent may be overwritten."""
+        if self._is_silent:
+            self._wait_for_all("out", messages, waits)
+            for each in messages:
+                self._finished(each)
+        else:
+            for each in messages:
+                self.finish_send(each, waits[each.node])
+
+    def _wait_for_all(self, direction: str, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
+        for each in messages:
+            try:
+                waits[each.node]()
+            except LostPeer as error:
+                raise self._lost(each, _WAITS[direction].format(each.blocks), error) from None
 
     def receive(self, message: PlannedMessage, wait: Wait) -> None:
         """Wait until a message has arrived."""
@@ -88,7 +116,11 @@ class MessageIO:
     def finish_send(self, message: PlannedMessage, wait: Wait) -> None:
         """Wait until what is sent may be overwritten."""
         self._wait_for("out", message, wait)
-        self._gathered.pop(message.node, None)
+        self._finished(message)
+
+    def _finished(self, message: PlannedMessage) -> None:
+        if message.offset == OUTSIDE:
+            self._gathered.pop(message.node, None)
         if message.given:
             self._copies.given(message.given)
 
@@ -97,6 +129,10 @@ class MessageIO:
         self._copies.join(each)
 
     def compute(self, row: CallRow) -> None:
+        """Make a kernel call."""
+        if self._is_silent:
+            self._copies.compute(row)
+            return
         began = self.streams.mark() if self.timed else None
         self._computing[row.lane] = row
         self._report()
@@ -129,7 +165,13 @@ class MessageIO:
         )
 
     def _message(self, message: PlannedMessage, channel: int) -> Message:
-        return Message(message.peer, message.tag, self._copies.message(message), channel)
+        """A message that is posted; it is kept for later runs unless it is gathered in each."""
+        found = Message(message.peer, message.tag, self._copies.message(message), channel)
+        if message.is_gathered:
+            self._gathered[message.node] = found.data
+        else:
+            self._messages[message.node] = found
+        return found
 
     def _wait_for(self, direction: str, message: PlannedMessage, wait: Wait) -> None:
         if self._progress is not None:
@@ -138,8 +180,7 @@ class MessageIO:
         try:
             wait()
         except LostPeer as error:
-            what = "waiting for {} from it" if direction == "in" else "waiting until it takes {}"
-            raise self._lost(message, what.format(message.blocks), error) from None
+            raise self._lost(message, _WAITS[direction].format(message.blocks), error) from None
         if self._progress is not None:
             del self._waiting_for[direction, message.lane]
             self._report()

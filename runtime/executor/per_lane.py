@@ -14,7 +14,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -25,36 +25,33 @@ from runtime.executor.message_io import MessageIO
 from runtime.executor.plans import Plan, PlannedMessage
 from runtime.executor.threads import run_beside
 from runtime.executor.transports import Wait
-from tasp_lab.schedule.rank_part import CallRow
 
-Posted = queue.SimpleQueue[tuple[PlannedMessage, Wait]]
-"""Posted messages in their order, each with its wait."""
+Wake = queue.SimpleQueue[None]
+"""Wakes a thread that sleeps until its next message is posted, or its next call may be made."""
 
 
 class _Lanes(NamedTuple):
-    """The messages of a plan by lane. `waits` are those that each lane's thread waits for, in their order.
+    """The messages of a plan by lane, and the nodes that each thread waits for or computes, in their order.
 
-    If anything waits for sends, which use memory that is reused, the threads wait for those, too. `calls` are those of
-    each compute lane, with their nodes.
+    If anything waits for sends, which use memory that is reused, the threads wait for those, too. The calling thread
+    is the first one if `is_here`. `unmet` says for how many others each node waits.
     """
 
     outgoing: dict[int, tuple[PlannedMessage, ...]]
     incoming: dict[int, tuple[PlannedMessage, ...]]
-    waits: tuple[tuple[PlannedMessage, ...], ...]
+    threads: tuple[tuple[int, ...], ...]
+    is_here: bool
     sends_are_awaited: bool
-    calls: tuple[tuple[tuple[int, CallRow], ...], ...]
+    unmet: tuple[int, ...]
 
 
 @lru_cache(maxsize=16)
 def _lanes_of(plan: Plan) -> _Lanes:
     awaited = any(plan.releases[each.node] for each in plan.sends)
-    waits = sorted(plan.receives + plan.sends * awaited, key=lambda each: each.step)
-    calls = tuple(enumerate(plan.calls, plan.first_call))
-    of_lanes = tuple(
-        tuple((node, row) for node, row in calls if row.lane == lane)
-        for lane in sorted({row.lane for row in plan.calls})
-    )
-    return _Lanes(_by_lane(plan.sends), _by_lane(plan.receives), tuple(_by_lane(waits).values()), awaited, of_lanes)
+    threads = _threads(plan, plan.receives + plan.sends * awaited)
+    unmet = tuple(len(each) for each in plan.waits)
+    is_here = bool(plan.calls) or len(threads) == 1
+    return _Lanes(_by_lane(plan.sends), _by_lane(plan.receives), threads, is_here, awaited, unmet)
 
 
 def _by_lane(messages: Sequence[PlannedMessage]) -> dict[int, tuple[PlannedMessage, ...]]:
@@ -62,164 +59,201 @@ def _by_lane(messages: Sequence[PlannedMessage]) -> dict[int, tuple[PlannedMessa
     return {lane: tuple(each for each in messages if each.lane == lane) for lane in lanes}
 
 
+def _threads(plan: Plan, awaited: Sequence[PlannedMessage]) -> tuple[tuple[int, ...], ...]:
+    """The nodes of each thread: the calls of each compute lane, then the messages of each lane, by step."""
+    calls = [(row.lane, row.step, node) for node, row in enumerate(plan.calls, plan.first_call)]
+    messages = [(each.lane, each.step, each.node) for each in awaited]
+    return tuple(
+        tuple(node for of, _, node in sorted(found, key=lambda each: each[1]) if of == lane)
+        for found in (calls, messages)
+        for lane in sorted({of for of, *_ in found})
+    )
+
+
 class PerLane:
     """One thread per lane waits for arrivals; each arrival may release messages and kernel calls of any lane.
 
-    If nothing waits for sends, all are waited for at the end.
+    If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`transports.Wait`).
     """
 
     def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int) -> None:
         self._message_io, self._plan, self._ahead, self._lanes = message_io, plan, steps_ahead, _lanes_of(plan)
-        self._unmet = [len(each) for each in plan.waits]
+
+    def prepare(self) -> None:
+        plan, steps_ahead = self._plan, self._ahead
+        self._unmet = list(self._lanes.unmet)
         self._outgoing = {lane: deque(messages) for lane, messages in self._lanes.outgoing.items()}
         self._incoming = {lane: deque(messages) for lane, messages in self._lanes.incoming.items()}
         self._post_until = dict.fromkeys(self._incoming, steps_ahead)
         self._unreceived = dict.fromkeys(self._incoming, 0)
-        self._posted: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._incoming}
-        self._outstanding_sends: dict[int, Posted] = {lane: queue.SimpleQueue() for lane in self._outgoing}
-        self._happened: deque[tuple[int, PlannedMessage | None]] = deque()
+        self._waits: list[Wait | None] = [None] * plan.first_call
+        self._happened: deque[int] = deque()
         self._advancing = threading.Lock()
-        self._next_calls: dict[int, queue.SimpleQueue[None]] = {}
-        self._calls_are_free = [queue.SimpleQueue[None]() for _ in self._lanes.calls]
+        self._wakes: tuple[Wake, ...] = tuple(queue.SimpleQueue() for _ in self._lanes.threads)
+        self._asleep: dict[int, Wake] = {}
         self._failed = False
         self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def prepare(self) -> None:
-        self._post((), self._incoming)
+        for lane in self._incoming:
+            self._post_receives(lane)
 
     def run(self) -> None:
-        """Execute the part; kernel calls of the first compute lane are made by the calling thread."""
-        self._post(self._outgoing, self._incoming)
+        """Execute the part; the calling thread is the first one that has calls, or the only one."""
+        for lane in self._outgoing:
+            self._post_sends(lane)
+        for lane in self._incoming:
+            self._post_receives(lane)
         self._modes = _modes()
-        lanes = zip(self._lanes.calls, self._calls_are_free, strict=True)
-        computing = [partial(self._compute, calls, is_free) for calls, is_free in lanes]
-        receiving = [partial(self._run_lane, messages) for messages in self._lanes.waits]
-        here = computing[:1] or receiving * (len(receiving) == 1)
-        work = [*here, *computing[1:], *(receiving if computing or not here else ())]
-        for lane in work[len(here) :]:
-            run_beside(partial(self._guarded, lane))
-        for lane in here:
-            self._guarded(lane)
+        work = [partial(self._do, *each) for each in zip(self._lanes.threads, self._wakes, strict=True)]
+        here = work[: self._lanes.is_here]
+        for thread in work[len(here) :]:
+            run_beside(partial(self._guarded, thread))
+        for thread in here:
+            self._guarded(thread)
         for _ in work:
             if (error := self._ended.get()) is not None:
                 raise error
         if not self._lanes.sends_are_awaited:
             for each in self._plan.sends:
-                self._message_io.finish_send(*self._outstanding_sends[each.lane].get())
+                self._finish_send(each)
 
-    def _run_lane(self, messages: Sequence[PlannedMessage]) -> None:
-        for message in messages:
-            if message.node < self._plan.first_receive:
-                self._message_io.finish_send(*self._outstanding_sends[message.lane].get())
-                if self._plan.releases[message.node]:
-                    self._record(message.node)
-            else:
-                self._message_io.receive(*self._posted[message.lane].get())
-                if self._plan.releases[message.node] or self._incoming[message.lane]:
-                    self._record(message.node, message)
-
-    def _guarded(self, run_lane: Callable[[], None]) -> None:
-        """Run a lane in torch's modes of the calling thread, which are those of its tensors."""
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do the work of a thread in torch's modes of the calling one, which are those of its tensors."""
         error: Exception | None = None
         try:
             with _in_modes(*self._modes):
-                run_lane()
+                work()
         except Exception as raised:
             error = raised
             self._failed = True
-            for is_free in self._calls_are_free:
-                is_free.put(None)
+            for wake in self._wakes:
+                wake.put(None)
         self._ended.put(error)
 
-    def _compute(self, calls: Sequence[tuple[int, CallRow]], is_free: queue.SimpleQueue[None]) -> None:
-        """Make the kernel calls of a compute lane in order; stop when a lane has failed."""
-        for node, row in calls:
-            self._next_calls[node] = is_free
-            while self._unmet[node] and not self._failed:
-                is_free.get()
-            del self._next_calls[node]
-            if self._failed:
-                return
-            self._message_io.compute(row)
-            self._record(node)
+    def _do(self, nodes: Sequence[int], wake: Wake) -> None:
+        """Wait for messages and make kernel calls in their order; stop when another thread has failed."""
+        plan, unmet, waits = self._plan, self._unmet, self._waits
+        for node in nodes:
+            if node >= plan.first_call:
+                if unmet[node]:
+                    self._sleep(node, wake, lambda node=node: not unmet[node])  # type: ignore[misc]
+                if self._failed:
+                    return
+                self._message_io.compute(plan.calls[node - plan.first_call])
+                self._record(node)
+                continue
+            if waits[node] is None:
+                self._sleep(node, wake, lambda node=node: waits[node] is not None)  # type: ignore[misc]
+                if self._failed:
+                    return
+            if node < plan.first_receive:
+                self._finish_send(plan.sends[node])
+                if plan.releases[node]:
+                    self._record(node)
+            else:
+                self._receive(plan.receives[node - plan.first_receive])
 
-    def _record(self, node: int, received: PlannedMessage | None = None) -> None:
+    def _sleep(self, node: int, wake: Wake, is_over: Callable[[], bool]) -> None:
+        """Sleep until a message is posted, or a call may be made, or a thread has failed."""
+        self._asleep[node] = wake
+        while not is_over() and not self._failed:
+            wake.get()
+        del self._asleep[node]
+
+    def _receive(self, message: PlannedMessage) -> None:
+        wait = self._waits[message.node]
+        assert wait is not None, "it is posted"
+        self._message_io.receive(message, wait)
+        if self._plan.releases[message.node] or self._incoming[message.lane]:
+            self._record(message.node)
+
+    def _finish_send(self, message: PlannedMessage) -> None:
+        wait = self._waits[message.node]
+        assert wait is not None, "it is posted"
+        self._message_io.finish_send(message, wait)
+        if message.is_gathered:
+            self._waits[message.node] = None  # with its bytes
+
+    def _record(self, node: int) -> None:
         """Record that something has happened; post and join whatever has waited for it."""
-        self._happened.append((node, received))
+        self._happened.append(node)
         while joins := self._advance():
             for join in joins:
                 self._message_io.join(self._plan.joins[join - self._plan.first_join])
-            self._happened.extend((join, None) for join in joins)
+            self._happened.extend(joins)
 
     def _advance(self) -> list[int]:
         """Post whatever has waited for what has happened; returns the joins that this thread is to make.
 
-        If another thread is at it, that one does it, and this one goes on waiting for its own messages.
+        If another thread is at it, that one does it, and this one goes on waiting for its own messages. Threads are
+        woken once messages are posted, as two then want to run.
         """
         joins: list[int] = []
         while self._happened and self._advancing.acquire(blocking=False):
             try:
                 while self._happened:
-                    node, received = self._happened.popleft()
-                    outgoing, incoming, free, computing = self._released([node])
-                    joins += free
-                    if received is not None:
-                        self._unreceived[received.lane] -= 1
-                        self._post_until[received.lane] = received.step + 1 + self._ahead
-                        incoming.add(received.lane)
-                    self._post(outgoing, incoming)
-                    for is_free in computing:
-                        is_free.put(None)
+                    asleep: list[int] = []
+                    self._release(self._happened.popleft(), joins, asleep)
+                    for node in asleep:
+                        if (wake := self._asleep.get(node)) is not None:
+                            wake.put(None)
             finally:
                 self._advancing.release()
         return joins
 
-    def _released(self, happened: Sequence[int]) -> tuple[set[int], set[int], list[int], list[queue.SimpleQueue[None]]]:
-        """The lanes with messages that may now be sent or received, the joins that may now be made, and the compute
-        lanes whose next call may be: they are told once messages are posted, as two threads then want to run."""
+    def _release(self, happened: int, joins: list[int], asleep: list[int]) -> None:
+        """Post the messages that may now be sent or received; adds the joins and the calls that may now be made, and
+        the messages that are posted. No other thread does so meanwhile."""
         plan, unmet = self._plan, self._unmet
-        outgoing, incoming, joins = set[int](), set[int](), list[int]()
-        computing: list[queue.SimpleQueue[None]] = []
-        waiting = list(happened)
-        while waiting:
-            for node in plan.releases[waiting.pop()]:
+        outgoing, incoming, waiting = list[int](), list[int](), [happened]
+        if plan.first_receive <= happened < plan.first_call:
+            received = plan.receives[happened - plan.first_receive]
+            self._unreceived[received.lane] -= 1
+            self._post_until[received.lane] = received.step + 1 + self._ahead
+            incoming.append(received.lane)
+        for before in waiting:
+            for node in plan.releases[before]:
                 unmet[node] -= 1
                 if unmet[node]:
                     continue
                 if node < plan.first_receive:
-                    outgoing.add(plan.sends[node].lane)
+                    outgoing.append(plan.sends[node].lane)
                 elif node < plan.first_call:
-                    incoming.add(plan.receives[node - plan.first_receive].lane)
+                    incoming.append(plan.receives[node - plan.first_receive].lane)
                 elif node >= plan.first_join:
                     joins.append(node)
                 elif node >= plan.first_buffer:
                     waiting.append(node)
-                elif (is_free := self._next_calls.get(node)) is not None:
-                    computing.append(is_free)
-        return outgoing, incoming, joins, computing
-
-    def _post(self, outgoing: Collection[int], incoming: Collection[int]) -> None:
-        """Post the messages of these lanes that are ready; no other thread posts any meanwhile.
-
-        Receives are posted up to `steps_ahead` steps ahead of the lane's last one or, if none is left to come, of its
-        next one, while their memory is free.
-        """
-        unmet = self._unmet
+                else:
+                    asleep.append(node)
         for lane in outgoing:
-            messages = self._outgoing[lane]
-            while messages and not unmet[messages[0].node]:
-                message = messages.popleft()
-                self._outstanding_sends[lane].put((message, self._message_io.post_sends([message])[0]))
+            asleep += self._post_sends(lane)
         for lane in incoming:
-            messages = self._incoming[lane]
-            while messages and not unmet[messages[0].node]:
-                if not self._unreceived[lane]:
-                    self._post_until[lane] = max(self._post_until[lane], messages[0].step + self._ahead)
-                if messages[0].step > self._post_until[lane]:
-                    break
-                message = messages.popleft()
-                self._unreceived[lane] += 1
-                self._posted[lane].put((message, self._message_io.post_receives([message])[0]))
+            asleep += self._post_receives(lane)
+
+    def _post_sends(self, lane: int) -> list[int]:
+        """Post the messages of a lane that are ready; returns their nodes."""
+        messages, unmet, posted = self._outgoing[lane], self._unmet, list[int]()
+        while messages and not unmet[messages[0].node]:
+            message = messages.popleft()
+            (self._waits[message.node],) = self._message_io.post_sends((message,))
+            posted.append(message.node)
+        return posted
+
+    def _post_receives(self, lane: int) -> list[int]:
+        """As `_post_sends`: up to `steps_ahead` steps ahead of the lane's last message or, if none is left to come, of
+        its next one, while their memory is free."""
+        messages, unmet, posted = self._incoming[lane], self._unmet, list[int]()
+        while messages and not unmet[messages[0].node]:
+            step = messages[0].step
+            if not self._unreceived[lane]:
+                self._post_until[lane] = max(self._post_until[lane], step + self._ahead)
+            if step > self._post_until[lane]:
+                break
+            message = messages.popleft()
+            self._unreceived[lane] += 1
+            (self._waits[message.node],) = self._message_io.post_receives((message,))
+            posted.append(message.node)
+        return posted
 
 
 def _modes() -> tuple[bool, bool]:

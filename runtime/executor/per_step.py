@@ -3,7 +3,7 @@
 The messages of a step are posted together, those of each channel as one batch, when all that they wait for has
 happened. Its kernel calls are made while its messages are in flight. On a GPU nothing is waited for by the host: what
 happens is queued on streams, one per channel and one per lane of calls, which wait for each other (`step_plans`). On a
-host all calls are made by the calling thread, lane after lane.
+host all is done by the calling thread, lane after lane.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from runtime.executor.message_io import MessageIO
 from runtime.executor.plans import PlannedMessage
-from runtime.executor.step_plans import COMPUTING, Batch, StepPlan
+from runtime.executor.step_plans import CALLS, COMPUTING, FINISHES, POST, RECEIVES, Batch, StepPlan
 from runtime.executor.streams import Mark
 from runtime.executor.transports import Wait
 from tasp_lab.schedule.rank_part import CallRow
 
 
 class PerStep:
-    """Posts the receives and sends of a step together."""
+    """Posts the receives and sends of a step together. Waits are kept until the next run (`transports.Wait`)."""
 
     def __init__(self, message_io: MessageIO, plan: StepPlan) -> None:
-        self._message_io, self._plan, self._streams = message_io, plan, message_io.streams
+        self._message_io, self._plan = message_io, plan
         self._waits: dict[int, Wait] = {}
         self._marks: list[Mark | None] = [None] * plan.marks
 
@@ -30,6 +30,24 @@ class PerStep:
         """No-op: the receives of a step are posted with its sends."""
 
     def run(self) -> None:
+        self._streams = self._message_io.streams
+        (self._run_on_streams if self._streams.queues else self._run_on_host)()
+
+    def _run_on_host(self) -> None:
+        io, waits = self._message_io, self._waits
+        for kind, what in self._plan.on_host:
+            if kind == RECEIVES:
+                io.receive_all(what, waits)
+            elif kind == POST:
+                self._post(what)
+            elif kind == CALLS:
+                self._compute(what)
+            elif kind == FINISHES:
+                io.finish_all(what, waits)
+            else:
+                io.join(what)
+
+    def _run_on_streams(self) -> None:
         do: tuple[Any, ...] = (
             self._post, self._receive, self._finish_send, self._message_io.join, self._compute, self._mark, self._after,
         )  # fmt: skip
@@ -40,16 +58,16 @@ class PerStep:
                     do[kind](what)
 
     def _post(self, batch: Batch) -> None:
-        receives = self._message_io.post_receives(batch.receives, batch.channel)
-        sends = self._message_io.post_sends(batch.sends, batch.channel)
-        for message, wait in zip((*batch.receives, *batch.sends), (*receives, *sends), strict=True):
-            self._waits[message.node] = wait
+        io = self._message_io
+        received = io.post_receives(batch.receives, batch.channel)
+        sent = io.post_sends(batch.sends, batch.channel)
+        self._waits.update(zip(batch.nodes, (*received, *sent), strict=True))
 
     def _receive(self, message: PlannedMessage) -> None:
-        self._message_io.receive(message, self._waits.pop(message.node))
+        self._message_io.receive(message, self._waits[message.node])
 
     def _finish_send(self, message: PlannedMessage) -> None:
-        self._message_io.finish_send(message, self._waits.pop(message.node))
+        self._message_io.finish_send(message, self._waits[message.node])
 
     def _compute(self, calls: tuple[CallRow, ...]) -> None:
         for row in calls:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, Join, RankPart, Row
 from tasp_lab.schedule.schedule import Schedule
@@ -32,6 +33,11 @@ class PlannedMessage(NamedTuple):
     offset: int
     size_bytes: int
     given: tuple[int, ...]
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether its data are gathered first."""
+        return self.offset == OUTSIDE
 
     @property
     def blocks(self) -> str:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from runtime.executor.plans import Plan, PlannedMessage
 from tasp_lab.schedule.dependencies import RESIDENT
@@ -23,16 +24,20 @@ from tasp_lab.schedule.rank_part import CallRow, Join
 POST, RECEIVE, FINISH, JOIN, CALLS, MARK, AFTER = range(7)
 """Post a batch, wait until a message has arrived or been sent, join, make calls, set a mark, wait for a mark."""
 
+RECEIVES, FINISHES = 7, 8
+"""As `RECEIVE` and `FINISH`, of several messages in a row."""
+
 COMPUTING = -1
 """The stream of kernel calls on lane 0; lane k has ``COMPUTING - k``. Communication has the numbers of channels."""
 
 
 class Batch(NamedTuple):
-    """The messages of a channel that are posted together."""
+    """The messages of a channel that are posted together, and their nodes."""
 
     channel: int
     receives: tuple[PlannedMessage, ...]
     sends: tuple[PlannedMessage, ...]
+    nodes: tuple[int, ...]
 
 
 Action = tuple[int, Batch | PlannedMessage | Join | tuple[CallRow, ...] | int]
@@ -40,10 +45,14 @@ Action = tuple[int, Batch | PlannedMessage | Join | tuple[CallRow, ...] | int]
 
 
 class StepPlan(NamedTuple):
-    """Runs of actions, each in one stream, in the order in which they are issued; and the number of marks."""
+    """Runs of actions, each in one stream, in the order in which they are issued; and the number of marks.
+
+    `on_host` are the actions of a host, which has no streams: no marks, and messages in a row are waited for together.
+    """
 
     runs: tuple[tuple[int, tuple[Action, ...]], ...]
     marks: int
+    on_host: tuple[tuple[int, Any], ...]
 
 
 @lru_cache(maxsize=16)
@@ -90,7 +99,7 @@ class _StepPlan:
             self._reach(message.node, 0)
         awaited = {mark for _, mark in self._waited}
         needed = [each for each in self._actions if each[1][0] != MARK or each[1][1] in awaited]
-        self.found = StepPlan(_in_runs(needed), self._marks)
+        self.found = StepPlan(_in_runs(needed), self._marks, _on_host(action for _, action in needed))
 
     def _do(self, stream: int, action: Action) -> None:
         self._actions.append((stream, action))
@@ -182,12 +191,16 @@ def _batches(plan: Plan, steps: int, channels: Sequence[int], every_step: bool) 
             found[message.step][channels[message.lane]].append(message)
     return [
         [
-            Batch(channel, tuple(receives[step][channel]), tuple(sends[step][channel]))
+            _batch(channel, receives[step][channel], sends[step][channel])
             for channel in range(count)
             if every_step or receives[step][channel] or sends[step][channel]
         ]
         for step in range(steps)
     ]
+
+
+def _batch(channel: int, receives: Sequence[PlannedMessage], sends: Sequence[PlannedMessage]) -> Batch:
+    return Batch(channel, tuple(receives), tuple(sends), tuple(each.node for each in (*receives, *sends)))
 
 
 def _calls(plan: Plan, steps: int) -> list[dict[int, list[tuple[int, CallRow]]]]:
@@ -205,3 +218,15 @@ def _in_runs(actions: Sequence[tuple[int, Action]]) -> tuple[tuple[int, tuple[Ac
             runs.append((stream, []))
         runs[-1][1].append(action)
     return tuple((stream, tuple(found)) for stream, found in runs)
+
+
+def _on_host(actions: Iterable[Action]) -> tuple[tuple[int, Any], ...]:
+    several = {RECEIVE: RECEIVES, FINISH: FINISHES}
+    rows = groupby((action for action in actions if action[0] not in (MARK, AFTER)), key=lambda action: action[0])
+    found: list[tuple[int, Any]] = []
+    for kind, of_kind in rows:
+        if kind in several:
+            found.append((several[kind], tuple(what for _, what in of_kind)))
+        else:
+            found += of_kind
+    return tuple(found)

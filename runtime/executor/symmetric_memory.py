@@ -109,6 +109,7 @@ class SymmetricMemory:
     receives_ahead = 0
     whole_steps = True
     channels = True
+    short_bytes = 0
 
     def __init__(self, heap: Heap, timeout_s: float) -> None:
         self._heap, self._timeout_ms = heap, round(timeout_s * 1e3)

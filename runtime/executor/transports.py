@@ -3,16 +3,17 @@
 A `Transport` posts messages and returns a wait for each. The executor is driven by three of its properties:
 `receives_ahead` is the number of steps by which receives may be posted early; with `whole_steps` every rank must
 post the receives and then the sends of a step together, and with `channels` those of each channel of a step
-(`tasp_lab.schedule.channels`), where it has messages.
+(`tasp_lab.schedule.channels`), where it has messages. Messages of up to `short_bytes` may be posted by steps, too.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -27,20 +28,29 @@ from tasp_lab.schedule.schedule import Schedule
 Result = TypeVar("Result")
 
 
-class Message(NamedTuple):
-    """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks."""
+@dataclass(eq=False, slots=True)
+class Message:
+    """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks.
+
+    A message is kept for later runs over the same transport, which may add what it has `prepared` for it.
+    """
 
     peer: int
     tag: int
     data: torch.Tensor
     channel: int = 0
+    prepared: Any = None
 
 
 Group = dist.ProcessGroup | None
 """A process group; None is the group of all ranks. Peers are ranks within it."""
 
 Wait = Callable[[], None]
-"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer`."""
+"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer`.
+
+Executors keep waits until the next run. They hold the works of torch, and to free one of gloo's right after it has
+ended contends with gloo's own thread for its lock: a message then costs twice the processor time.
+"""
 
 
 class LostPeer(Exception):  # noqa: N818
@@ -86,6 +96,11 @@ class Transport(Protocol):
     def whole_steps(self) -> bool: ...
     @property
     def channels(self) -> bool: ...
+    @property
+    def short_bytes(self) -> int:
+        """Messages of this size and less take no longer than to hand over to another thread; 0 if there are none."""
+        ...
+
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         """The memory of a run, bytes of arbitrary content, for work in the current stream; a collective call."""
         ...
@@ -123,25 +138,33 @@ class PointToPoint(OrdinaryMemory):
     receives_ahead = 4
     whole_steps = False
     channels = False
+    short_bytes = 4096
+    """A thread hands over to another one in some 10 us, in which a link of 400 MB/s carries a page."""
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
-        self._timeout, self._group, self._on_gpu = _timeout(timeout_s, device), group, device.type == "cuda"
+        self._timeout, self._on_gpu = _timeout(timeout_s, device), device.type == "cuda"
+        self._group = _group_of(group)
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        return [self._wait(self._call(dist.irecv, m, group_src=m.peer)) for m in messages]
+        return self._post(self._group.recv, messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        return [self._wait(self._call(dist.isend, m, group_dst=m.peer)) for m in messages]
+        return self._post(self._group.send, messages)
 
-    def _call(self, function: Callable[..., dist.Work | None], message: Message, **peer: int) -> dist.Work | None:
-        return call_peers(self._on_gpu, function, message.data, group=self._group, tag=message.tag, **peer)
-
-    def _wait(self, work: dist.Work | None) -> Wait:
-        assert work is not None, "this process is not part of the group"
-        return partial(wait_for, work, self._timeout)
+    def _post(
+        self, post: Callable[[list[torch.Tensor], int, int], dist.Work], messages: Sequence[Message]
+    ) -> list[Wait]:
+        """Post messages. `dist.isend` and `dist.irecv` make the same calls, and check arguments that are known here."""
+        timeout = self._timeout
+        try:
+            return [partial(wait_for, post([each.data], each.peer, each.tag), timeout) for each in messages]
+        except RuntimeError as error:
+            if is_lost_peer(error, self._on_gpu):
+                raise LostPeer(reason_of(error)) from None
+            raise
 
 
 class Batched(OrdinaryMemory):
@@ -154,6 +177,7 @@ class Batched(OrdinaryMemory):
 
     receives_ahead = 0
     whole_steps = True
+    short_bytes = 0
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._device, self._on_gpu = device, device.type == "cuda"
@@ -172,13 +196,13 @@ class Batched(OrdinaryMemory):
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._batch = _Once()
-        self._receives = [self._operation(dist.irecv, message) for message in messages]
+        self._receives = [each.prepared or self._operation(dist.irecv, each) for each in messages]
         return [self._batch.wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        operations = self._receives + [self._operation(dist.isend, message) for message in messages]
+        operations = self._receives + [each.prepared or self._operation(dist.isend, each) for each in messages]
         works = call_peers(self._on_gpu, dist.batch_isend_irecv, operations) if operations else []
-        timeout = self._timeout
+        self._batch.works, timeout = () if self._on_gpu else works, self._timeout
 
         def finish() -> None:
             for work in works:
@@ -189,7 +213,9 @@ class Batched(OrdinaryMemory):
 
     def _operation(self, call: Callable[..., object], message: Message) -> dist.P2POp:
         group = self._groups[message.channel]
-        return dist.P2POp(call, message.data, group=group, group_peer=message.peer, tag=message.tag)
+        found = dist.P2POp(call, message.data, group=group, group_peer=message.peer, tag=message.tag)
+        message.prepared = found
+        return found
 
 
 def orders_launches() -> bool:
@@ -219,9 +245,7 @@ _FURTHER: WeakKeyDictionary[dist.ProcessGroup, list[Group]] = WeakKeyDictionary(
 
 def _further_groups(group: Group, count: int) -> list[Group]:
     """Further groups of the same ranks, made by the first call that needs them, of all ranks of the group."""
-    all_ranks = group or dist.group.WORLD
-    assert all_ranks is not None, "there is a process group"
-    found = _FURTHER.setdefault(all_ranks, [])
+    found = _FURTHER.setdefault(_group_of(group), [])
     while len(found) < count:
         found.append(beside(group))
     return found[:count]
@@ -249,8 +273,7 @@ def _connect(group: Group, device: torch.device) -> None:
     torch makes communicators of NCCL with the first call, in which all ranks must take part; a batch of a step may be
     empty on some (https://github.com/pytorch/pytorch/pull/74701).
     """
-    found = group or dist.group.WORLD
-    assert found is not None, "there is a process group"
+    found = _group_of(group)
     if found not in _CONNECTED:
         call_peers(device.type == "cuda", dist.all_reduce, torch.zeros(1, device=device), group=group)
         _CONNECTED.add(found)
@@ -272,6 +295,7 @@ class AllToAll(OrdinaryMemory):
 
     receives_ahead = 0
     whole_steps = True
+    short_bytes = 0
     channels = False
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
@@ -315,10 +339,11 @@ class AllToAll(OrdinaryMemory):
 
 
 class _Once:
-    """A wait shared by all messages of a step: only the first call waits."""
+    """A wait shared by all messages of a step: only the first call waits. `works` are kept with it (`Wait`)."""
 
     def __init__(self) -> None:
         self.finish: Callable[[], object] | None = None
+        self.works: Sequence[dist.Work] = ()
 
     def wait(self) -> None:
         if self.finish is not None:
@@ -339,6 +364,12 @@ def _unpack(arrived: torch.Tensor, messages: Sequence[Message]) -> None:
         start += size
 
 
+def _group_of(group: Group) -> dist.ProcessGroup:
+    found = group or dist.group.WORLD
+    assert found is not None, "there is a process group"
+    return found
+
+
 def default_device() -> str:
     """The device of this rank's blocks: its GPU for NCCL and RCCL, else ``cpu``."""
     return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
@@ -354,10 +385,12 @@ def wait_for(work: dist.Work, timeout: timedelta | None) -> None:
 
     Raises `LostPeer` on failure or timeout.
     """
-    if timeout is None:
-        call_peers(True, work.wait)
-    else:
-        call_peers(False, work.wait, timeout)
+    try:
+        work.wait() if timeout is None else work.wait(timeout)
+    except RuntimeError as error:
+        if is_lost_peer(error, timeout is None):
+            raise LostPeer(reason_of(error)) from None
+        raise
 
 
 def _symmetric_memory(timeout_s: float, group: Group, device: torch.device) -> Transport:

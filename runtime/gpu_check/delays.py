@@ -62,7 +62,7 @@ class DelayedTransport:
     def __init__(self, transport: Transport) -> None:
         self._transport, self.delay = transport, no_delay
         self.receives_ahead, self.whole_steps = transport.receives_ahead, transport.whole_steps
-        self.channels = transport.channels
+        self.channels, self.short_bytes = transport.channels, transport.short_bytes
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         return self._transport.take(schedule, part, device)

@@ -103,7 +103,8 @@ def attention_with_lse(
     """Attention of this rank's queries to the keys of all ranks; every rank of the group calls it.
 
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
-    several layers, and gets the gradients of its own shard. All ranks must want gradients, or none of them.
+    several layers, and gets the gradients of its own shard. All ranks must want gradients, or none of them. Passes are
+    not captured in CUDA graphs (docs/decisions/0020-copy-engines-and-graphs.md).
 
     Parameters
     ----------

@@ -76,6 +76,7 @@ class InProcess(OrdinaryMemory):
     """The transport of one rank among threads: sent data are copied into the receiver's mailbox."""
 
     channels = False
+    short_bytes = 0
 
     def __init__(
         self, rank: int, mailboxes: Mailboxes, timeout_s: float, receives_ahead: int = 0, whole_steps: bool = False

@@ -75,7 +75,7 @@ class Meeting(OrdinaryMemory):
     So it is wrong if what is being sent is overwritten, and nothing hides a buffer that is used too early.
     """
 
-    receives_ahead, whole_steps, channels = 4, False, False
+    receives_ahead, whole_steps, channels, short_bytes = 4, False, False, 0
 
     def __init__(self, rank: int, boxes: dict[tuple[int, int, int], SimpleQueue[Sent]]) -> None:
         self._rank, self._boxes = rank, boxes

@@ -8,8 +8,11 @@ kernel call and join.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -19,11 +22,15 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.benchmarks.executor_host import FreeKernel
-from runtime.executor.transports import Batched
+from experiments.benchmarks.executor_host import FreeKernel, Nothing, Zeros
+from runtime.executor import per_lane
+from runtime.executor.executor import Executor
+from runtime.executor.transports import Batched, Message, Wait
 from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.registry import attention_layout, attention_schedules
+from tasp_lab.collectives.registry import collective
+from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
@@ -53,6 +60,12 @@ TORCH = Budget(message=3, call=40, join=6, once=60)
 """A message is a slice and a send. A call views, transposes and scales operands of up to six fields and merges two."""
 
 OURS = Budget(message=11, call=70, join=15, once=160)
+
+MESSAGES = Budget(message=1, call=12, join=8, once=20)
+"""Calls of our own functions where an executor runs again, which posts and waits by steps."""
+
+OF_A_STEP = 10
+"""Beside `MESSAGES`, whose messages are posted, and waited for, together."""
 
 
 class Passes(NamedTuple):
@@ -117,6 +130,121 @@ def test_operations_of_torch(passes: Passes) -> None:
 def test_calls_of_our_own_functions(passes: Passes) -> None:
     for schedule, run in passes.each():
         assert own_calls(run) <= OURS.of(schedule)
+
+
+# an executor that runs again, with a library that does nothing
+
+
+class Short(Nothing):
+    """Single messages that may be posted by steps."""
+
+    short_bytes = 1 << 20
+
+
+def repeated(name: str, library: Nothing) -> tuple[Schedule, Callable[[], None]]:
+    """A schedule, and a run of its executor, which has run before."""
+    (schedule,) = attention_schedules(name, full_mesh(RANKS), LAYER, options=AttentionOptions("forward"))
+    executor = Executor(schedule, RANK, library, Zeros(schedule), as_bytes=True)
+
+    def run() -> None:
+        executor.prepare()
+        executor.run()
+
+    run()
+    return schedule, run
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("library", [Nothing(whole_steps=True), Short(whole_steps=False)], ids=["steps", "short"])
+def test_messages_of_a_run_again(name: str, library: Nothing) -> None:
+    """Few calls of our own; only joining is an operation of torch; what is sent and received has been viewed before."""
+    schedule, run = repeated(name, library)
+    part = rank_part(schedule, RANK)
+    assert own_calls(run) <= MESSAGES.of(schedule) + OF_A_STEP * len(schedule.steps)
+    gathered = sum(rows[0].offset == OUTSIDE for rows in part.messages_out)
+    joined = sum(len(row.adds) for row in part.calls) + sum(len(each.received) + 1 for each in part.joins)
+    with Operations() as counted:
+        run()
+    assert counted.count <= 3 * gathered + 2 * joined + 3 * sum(len(row.operands) for row in part.calls)
+
+
+@pytest.mark.parametrize("name", ["ring", "multi-ring"])
+def test_an_all_gather_again_costs_its_messages_only(name: str) -> None:
+    """No operation of torch, and no memory that is not freed."""
+    schedule = collective(name, full_mesh(RANKS), 64)
+    executor = Executor(schedule, RANK, Short(whole_steps=False))
+    ends = len(executor.part.messages_in) + len(executor.part.messages_out)
+
+    def run() -> None:
+        executor.prepare()
+        executor.run()
+
+    run()
+    with Operations() as counted:
+        run()
+    assert counted.count == 0
+    assert own_calls(run) <= MESSAGES.of(schedule) + OF_A_STEP * len(schedule.steps)
+    tracemalloc.start()
+    try:
+        run()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            run()
+        assert tracemalloc.get_traced_memory()[0] - before < 20 * ends
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("short_bytes", "threads"), [(1 << 20, 0), (0, RANKS - 1)])
+def test_lanes_have_threads_only_where_messages_are_long(short_bytes: int, threads: int) -> None:
+    library = Nothing(whole_steps=False)
+    library.short_bytes = short_bytes
+    executor = Executor(collective("multi-ring", full_mesh(RANKS), 64), RANK, library)
+    executor.prepare()
+    started: list[object] = []
+    with patch.object(per_lane, "run_beside", lambda task: (started.append(task), task())):
+        executor.run()
+    assert len(started) == threads
+
+
+def test_a_batch_is_made_once() -> None:
+    """Operations of torch for a batch check their arguments and find their group when they are made."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
+    try:
+        executor = Executor(collective("ring", full_mesh(RANKS), 64), RANK, Batched(10.0, None, torch.device("cpu")))
+        made: list[object] = []
+        operation = dist.P2POp
+        with patch.object(dist, "P2POp", lambda *each, **more: (made.append(each), operation(*each, **more))[1]):
+            for _ in range(3):
+                executor.prepare()
+                executor.run()
+        assert len(made) == 2 * (RANKS - 1)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_works_outlive_their_run() -> None:
+    """To free a work of gloo right after it has ended contends with gloo's thread; the next run replaces them."""
+    alive: list[weakref.ref[Wait]] = []
+
+    class Kept(Short):
+        def receive(self, messages: Sequence[Message]) -> list[Wait]:
+            waits: list[Wait] = [partial(nothing) for _ in messages]
+            alive.extend(map(weakref.ref, waits))
+            return waits
+
+    executor = Executor(collective("ring", full_mesh(RANKS), 64), RANK, Kept(whole_steps=False))
+    for runs in (1, 2, 3):
+        executor.prepare()
+        executor.run()
+        there = [each() is not None for each in alive]
+        assert there == [False] * ((runs - 1) * (RANKS - 1)) + [True] * (RANKS - 1)
+
+
+def nothing() -> None:
+    """A wait that is over."""
 
 
 class Operations(TorchDispatchMode):

@@ -322,7 +322,7 @@ class Shifted(Batched):
     """A faulty transport: messages begin one byte late."""
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        return super().send([message._replace(data=message.data[1:]) for message in messages])
+        return super().send([Message(each.peer, each.tag, each.data[1:], each.channel) for each in messages])
 
 
 def ring_groups() -> list[list[Group]]:

@@ -107,18 +107,18 @@ class FakeDist:
     """Stands in for `torch.distributed` in the transports: every call raises, or only the wait for it."""
 
     DistError = dist.DistError
-    group = SimpleNamespace(WORLD=None)
-    P2POp = staticmethod(lambda *arguments, **options: None)
+    P2POp = isend = irecv = staticmethod(lambda *arguments, **options: None)
 
     def __init__(self, error: Exception, in_wait: bool) -> None:
         self._error, self._in_wait = error, in_wait
+        self.group = SimpleNamespace(WORLD=SimpleNamespace(send=self._call, recv=self._call))
 
     def _call(self, *arguments: Any, **options: Any) -> Any:
         if not self._in_wait:
             raise self._error
         return SimpleNamespace(wait=self._wait)
 
-    isend = irecv = all_to_all_single = _call
+    all_to_all_single = _call
 
     def batch_isend_irecv(self, operations: object) -> list[Any]:
         return [self._call()]

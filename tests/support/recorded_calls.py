@@ -199,7 +199,7 @@ class _Record:
         return tuple(self._operation(sends, message) for message in messages)
 
     def _operation(self, sends: bool, message: Message) -> Operation:
-        peer, tag, data, _ = message
+        peer, tag, data = message.peer, message.tag, message.data
         at, size_bytes, blocks = int(data.storage_offset()), data.numel(), list[int]()
         end = at + size_bytes
         while at < end:
