@@ -58,9 +58,8 @@ class Executor:
     ) -> None:
         self.part = part or rank_part(schedule, rank)
         self.memory = transport.take(schedule, self.part, torch.device(device))
-        self.schedule, self._transport = schedule, transport
+        self.schedule, self._transport, self._progress = schedule, transport, progress
         self.copies = Copies(schedule, self.part, self.memory, work or _NoWork(), as_bytes)
-        self._message_io = MessageIO(self.part.rank, transport, self.copies, progress)
 
     def prepare(self, streams: Streams | None = None, timed: bool = False) -> None:
         """Post the first receives. Once all ranks have done so, every first send has a receiver ready.
@@ -100,6 +99,10 @@ class Executor:
         time_s, busy_share, io = self._streams.mark()(), self._busy.so_far(), self._message_io
         records = io.sent(), io.received(), io.computed()
         return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *records)
+
+    @cached_property
+    def _message_io(self) -> MessageIO:
+        return MessageIO(self.part.rank, self._transport, self.copies, self._progress)
 
     @cached_property
     def _strategy(self) -> Strategy:
