@@ -38,6 +38,7 @@ from tasp_lab.workload.layer import Workload
 from tests.support.ranks import ROOT, on_ranks, succeeded
 from tests.support.refusals import check_refusals
 from tests.support.schedules import task_of
+from tests.support.sent_bytes import SentBytes
 from tests.support.systems import schedules_for
 
 pytestmark = pytest.mark.distributed
@@ -118,23 +119,15 @@ def test_the_result_is_that_of_one_process(world_size: int, transport: str) -> N
 
 def bytes_of_rank(schedules: list[Schedule]) -> list[tuple[int, int]]:
     """On a rank: the bytes that went to the transport, and those of the ledger, of every schedule."""
-    sent = 0
-    isend = dist.isend
-
-    def counting(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        nonlocal sent
-        sent += tensor.numel() * tensor.element_size()
-        return isend(tensor, *arguments, **options)
-
-    dist.isend = counting
+    sent = SentBytes()
     found = []
     rank = dist.get_rank()
     for schedule in schedules:
         workload = task_of(schedule).workload
         q, k, v = (shard(x, task_of(schedule).layout, rank) for x in layer_of(workload))
-        sent = 0
+        sent.count = 0
         attention_with_lse(q, k, v, schedule=schedule, causal=workload.mask == "causal", window=workload.window)
-        found.append((sent, int(schedule.bytes_sent()[:, rank].sum())))
+        found.append((sent.count, int(schedule.bytes_sent()[:, rank].sum())))
     return found
 
 

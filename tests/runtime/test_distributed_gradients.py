@@ -33,6 +33,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.runtime.test_distributed_attention import Allocations, layer_of
 from tests.support.ranks import on_ranks, succeeded
+from tests.support.sent_bytes import SentBytes
 
 pytestmark = pytest.mark.distributed
 
@@ -436,22 +437,14 @@ def test_gradients_are_the_same_bit_by_bit_every_time() -> None:
 
 def bytes_of_rank(each: list[Case]) -> list[tuple[int, int]]:
     """On a rank: the bytes that went to the transport in the backward pass, and those of the ledger."""
-    sent = 0
-    isend = dist.isend
-
-    def counting(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        nonlocal sent
-        sent += tensor.numel() * tensor.element_size()
-        return isend(tensor, *arguments, **options)
-
-    dist.isend = counting
+    sent = SentBytes()
     found = []
     for case in each:
         here = Shard(case.workload, case.schedule)
         out = here.attend(schedule=case.passes)
-        sent = 0
+        sent.count = 0
         out.backward(here.dout)
-        found.append((sent, int(case.passes.backward.bytes_sent()[:, here.rank].sum())))
+        found.append((sent.count, int(case.passes.backward.bytes_sent()[:, here.rank].sum())))
     return found
 
 

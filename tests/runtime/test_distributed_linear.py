@@ -23,6 +23,7 @@ from tasp_lab.workload.sequence_layout import contiguous
 from tests.support.linear_recurrence import recurrence
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.refusals import check_refusals
+from tests.support.sent_bytes import SentBytes
 
 pytestmark = pytest.mark.distributed
 
@@ -106,17 +107,10 @@ Run = tuple[list[tuple[float, float]], int]
 
 def run_on_rank(given: list[tuple[Workload, str]], options: AttentionOptions) -> list[Run]:
     """On a rank: both passes of every layer by every schedule."""
-    sent, isend = 0, dist.isend
-
-    def counting(tensor: Tensor, *arguments: Any, **more: Any) -> Any:
-        nonlocal sent
-        sent += tensor.numel() * tensor.element_size()
-        return isend(tensor, *arguments, **more)
-
-    dist.isend = counting
+    sent = SentBytes()
     found = []
     for work, name in given:
-        sent = 0
+        sent.count = 0
         here = contiguous(work.sequence, dist.get_world_size())
         *leaves, dout = (None if x is None else shard(x, here, dist.get_rank()) for x in inputs_of(work))
         wanted = [each.requires_grad_() for each in leaves if each is not None]
@@ -127,7 +121,7 @@ def run_on_rank(given: list[tuple[Workload, str]], options: AttentionOptions) ->
         for each, whole in zip(ours, exact(work), strict=True):
             expected = shard(whole, here, dist.get_rank())
             squares.append((float((each.double() - expected).square().sum()), float(expected.square().sum())))
-        found.append((squares, sent))
+        found.append((squares, sent.count))
     return found
 
 

@@ -19,6 +19,7 @@ from tasp_lab.workload.sequence_layout import SequenceLayout, contiguous, zigzag
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.refusals import check_refusals
+from tests.support.sent_bytes import SentBytes
 
 pytestmark = pytest.mark.distributed
 
@@ -48,27 +49,20 @@ def tensors(length: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[to
 
 def moved_on_rank() -> list[int]:
     """On a rank: every case, with strides and without, with gradients and without; the bytes that it sent."""
-    sent, isend = 0, dist.isend
-
-    def counting(tensor: torch.Tensor, *arguments: Any, **more: Any) -> Any:
-        nonlocal sent
-        sent += tensor.numel() * tensor.element_size()
-        return isend(tensor, *arguments, **more)
-
-    dist.isend = counting
+    sent = SentBytes()
     found, rank = [], dist.get_rank()
     for before, after, shape, dtype in cases(dist.get_world_size()):
         whole, gradient = tensors(before.sequence, shape, dtype)
         x, dout = shard(whole, before, rank), shard(gradient, after, rank)
         strided = torch.stack([x, x], -1)[..., 0].requires_grad_()
         assert torch.equal(relayout(x, before, after), shard(whole, after, rank))
-        sent = 0
+        sent.count = 0
         out = relayout(strided, before, after)
         assert torch.equal(out, shard(whole, after, rank))
         (dx,) = torch.autograd.grad(out * 2, strided, dout)
         assert torch.equal(dx, shard(2 * gradient, before, rank))
         assert (out.dtype, dx.dtype) == (dtype, dtype)
-        found.append(sent)
+        found.append(sent.count)
     return found
 
 
