@@ -1,4 +1,4 @@
-"""The tables of schedules: theory against the simulator, records that are replaced in part, published rows."""
+"""The tables of schedules: theory against the simulator, records that are replaced in part."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.tables import published, ranking, ranking_on_the_fabric, schedules_on_the_fabric
+from experiments.tables import ranking, ranking_on_the_fabric, schedules_on_the_fabric
 from experiments.tables.on_the_fabric import Variant, one_pass
 from experiments.tables.ranking_on_the_fabric import TIE, out_of_order
 from experiments.tables.schedules_on_the_fabric import ALIKE, Part, applying, busiest_link_s, shard_s
 from sim.simulate import simulate
 from tasp_lab.analysis.registry import options_for
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import ATTENTION, attention_names, check_attention
-from tasp_lab.errors import TableError
+from tasp_lab.attention.registry import ATTENTION, attention_names
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
@@ -165,41 +164,3 @@ def test_small_layers_run_on_the_fabric_and_are_written(tmp_path: Path) -> None:
     ranked = json.loads((tmp_path / "ranking_on_the_fabric.json").read_text())["parts"]["mesh"]
     assert sorted(row["schedule"] for row in ranked["rows"]) == ["tasp", "zigzag-ring-attention"]
     assert "of 1 pairs are in the wrong order" in (tmp_path / "ranking_on_the_fabric.md").read_text()
-
-
-@pytest.mark.parametrize("source", published.SOURCES, ids=lambda source: source.file)
-def test_published_rows_name_their_source_and_known_schedules(source: published.Source) -> None:
-    text = (published.RECORDS / f"{source.file}.csv").read_text()
-    assert text.startswith("# source: ")
-    assert "\n# machine: " in text
-    rows = published.published_rows(source.file)
-    check_attention(row["schedule"] for row in rows)
-    for row in rows:
-        world_size = int(row["gpus"])
-        assert source.machine(world_size).topology.world_size == world_size
-        assert all(sum(each.documents or (each.sequence,)) == each.sequence for each in published.layers(row))
-
-
-def test_every_published_record_is_compared() -> None:
-    assert {path.stem for path in published.RECORDS.glob("*.csv")} == {source.file for source in published.SOURCES}
-
-
-def test_predictions_of_published_rows_are_no_faster_than_their_kernels() -> None:
-    """Work is equal on all ranks here, so a prediction has at least the time of a rank's FLOPs at the given rate."""
-    source = next(each for each in published.SOURCES if each.file == "burst_a100")
-    row = published.published_rows(source.file)[0]
-    kernels_s = published.causal_flops(65536, 32) / 8 / source.rates["causal", "forward"]
-    assert kernels_s == pytest.approx(0.324 / 8)
-    assert kernels_s <= published.predicted_s(source, row) < 2 * kernels_s
-
-
-def test_a_published_record_of_other_columns_or_fields_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published, "RECORDS", tmp_path)
-    (tmp_path / "other.csv").write_text("# source: nobody\nsystem,time_ms\na,1\n")
-    with pytest.raises(TableError, match=r"other.csv: columns system,time_ms, expected system,schedule"):
-        published.published_rows("other")
-    (tmp_path / "short.csv").write_text(",".join(published.COLUMNS) + "\na,ulysses\n")
-    with pytest.raises(TableError, match=r"short.csv: a,ulysses: 2 fields, expected 12"):
-        published.published_rows("short")

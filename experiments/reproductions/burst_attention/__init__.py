@@ -1,0 +1,1 @@
+"""BurstAttention on eight A100."""

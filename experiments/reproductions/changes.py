@@ -1,0 +1,56 @@
+"""What is changed in how a row of a table is run, to check a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tasp_lab.analysis.accuracy.layer_rows import RowRun
+from tasp_lab.analysis.accuracy.machines import machine_for
+from tasp_lab.analysis.inputs import with_runtime
+from tasp_lab.libraries.channels import ChannelLibrary
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.machine import IDEAL
+from tasp_lab.runtimes.runtime import NO_PASSES
+
+
+def without_contention(run: RowRun) -> RowRun:
+    """Messages take no multiprocessors from kernel calls."""
+    return replace(run, machine=replace(run.machine, contention=NONE))
+
+
+def links_alone(run: RowRun) -> RowRun:
+    """No communication library: messages take their full share of the links."""
+    return replace(run, machine=replace(run.machine, comm_library=IDEAL, contention=NONE))
+
+
+def with_overlap(run: RowRun) -> RowRun:
+    """Messages run beside the kernel calls on their block."""
+    return replace(run, machine=replace(run.machine, runtime=replace(run.machine.runtime, overlaps=True)))
+
+
+def with_full_mask(run: RowRun) -> RowRun:
+    """The layer with a full mask."""
+    return replace(run, layers=tuple(replace(layer, mask="full") for layer in run.layers))
+
+
+def in_pairs(run: RowRun, profile: str) -> RowRun:
+    """Messages have the channels of a communicator of two ranks."""
+    pair = machine_for(profile, 2, 1).comm_library
+    library = run.machine.comm_library
+    assert isinstance(pair, ChannelLibrary), "a profile has a library with channels"
+    assert isinstance(library, ChannelLibrary), "a profile has a library with channels"
+    return replace(run, machine=replace(run.machine, comm_library=replace(library, rule=pair.rule)))
+
+
+def with_network_of(run: RowRun, profile: str, ranks_per_node: int = 8) -> RowRun:
+    """The same on nodes of another profile."""
+    gpus = run.machine.topology.world_size
+    other = machine_for(profile, gpus, gpus // ranks_per_node)
+    machine = replace(run.machine, topology=other.topology, comm_library=other.comm_library)
+    return replace(run, machine=machine)
+
+
+def without_merges(run: RowRun) -> RowRun:
+    """Partial results are merged in no time."""
+    machine = with_runtime(run.machine, replace(run.machine.runtime, passes=NO_PASSES))
+    return replace(run, machine=machine)

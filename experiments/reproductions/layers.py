@@ -1,0 +1,147 @@
+"""Published tables of layers: each row is run as its library runs it, beside the interval of its prediction.
+
+Tables are judged as in the account of layers (`tasp_lab.analysis.accuracy`). A `Reason` names rows and what is changed
+to check it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.common import markdown_table
+from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
+from tasp_lab.analysis.accuracy import TableAccuracy, WorkRow, own_tables
+from tasp_lab.analysis.accuracy.layer import LayerJudge
+from tasp_lab.analysis.accuracy.layer_rows import RowRun, check_row, row_run
+from tasp_lab.analysis.accuracy.ranking import groups_of, is_right
+from tasp_lab.machines.sampling import FEW_SAMPLES
+from tasp_lab.measurements import LayerTable, find_all_tables
+from tasp_lab.progress import print_progress as progress
+
+Change = Callable[[RowRun], RowRun]
+"""What is changed in how a row is run: its machine, its layer."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A judged row that counts, in its table."""
+
+    table: LayerTable
+    judged: WorkRow
+
+    @property
+    def what(self) -> str:
+        """The layer and how it was run, in words."""
+        shape = self.judged.shape
+        packed = ", packed" if "varlen" in str(shape["mask"]) else ""
+        mask = str(shape["mask"]).removeprefix("varlen ")
+        batch = f", batch {shape['batch']}" if shape["batch"] not in (None, 1) else ""
+        return (
+            f"{shape['profile']}, {self.judged.schedule}{packed}, {shape['pass']}, {mask}, {shape['gpus']} GPUs, "
+            f"{shape['seq_total']} positions, {shape['heads']} heads{batch}"
+        )
+
+    def has(self, **columns: object) -> bool:
+        """Whether columns of the row have these values."""
+        return all(self.judged.shape[name] == value for name, value in columns.items())
+
+    def figure(self, reason: str, predicted_s: float | None = None) -> Figure:
+        """The row as a figure; with another prediction the interval has the same width."""
+        interval, measured_s = self.judged.interval, self.judged.measured_s
+        assert interval is not None, "a row that counts has an interval"
+        assert measured_s is not None, "a row that counts has a time"
+        interval = interval if predicted_s is None else replace(interval, time_s=predicted_s)
+        return Figure.of(self.what, 1e3 * measured_s, interval, reason)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why rows may be outside: the text, the rows and their name, and what is changed to check it, by name."""
+
+    text: str
+    rows: str
+    where: Callable[[Row], bool]
+    changes: dict[str, Change]
+
+
+def found_in(files: Iterable[Path], reasons: Sequence[Reason] = ()) -> Found:
+    """The rows of all tables, each with the first reason that names it, and the trials of all reasons."""
+    judged = [judge(path) for path in files]
+    rows = [Row(table.table, row) for table in judged for row in counted(table)]  # type: ignore[arg-type]
+    texts = [next((each.text for each in reasons if each.where(row)), NOT_EXPLAINED) for row in rows]
+    figures = tuple(row.figure(text) for row, text in zip(rows, texts, strict=True))
+    trials = [trial for reason in reasons for trial in trials_of(reason, rows)]
+    return Found(figures, tuple(trials), (tables_text(judged), left_out_text(judged)))
+
+
+def judge(path: Path) -> TableAccuracy:
+    """A table beside its predictions."""
+    progress(path.stem)
+    (table,) = find_all_tables([path])
+    assert isinstance(table, LayerTable), "only layers"
+    return LayerJudge(FEW_SAMPLES).judge(table)
+
+
+def counted(table: TableAccuracy) -> list[WorkRow]:
+    """The rows that count."""
+    return [row for row in table.rows if isinstance(row, WorkRow) and row.in_scope]
+
+
+def trials_of(reason: Reason, rows: Sequence[Row]) -> list[Trial]:
+    """The rows of a reason with each of its changes."""
+    named = [row for row in rows if reason.where(row)]
+    before = tuple(row.figure(reason.text) for row in named)
+    return [
+        Trial(f"{reason.rows}: {what}", before, after, explains(before, after))
+        for what, change in reason.changes.items()
+        for after in [tuple(row.figure(reason.text, time_s(row, change)) for row in named)]
+    ]
+
+
+def explains(before: Sequence[Figure], after: Sequence[Figure]) -> str:
+    """How many of the figures outside come inside by a change."""
+    pairs = [(one, other) for one, other in zip(before, after, strict=True) if not one.inside]
+    return f"{sum(other.inside for _, other in pairs)} of {len(pairs)} come inside" if pairs else ""
+
+
+def time_s(row: Row, change: Change) -> float:
+    """The predicted time of a row on a changed machine."""
+    measured = next(each for each in row.table.rows if each.line == row.judged.shape["line"])
+    run = row_run(row.table, measured, check_row(row.table, measured))
+    return LayerJudge().time_s(change(run))
+
+
+def tables_text(tables: Sequence[TableAccuracy]) -> str:
+    """A line for each table: its rows, how many are inside, errors, and the fastest schedule."""
+    columns = ("table", "rows", "inside", "median error", "within 15 %", "fastest right")
+    return "## Tables\n\n" + markdown_table(columns, [_table_cells(each) for each in tables])
+
+
+def _table_cells(table: TableAccuracy) -> list[str]:
+    rows = counted(table)
+    figures = [Row(table.table, row).figure("") for row in rows]  # type: ignore[arg-type]
+    groups = groups_of(rows)
+    return [
+        f"`{Path(table.table.name).name}`", f"{len(rows)}", f"{inside_of(figures)}", f"{median_error(figures):.0%}",
+        f"{sum(abs(each.error) <= 0.15 for each in figures) / len(figures):.0%}",
+        f"{sum(map(is_right, groups))} of {len(groups)}" if groups else "-",
+    ]  # fmt: skip
+
+
+def left_out_text(tables: Sequence[TableAccuracy]) -> str:
+    """The rows that do not count, with the reasons."""
+    found: Counter[str] = Counter()
+    for table in tables:
+        for reason, count in table.left_out.items():
+            found["host-bound by prediction" if reason.startswith("host-bound: predicted") else reason] += count
+    rows = [(reason, f"{count}") for reason, count in found.most_common()]
+    return "## Rows that do not count\n\n" + markdown_table(("because", "rows"), rows) if rows else ""
+
+
+def layer_tables(*patterns: str) -> list[Path]:
+    """The tables of layers of tasp-lab with these names, in alphabetical order."""
+    folder = own_tables() / "layers"
+    return [path for pattern in patterns for path in sorted(folder.glob(f"{pattern}.csv"))]

@@ -1,0 +1,44 @@
+"""Predictions of layers as published code runs them, and their ratios."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tasp_lab import Workload, predict
+from tasp_lab.analysis.interval import Interval
+from tasp_lab.analysis.registry import options_for
+from tasp_lab.analysis.residual_fit import residual_of
+from tasp_lab.analysis.results import LayerPrediction
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.choices import Pass
+from tasp_lab.machines.machine import Machine
+
+
+def predicted(
+    machine: str | Machine, schedule: str, layer: Workload, passes: Pass = "forward", **changes: Any
+) -> LayerPrediction:
+    """The prediction of a schedule that sends all blocks, as published code does; `changes` go to `predict`."""
+    options = options_for(schedule, AttentionOptions(passes, trim=False))
+    found = predict(machine, schedule, layer, events=False, options=options, **changes)[-1]
+    assert isinstance(found, LayerPrediction), "only layers are predicted"
+    return found
+
+
+def interval_of(prediction: LayerPrediction) -> Interval:
+    """The interval of a prediction."""
+    assert prediction.interval is not None, "intervals were asked for"
+    return prediction.interval
+
+
+def without(source: str, interval: Interval) -> Interval:
+    """The interval with the residual of all sources but one."""
+    return replace(interval, residual=residual_of(interval.residual.asked, source))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a record by column; lines with ``#`` are its headers."""
+    lines = path.read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))

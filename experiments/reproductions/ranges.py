@@ -1,0 +1,153 @@
+"""Published and assumed quantities as ranges, with what communication can be of them, and records of tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from experiments.common import Record, markdown_table
+from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure
+from tasp_lab.analysis.interval import Interval
+from tasp_lab.analysis.residual_fit import Residual
+from tasp_lab.errors import TableError
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, which a published or an assumed quantity may have.
+
+    >>> (Range.of(3, 1) - Range.of(1)) / Range.of(2)
+    Range(low=0.0, high=1.0)
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, *values: float) -> Self:
+        """The least interval around these values."""
+        return cls(min(values), max(values))
+
+    def __sub__(self, other: Range) -> Range:
+        return Range(self.low - other.high, self.high - other.low)
+
+    def __truediv__(self, other: Range) -> Range:
+        """The quotients by positive numbers."""
+        return Range.of(*(a / b for a in (self.low, self.high) for b in (other.low, other.high)))
+
+    def scaled(self, factor: float) -> Range:
+        """All numbers times a positive factor."""
+        return Range(self.low * factor, self.high * factor)
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean of both ends, which are positive."""
+        return math.sqrt(self.low * self.high)
+
+    def text(self, form: str = ".3g") -> str:
+        """The number, or both ends.
+
+        >>> Range.of(1, 2).text(), Range.of(-0.5).text("+.0%")
+        ('1 to 2', '-50%')
+        """
+        low, high = format(self.low, form), format(self.high, form)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published quantity in milliseconds beside its prediction.
+
+    Parameters
+    ----------
+    what : the quantity.
+    published, predicted : in ms.
+    communication : the part of the published quantity that communication is predicted, or was published, to take.
+    verdict : one sentence.
+    """
+
+    what: str
+    published: Range
+    predicted: Range
+    communication: Range
+    verdict: str
+
+    @property
+    def error(self) -> Range:
+        """The predicted over the published quantity, less one."""
+        ratio = self.predicted / self.published
+        return Range(ratio.low - 1, ratio.high - 1)
+
+    @property
+    def overhead(self) -> Range:
+        """What is no communication; below zero where more communication is predicted than was published."""
+        return self.published - self.communication
+
+    def record(self) -> Record:
+        """The row for JSON: pairs of numbers in ms, the error as shares."""
+        parts = {"published_ms": self.published, "predicted_ms": self.predicted, "error": self.error,
+                 "communication_ms": self.communication, "overhead_ms": self.overhead}  # fmt: skip
+        return {"what": self.what} | {k: [v.low, v.high] for k, v in parts.items()} | {"verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A published claim, the numbers that it is held against, and a verdict of one sentence."""
+
+    claim: str
+    found: str
+    verdict: str
+
+    def record(self) -> Record:
+        """The check for JSON."""
+        return dict(vars(self))
+
+
+def figure_of(
+    what: str, unit: str, published: float, possible: Range, residual: Residual, reason: str = NOT_EXPLAINED
+) -> Figure:
+    """A figure whose prediction is any of a range, beside the residual of its regime."""
+    low, high = (Interval(1.0, np.zeros(0), residual).quantile_s(share) for share in (0.05, 0.95))
+    ends = min(low, 1.0) * possible.low, max(high, 1.0) * possible.high
+    return Figure(what, unit, published, possible.middle, *ends, reason)
+
+
+def rows_text(rows: Iterable[Row]) -> str:
+    """A table of rows in Markdown."""
+    columns = ("what", "published ms", "predicted ms", "error", "communication ms", "overhead ms", "verdict")
+    return markdown_table(columns, [
+        [each.what, each.published.text(), each.predicted.text(), each.error.text("+.0%"), each.communication.text(),
+         each.overhead.text(), each.verdict]
+        for each in rows
+    ])  # fmt: skip
+
+
+def checks_text(checks: Iterable[Check]) -> str:
+    """A list of checks in Markdown."""
+    return "\n".join(f"- *{each.claim}* {each.found} **{each.verdict}**" for each in checks)
+
+
+def read_record(path: Path) -> list[dict[str, float | None]]:
+    """The rows of a record by column, None where nothing was published.
+
+    Raises `TableError` for rows of another length than the header, and for what is no number.
+    """
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    header, *rows = csv.reader(lines)
+    for row in rows:
+        if len(row) != len(header):
+            raise TableError(f"{path}: {','.join(row)}: {len(row)} fields, expected {len(header)}")
+    return [{name: _number(path, cell) for name, cell in zip(header, row, strict=True)} for row in rows]
+
+
+def _number(path: Path, cell: str) -> float | None:
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        raise TableError(f"{path}: {cell!r}, expected a number or nothing") from None

@@ -1,0 +1,19 @@
+"""The reproductions by name, in the order of the index."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from experiments.reproductions.reproduction import Reproduction
+
+NAMES = (
+    "tasp", "token_ring", "magi_attention", "ultra_attn", "usp", "ring_flash_attention", "burst_attention", "lasp2",
+    "zeco",
+)  # fmt: skip
+
+
+def reproduction(name: str) -> Reproduction:
+    """The reproduction in the folder of this name."""
+    found = import_module(f"experiments.reproductions.{name}.result").REPRODUCTION
+    assert isinstance(found, Reproduction)
+    return found

@@ -1,0 +1,1 @@
+"""ring-flash-attention on eight A100 and eight H800."""

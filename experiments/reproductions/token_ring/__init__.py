@@ -1,0 +1,1 @@
+"""TokenRing's trace on four A10."""

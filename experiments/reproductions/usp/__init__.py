@@ -1,0 +1,1 @@
+"""USP on eight A100."""

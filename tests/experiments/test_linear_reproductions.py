@@ -1,0 +1,120 @@
+"""Published figures of linear attention: arithmetic of intervals, records, and what is claimed of them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.reproductions.lasp2 import exchanges as lasp2
+from experiments.reproductions.lasp2 import gaps, iterations
+from experiments.reproductions.ranges import Range, Row, figure_of, read_record
+from experiments.reproductions.report import FOLDER
+from experiments.reproductions.zeco import checks as zeco_checks
+from experiments.reproductions.zeco import exchanges as zeco
+from tasp_lab.analysis.residual_fit import residual_of
+from tasp_lab.analysis.residuals import KERNELS
+from tasp_lab.errors import TableError
+
+NUMBERS = st.integers(1, 1000)
+RANGES = st.builds(lambda *ends: Range.of(*ends), NUMBERS, NUMBERS)
+
+
+@given(RANGES, RANGES, st.data())
+def test_differences_and_quotients_hold_those_of_all_members(a: Range, b: Range, data: st.DataObject) -> None:
+    x = data.draw(st.integers(int(a.low), int(a.high)))
+    y = data.draw(st.integers(int(b.low), int(b.high)))
+    for found, value in ((a - b, x - y), (a / b, x / y)):
+        assert found.low <= value <= found.high
+    row = Row("a layer", a, b, b, "")
+    assert row.error.low <= Fraction(y, x) - 1 + Fraction(1, 10**12)
+    assert row.overhead == a - b
+
+
+@given(RANGES, st.integers(1, 1000))
+def test_a_figure_of_a_range_holds_all_of_it(possible: Range, published: int) -> None:
+    """A residual only adds to it; the prediction is its middle."""
+    found = figure_of("a gain", "%", published, possible, residual_of(KERNELS))
+    assert found.low <= possible.low <= found.predicted * (1 + 1e-12)
+    assert found.predicted * (1 - 1e-12) <= possible.high <= found.high
+    assert found.inside or not possible.low <= published <= possible.high
+
+
+@pytest.mark.parametrize("path", [*FOLDER.glob("lasp2/*.csv"), *FOLDER.glob("zeco/*.csv")], ids=lambda path: path.stem)
+def test_every_record_has_rows(path: Path) -> None:
+    assert read_record(path)
+
+
+def test_a_record_of_other_fields_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("gpus,time\n8\n")
+    with pytest.raises(TableError, match=r"short.csv: 8: 1 fields, expected 2"):
+        read_record(tmp_path / "short.csv")
+    (tmp_path / "words.csv").write_text("gpus,time\n8,long\n")
+    with pytest.raises(TableError, match=r"words.csv: 'long', expected a number or nothing"):
+        read_record(tmp_path / "words.csv")
+
+
+@pytest.mark.parametrize("nics", [1, 8])
+def test_nodes_of_a100_have_so_much_bandwidth_between_them(nics: int) -> None:
+    """All eight ranks of a node send to the next node at once: 25 GB/s per NIC, less what NCCL does not use of it."""
+    topology = lasp2.a100_nodes(nics, 16).topology
+    routes = [topology.route(rank, rank + 8) for rank in range(8)]
+    limits = [min(topology.constraints[each].bandwidth_bytes_per_s for each in route.constraints) for route in routes]
+    assert limits == [25e9] * 8
+    common = set.intersection(*(set(route.constraints) for route in routes))
+    assert sum(topology.constraints[each].bandwidth_bytes_per_s for each in common) == (0 if nics == 8 else 2 * 25e9)
+
+
+def test_an_iteration_is_positions_over_throughput_and_between_others_where_there_is_none() -> None:
+    assert iterations.iteration_s(524288).low == pytest.approx(524288 / 245353)
+    found = iterations.iteration_s(2097152)
+    assert (found.low, found.high) == pytest.approx((1048576 / 486183, 2097152 / 442221))
+    assert iterations.gap_ms(524288, "over_lasp1_percent").high == pytest.approx(73 * 524.288 / 245.353)
+
+
+def test_rings_as_described_take_longer_than_the_published_iterations() -> None:
+    """By hand: 7 products of 2 x 2048 x S^2 / 2 FLOPs in each of 16 layers; keys of 4 x 2048 bytes per position."""
+    sequence = 524288
+    assert gaps.all_pairs_s(sequence) == pytest.approx(16 * 7 * 2048 * sequence**2 / 64 / 312e12)
+    assert gaps.keys_into_a_node_s(sequence, 8) == pytest.approx(32 * 8192 * sequence * 7 / 8 / 200e9)
+    for length in lasp2.HEADLINES:
+        gap_s = iterations.gap_ms(length, "over_ring_percent").high / 1e3
+        assert gaps.all_pairs_s(length) > iterations.iteration_s(length).high + gap_s
+        assert gaps.keys_into_a_node_s(length, 8) > gap_s
+
+
+def test_the_gap_to_lasp_lies_between_a_chain_beside_kernels_and_one_with_all_kernels_between_hops() -> None:
+    for beside, between in ((rows[0], rows[1]) for rows in map(gaps._over_lasp, lasp2.HEADLINES)):
+        assert beside.predicted.high < beside.published.low
+        assert between.predicted.low > between.published.high
+        assert beside.communication.high / beside.published.low < 0.6
+
+
+def test_gathers_of_zeco_are_slower_than_measured_elsewhere() -> None:
+    """Of 16 MiB on 8 GPUs, and of 128 MiB on 64: beside 32 MiB on 8 and 128 MiB on 80."""
+    times = zeco.published("allgather_ms")
+    assert times[8] > 3 * zeco_checks.measured_ms(zeco.ONE_NODE, 2**25)
+    assert times[64] > 3 * zeco_checks.measured_ms(zeco.TEN_NODES, 2**27)
+    assert times[8] > 3 * zeco.library_gather_ms(8)
+
+
+def test_equal_hops_have_the_pieces_that_they_were_made_with() -> None:
+    for pieces in (1, 16, 23):
+        times = {gpus: 0.008 * (gpus - 2 + pieces) for gpus in zeco.GPUS}
+        assert zeco_checks.fitted_pieces(times) == pytest.approx(pieces)
+
+
+def test_exchanges_are_counted_from_the_growth_of_an_iteration() -> None:
+    """An iteration that loses 10 ms and 50 exchanges against data parallelism."""
+    exchange = zeco.published("allscan_ms")
+    bound = zeco.published("data_parallel_bound")
+    made = {n: 32768e3 / (32768e3 / bound[n] + 10 + 50 * exchange[n]) for n in bound}
+    assert zeco_checks.exchanges(made, bound, exchange) == pytest.approx([50, 50, 50])
+
+
+def test_the_scan_lies_between_wires_and_messages_on_one_node() -> None:
+    (wires, _), (messages, _) = zeco.best_scan_ms(8, "ideal"), zeco.best_scan_ms(8)
+    assert wires < zeco.published("allscan_ms")[8] < messages
