@@ -7,7 +7,6 @@ from dataclasses import replace
 from tasp_lab.analysis.accuracy.layer_rows import RowRun
 from tasp_lab.analysis.accuracy.machines import machine_for
 from tasp_lab.analysis.inputs import with_runtime
-from tasp_lab.libraries.channels import ChannelLibrary
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.runtimes.runtime import NO_PASSES
@@ -31,15 +30,6 @@ def with_overlap(run: RowRun) -> RowRun:
 def with_full_mask(run: RowRun) -> RowRun:
     """The layer with a full mask."""
     return replace(run, layers=tuple(replace(layer, mask="full") for layer in run.layers))
-
-
-def in_pairs(run: RowRun, profile: str) -> RowRun:
-    """Messages have the channels of a communicator of two ranks."""
-    pair = machine_for(profile, 2, 1).comm_library
-    library = run.machine.comm_library
-    assert isinstance(pair, ChannelLibrary), "a profile has a library with channels"
-    assert isinstance(library, ChannelLibrary), "a profile has a library with channels"
-    return replace(run, machine=replace(run.machine, comm_library=replace(library, rule=pair.rule)))
 
 
 def with_network_of(run: RowRun, profile: str, ranks_per_node: int = 8) -> RowRun:

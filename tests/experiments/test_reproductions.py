@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.reproductions import report
 from experiments.reproductions.__main__ import main
-from experiments.reproductions.changes import in_pairs, links_alone, with_full_mask, with_network_of, without_merges
+from experiments.reproductions.changes import links_alone, with_full_mask, with_network_of, without_merges
 from experiments.reproductions.layers import Change, Reason, Row, counted, explains, found_in, judge, trials_of
 from experiments.reproductions.registry import NAMES, reproduction
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
@@ -136,7 +136,6 @@ def test_rows_outside_have_the_first_reason_that_names_them(rows: list[Row]) -> 
 CHANGES: dict[str, tuple[Change, int]] = {
     "no library is no slower": (links_alone, -1),
     "no merges are no slower": (without_merges, -1),
-    "more channels are no slower": (partial(in_pairs, profile="h800"), -1),
     "links of A800 are no faster": (partial(with_network_of, profile="a800"), 1),
     "a full mask is as it was": (with_full_mask, 0),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.reproductions.changes import in_pairs, links_alone, with_network_of, with_overlap
+from experiments.reproductions.changes import links_alone, with_network_of
 from experiments.reproductions.layers import Reason, Row, found_in, layer_tables
 from experiments.reproductions.reproduction import Reproduction
 
@@ -14,35 +14,16 @@ def on_a100_nodes(row: Row) -> bool:
     return row.has(profile="a100_100g") and row.judged.shape["nodes"] != 1
 
 
-def on_one_h800_node(row: Row) -> bool:
-    """On one node of H800."""
-    return row.has(profile="h800", nodes=1)
-
-
-def on_one_a100_node(row: Row) -> bool:
-    """On one node of A100."""
-    return row.has(profile="a100_100g", nodes=1)
-
-
-def one_head_on_many(row: Row) -> bool:
-    """One head on several nodes of A800 or H800."""
-    return row.has(heads=1) and not row.has(profile="a100_100g") and row.judged.shape["nodes"] != 1
+def inside_a_node(row: Row) -> bool:
+    """On one node of H800 or A100."""
+    return row.judged.shape["nodes"] == 1
 
 
 REASONS = (
     Reason("messages between its nodes take half the time, as if a ring had 200 Gbit/s there",
            "nodes of A100", on_a100_nodes, {"NICs of 200 Gbit/s": partial(with_network_of, profile="a100")}),
-    Reason("messages inside the node are faster than the channels of eight ranks allow",
-           "one node of H800", on_one_h800_node,
-           {"the channels of two ranks": partial(in_pairs, profile="h800"), "links alone": links_alone,
-            "messages beside kernels": with_overlap}),
-    Reason("messages inside a node are faster than the channels of eight ranks allow",
-           "one node of A100", on_one_a100_node,
-           {"the channels of two ranks": partial(in_pairs, profile="a100_100g"), "links alone": links_alone,
-            "messages beside kernels": with_overlap}),
-    Reason("messages of one head run beside kernels",
-           "one head on nodes of A800 and H800", one_head_on_many,
-           {"messages beside kernels": with_overlap}),
+    Reason("messages inside the node take less time than the channels allow",
+           "one node", inside_a_node, {"links alone": links_alone}),
 )  # fmt: skip
 
 REPRODUCTION = Reproduction(
