@@ -69,7 +69,10 @@ class Reason:
 
 def found_in(files: Iterable[Path], reasons: Sequence[Reason] = ()) -> Found:
     """The rows of all tables, each with the first reason that names it, and the trials of all reasons."""
-    judged = [judge(path) for path in files]
+    judged = []
+    for path in files:
+        progress(path.stem)
+        judged.append(judge(path))
     rows = [Row(table.table, row) for table in judged for row in counted(table)]  # type: ignore[arg-type]
     texts = [next((each.text for each in reasons if each.where(row)), NOT_EXPLAINED) for row in rows]
     figures = tuple(row.figure(text) for row, text in zip(rows, texts, strict=True))
@@ -79,7 +82,6 @@ def found_in(files: Iterable[Path], reasons: Sequence[Reason] = ()) -> Found:
 
 def judge(path: Path) -> TableAccuracy:
     """A table beside its predictions."""
-    progress(path.stem)
     (table,) = find_all_tables([path])
     assert isinstance(table, LayerTable), "only layers"
     return LayerJudge(FEW_SAMPLES).judge(table)
