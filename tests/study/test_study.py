@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tasp_lab import load_study
 from tasp_lab.errors import StudyError, TaspLabError
 from tasp_lab.study.point import AS_IS
+from tests.conftest import ROOT
 from tests.support.studies import SMALL, study_of
 
 
@@ -143,3 +145,16 @@ def test_ten_million_points_are_not_expanded() -> None:
     assert study.count == 999 * 999 * 24
     with pytest.raises(StudyError, match="23,952,024 combinations, some 333 h"):
         study.check()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/studies.md", "experiments/studies/long_context/study.toml"])
+def test_studies_of_documents_are_valid(name: str) -> None:
+    path = ROOT / name
+    texts = [path.read_text()]
+    if path.suffix == ".md":
+        texts = [text for text in re.findall(r"```toml\n(.*?)```", texts[0], re.DOTALL) if "[schedule]" in text]
+    assert texts
+    for text in texts:
+        found = load_study(tomllib.loads(text)).check(estimate=False)
+        assert found.points > 100
+        assert not found.refused

@@ -1,0 +1,112 @@
+"""Throughput of studies: whole commands, as users call them.
+
+``python -m experiments.benchmarks.study_speed`` runs a study of 10,000 points on machines of 8 GPUs, one of 1,000
+points on 8 nodes, and the same 1,000 points by one worker and by two. Results:
+``experiments/benchmarks/results/study_speed.json``, ``.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from experiments.common import Record, machine_record, markdown_table, write_record
+from tasp_lab import load_study
+from tasp_lab.files import write_whole
+
+RESULTS = Path(__file__).parent / "results"
+
+LAYER: dict[str, Any] = {"model": ["llama-3-8b", "llama-3-70b"], "pass": "both"}
+SCHEDULES = ["zigzag-ring-attention", "tasp", "ulysses", "token-ring", "kv-all-gather"]
+
+ONE_NODE: dict[str, Any] = {
+    "study": {"name": "one-node"},
+    "machine": {"name": ["h100-8", "h200-8", "mi300x-8", "a100-8", "b200-8"]},
+    "layer": LAYER | {"seq": "geom(8Ki, 1Mi, 2)", "batch": [1, 2, 3, 4, 6]},
+    "schedule": {"name": SCHEDULES},
+    "what-if": {f"link-x{factor}": {"set": {"link.bandwidth": f"x{factor}"}} for factor in (0.25, 0.5, 2, 4)},
+}
+"""5 machines x 5 variants x 2 models x 8 lengths x 5 batches x 5 schedules: 10,000 points."""
+
+EIGHT_NODES: dict[str, Any] = {
+    "study": {"name": "eight-nodes"},
+    "machine": {"name": ["h100-8x8", "mi300x-8x8"]},
+    "layer": LAYER | {"seq": "geom(64Ki, 1Mi, 2)", "batch": [1, 2, 3, 4, 6]},
+    "schedule": {"name": ["zigzag-ring-attention", "tasp", "usp:8x8", "kv-all-gather", "ring-attention"]},
+    "what-if": {"nic-x2": {"set": {"nic.bandwidth": "x2"}}},
+}
+"""2 machines x 2 variants x 2 models x 5 lengths x 5 batches x 5 schedules: 1,000 points."""
+
+START: dict[str, Any] = {
+    "study": {"name": "start"}, "machine": {"name": "full-mesh:2"}, "layer": {"seq": 1024}, "schedule": {"name": "tasp"}
+}  # fmt: skip
+"""One point: what any study takes."""
+
+
+def main() -> None:
+    """Run the studies and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the lengths and batches, to try it")
+    quick = parser.parse_args().quick
+    rows = [
+        _run("one point", START, 1, False),
+        _run("1 node, 2 workers", _less(ONE_NODE, quick), 2, False),
+        _run("8 nodes, 2 workers", _less(EIGHT_NODES, quick), 2, False),
+        _run("8 nodes, 2 workers, --screen", _less(EIGHT_NODES, quick), 2, True),
+        _run("8 nodes, 1 worker", _less(EIGHT_NODES, quick), 1, False),
+    ]
+    write_record(RESULTS / "study_speed.json", {"rows": rows})
+    cells = [
+        [str(row["what"]), str(row["points"]), f"{row['seconds']:.0f}", f"{row['cpu_s']:.0f}",
+         f"{1e3 * row['cpu_s'] / row['points']:.0f}", f"{row['peak_bytes'] / 1e6:.0f}", str(row["rows"])]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["study", "points", "time s", "processor s", "processor ms per point", "largest process MB", "rows"]
+    text = (
+        f"# Throughput of studies\n\nWhole commands, `tasp-lab study run`, "
+        f"made by `python -m experiments.benchmarks.study_speed` on {machine_record()}.\n\n"
+        f"{markdown_table(columns, cells)}\n"
+    )
+    write_whole(RESULTS / "study_speed.md", text.encode())
+    print(text)
+
+
+def _less(study: dict[str, Any], quick: bool) -> dict[str, Any]:
+    layer = study["layer"] | {"batch": [1], "seq": ["64Ki", "128Ki"]}
+    return study | {"layer": layer} if quick else study
+
+
+def _run(what: str, study: dict[str, Any], jobs: int, screen: bool) -> Record:
+    """Time one command in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "study.toml"
+        file.write_bytes(tomli_w.dumps(study).encode())
+        command = ["study", "run", str(file), "--output", f"{folder}/run", "--jobs", str(jobs), "--json", "--yes"]
+        before, start_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "tasp_lab.cli", *command, *(["--screen"] if screen else [])],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        seconds, after = time.monotonic() - start_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = json.loads(done.stdout)
+    row: Record = {
+        "what": what, "points": found["points"], "seconds": seconds,
+        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "peak_bytes": 1024 * after.ru_maxrss, "rows": found["rows"], "combinations": load_study(study).count,
+    }  # fmt: skip
+    print(row, flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    main()
