@@ -68,7 +68,8 @@ class MessageIO:
         try:
             return self._transport.receive(received)
         except LostPeer as error:
-            raise self._lost(messages[0], f"posting the receive of {messages[0].blocks} from it", error) from None
+            lost = messages[error.number]
+            raise self._lost(lost, f"posting the receive of {lost.blocks} from it", error) from None
 
     def post_sends(self, messages: Sequence[PlannedMessage], channel: int = 0) -> list[Wait]:
         if self.timed:
@@ -80,7 +81,8 @@ class MessageIO:
         except LostPeer as error:
             if not messages:
                 raise RunError(f"rank {self._rank}: lost a rank ({error})") from None
-            raise self._lost(messages[0], f"sending it {messages[0].blocks}", error) from None
+            lost = messages[error.number]
+            raise self._lost(lost, f"sending it {lost.blocks}", error) from None
 
     def receive_all(self, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
         """Wait until messages have arrived, in their order; `waits` are by node."""

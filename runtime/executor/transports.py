@@ -54,7 +54,14 @@ ended contends with gloo's own thread for its lock: a message then costs twice t
 
 
 class LostPeer(Exception):  # noqa: N818
-    """A call of `torch.distributed` failed because a peer is lost, or does not answer in time."""
+    """A call of `torch.distributed` failed because a peer is lost, or does not answer in time.
+
+    `number` is that of the message, among those that were to be posted together.
+    """
+
+    def __init__(self, reason: str, number: int = 0) -> None:
+        super().__init__(reason)
+        self.number = number
 
 
 def is_lost_peer(error: Exception, on_gpu: bool) -> bool:
@@ -158,13 +165,15 @@ class PointToPoint(OrdinaryMemory):
         self, post: Callable[[list[torch.Tensor], int, int], dist.Work], messages: Sequence[Message]
     ) -> list[Wait]:
         """Post messages. `dist.isend` and `dist.irecv` make the same calls, and check arguments that are known here."""
-        timeout = self._timeout
+        timeout, waits = self._timeout, list[Wait]()
         try:
-            return [partial(wait_for, post([each.data], each.peer, each.tag), timeout) for each in messages]
+            for each in messages:
+                waits.append(partial(wait_for, post([each.data], each.peer, each.tag), timeout))
         except RuntimeError as error:
             if is_lost_peer(error, self._on_gpu):
-                raise LostPeer(reason_of(error)) from None
+                raise LostPeer(reason_of(error), number=len(waits)) from None
             raise
+        return waits
 
 
 class Batched(OrdinaryMemory):

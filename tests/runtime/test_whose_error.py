@@ -86,6 +86,26 @@ def test_a_lost_peer_is_named(moment: str, peer: int) -> None:
         run(Failing(moment, LostPeer("gone")))
 
 
+@pytest.mark.parametrize("call", ["recv", "send"])
+def test_of_messages_posted_together_the_lost_one_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A step of `direct` on four ranks: rank 1 has messages from and to all others; only those of rank 3 fail."""
+
+    def post(which: str) -> Callable[..., Any]:
+        def posted(data: object, peer: int, tag: int) -> Any:
+            if (which, peer) == (call, 3):
+                raise RuntimeError("Connection closed by peer")
+            return SimpleNamespace(wait=lambda timeout: None)
+
+        return posted
+
+    world = SimpleNamespace(recv=post("recv"), send=post("send"))
+    monkeypatch.setattr(transports, "dist", SimpleNamespace(group=SimpleNamespace(WORLD=world), DistError=OSError))
+    executor = Executor(collective("direct", full_mesh(4), 8), 1, PointToPoint(1.0, None, CPU))
+    executor.prepare()
+    with pytest.raises(RunError, match="lost rank 3"):
+        executor.run()
+
+
 def test_a_kernel_without_memory_names_no_peer() -> None:
     class NoMemory:
         def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
