@@ -19,8 +19,11 @@ Decay = Literal["none", "head", "scalar", "channel"]
 """Decay of the state of linear attention: none, a constant per KV head, or one that depends on the data, per position
 and KV head or also per channel of the keys."""
 
-Dtype = Literal["bf16", "fp16", "fp32"]
+Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
 """Of queries, keys, values and the result."""
+
+WHAT_IF_DTYPE = "fp8"
+"""A dtype that is only predicted, the forward pass of softmax attention: no kernel here has it, and no transport."""
 
 Pass = Literal["forward", "backward", "both"]
 """Passes of an attention layer; both: forward, then backward."""

@@ -74,7 +74,7 @@ from tasp_lab.analysis.results import (
 from tasp_lab.analysis.ring_choice import RingOptions
 from tasp_lab.analysis.shared_cores import why_not_comparable
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.choices import BackendKind, FabricKind
+from tasp_lab.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError, RunError
@@ -462,7 +462,12 @@ def _own_compute(machine: Machine, work: Work) -> Compute:
 
 
 def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` where the kernels of a hybrid would be real: nothing makes inputs of layers of results."""
+    """Raise `QuantityError` for a layer that is only predicted, and where the kernels of a hybrid would be real.
+
+    Nothing makes inputs of layers of results.
+    """
+    if isinstance(work, Workload) and work.dtype == WHAT_IF_DTYPE:
+        raise QuantityError(f"dtype {work.dtype!r}: is predicted only, expected one of bf16, fp16, fp32 on a fabric")
     if isinstance(work, Workload) and work.kind == "hybrid" and _is_real(work, rate, fabric):
         raise QuantityError(
             f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "

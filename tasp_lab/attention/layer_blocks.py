@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.choices import WHAT_IF_DTYPE
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
 from tasp_lab.workload.layer import Workload
@@ -66,6 +67,8 @@ class LayerBlocks:
         layer, keys = self.workload, np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
         if layer.cached_keys and self.is_backward:
             raise ScheduleError(f"{layer.cached_keys} cached keys, which have no gradients: expected the pass forward")
+        if layer.dtype == WHAT_IF_DTYPE and self.is_backward:
+            raise ScheduleError(f"dtype {layer.dtype!r} of a backward pass, expected the pass forward")
         if self.first_head is None or self.heads is None:
             object.__setattr__(self, "first_head", np.zeros_like(self.start))
             object.__setattr__(self, "heads", np.where(keys, layer.kv_head_count, layer.heads))

@@ -9,7 +9,16 @@ from operator import index
 from shlex import quote
 from typing import TYPE_CHECKING, get_args
 
-from tasp_lab.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Dataflow, Direction, Pass, Travelling, WireDtype
+from tasp_lab.choices import (
+    DEFAULT_BUFFERS,
+    DEFAULT_STAGES,
+    WHAT_IF_DTYPE,
+    Dataflow,
+    Direction,
+    Pass,
+    Travelling,
+    WireDtype,
+)
 from tasp_lab.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -155,9 +164,13 @@ class AttentionOptions:
                 )
 
     def check_layer(self, layer: Workload) -> None:
-        """Raise `ScheduleError` for a backward pass of a layer with cached keys: they are for inference."""
+        """Raise `ScheduleError` for a backward pass of a layer with cached keys, which are for inference, or in fp8."""
         if layer.cached_keys and self.passes != "forward":
             raise ScheduleError(f"pass {self.passes!r} with {layer.cached_keys} cached keys, expected 'forward'")
+        if layer.dtype == WHAT_IF_DTYPE and self.passes != "forward":
+            raise ScheduleError(
+                f"pass {self.passes!r} in {layer.dtype}, whose backward pass is not established: expected 'forward'"
+            )
 
     def wire_dtype(self, layer_dtype: str, *, backward: bool, sums: bool) -> str:
         """The dtype on the wire of results, or backward of gradients; `sums` if these grow on their way.

@@ -16,6 +16,7 @@ from importlib.resources import files
 
 import msgspec
 
+from tasp_lab.choices import WHAT_IF_DTYPE
 from tasp_lab.errors import TopologyError
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import stated_interval
@@ -31,6 +32,10 @@ ASSUMED_COMPUTE = ComputeRate(
 """The attention rate of a machine without one. On H100 and MI300X, 327.9 and 328.6 TFLOP/s were measured
 (Azure/AI-benchmarking-guide)."""
 
+AS_16_BIT = "assumed: as bf16; fp8 kernels are faster where a GPU has them, so communication hides less"
+"""Of rates in fp8. FlashAttention-3 forward on an H100: up to 740 TFLOP/s in fp16, close to 1,200 in fp8 (Shah et al.,
+2024, arXiv:2407.08608, abstract); no table here has calls in fp8 from which constants could be fitted."""
+
 
 class _AcceleratorFile(Record, frozen=True, forbid_unknown_fields=True):
     constants: tuple[ConstantRecord, ...]
@@ -40,7 +45,7 @@ def compute_of(constants: Iterable[Constant]) -> ComputeRate | ComputeRates:
     """The compute rates that these constants define; `INSTANT` without any.
 
     A dtype and pass without a constant gets the rate of the nearest that has one, marked as an assumption: backward the
-    rate of forward, fp32 that of bf16.
+    rate of forward, fp32 that of bf16. So is fp8, which has no constants: `AS_16_BIT`.
 
     >>> found = compute_of([Constant("compute_rate", "2TFLOP/s", "a measurement")])
     >>> found.rate("bf16", "forward").source, found.rate("bf16", "backward").source
@@ -58,7 +63,9 @@ def compute_of(constants: Iterable[Constant]) -> ComputeRate | ComputeRates:
     if not known:
         return INSTANT
     kinds = [(dtype, passing) for dtype in ("bf16", "fp16", "fp32") for passing in ("forward", "backward")]
-    return ComputeRates({kind: _nearest(known, *kind) for kind in kinds})
+    rates = {kind: _nearest(known, *kind) for kind in kinds}
+    in_fp8 = {(WHAT_IF_DTYPE, passing): _nearest(known, "bf16", passing).as_assumed(AS_16_BIT) for _, passing in kinds}
+    return ComputeRates({**rates, **in_fp8})
 
 
 def _nearest(known: Mapping[Kind, ComputeRate], dtype: str, passing: str) -> ComputeRate:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from tasp_lab.choices import WHAT_IF_DTYPE
 from tasp_lab.errors import ProfileError
 from tasp_lab.kernels import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
 from tasp_lab.kernels.catalogue import gpu_alias
 from tasp_lab.kernels.constants import Gpu, KernelConstant, Passing
 from tasp_lab.kernels.memory import bound_s
-from tasp_lab.machines.compute_rates import COMPUTE_RATES, accelerator_constants, compute_of
+from tasp_lab.machines.compute_rates import AS_16_BIT, COMPUTE_RATES, accelerator_constants, compute_of
 from tasp_lab.machines.machine import Compute, ComputeRate, Constant, Machine
 from tasp_lab.runtimes.runtime import NO_PASSES, Passes
 from tasp_lab.units import Number, format_bandwidth, format_flops, format_time
@@ -41,6 +42,8 @@ MERGE = "merge"
 @dataclass(frozen=True)
 class KernelCompute:
     """Calls of softmax attention in 16 bit take the time of a kernel, `rest` has the others.
+
+    Calls in fp8 are assumed to take as long as those in 16 bit (`tasp_lab.machines.compute_rates.AS_16_BIT`).
 
     `speed` is 1, the scale of an emulated fabric, or the factor of an override; another kernel keeps it. `passes` are
     those of a runtime beside each call, on the same stream; without a runtime there are none: ours merges where the
@@ -79,7 +82,7 @@ class KernelCompute:
             return self.rest.rate(dtype, passing, kind, head_dim)
         kernel = self.kernel
         assumed = kernel.assumption(passing, head_dim)
-        return ComputeRate(
+        found = ComputeRate(
             kernel.peak_rate(passing, head_dim) * self.speed,
             assumed or kernel.variant(passing, head_dim).rate.source,
             bool(assumed),
@@ -87,6 +90,7 @@ class KernelCompute:
             kernel_constants(kernel, passing, head_dim),
             _log_ends(kernel.variant(passing, head_dim).rate),
         )
+        return found.as_assumed(AS_16_BIT) if dtype == WHAT_IF_DTYPE else found
 
     def scaled(self, factor: float) -> KernelCompute:
         """All times divided by a factor."""

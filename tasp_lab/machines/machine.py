@@ -18,7 +18,7 @@ from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
 from tasp_lab.workload.layer import Workload
 
 Kind = tuple[str, str]
-"""A dtype (``bf16``, ``fp16`` or ``fp32``) and a pass (``forward`` or ``backward``)."""
+"""A dtype (``bf16``, ``fp16``, ``fp32`` or ``fp8``) and a pass (``forward`` or ``backward``)."""
 
 NetworkKind = Literal["documented", "cloud"]
 """Whether the network of a machine is documented, or that of a cloud, which differs from provider to provider."""

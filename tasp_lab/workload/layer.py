@@ -15,13 +15,14 @@ from typing import Any, get_args
 import numpy as np
 
 from tasp_lab.arrays import IntArray
+from tasp_lab.choices import WHAT_IF_DTYPE
 from tasp_lab.choices import AttentionKind as AttentionKind
 from tasp_lab.choices import Decay as Decay
 from tasp_lab.choices import Mask as Mask
 from tasp_lab.errors import WorkloadError
 from tasp_lab.workload.layer_pattern import LAYER_KINDS, expand_layers
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes per element of each dtype."""
 
 MAX_POSITIONS = 2**31
@@ -42,7 +43,7 @@ class Workload:
     heads : query heads; 32, as in layers of about 7 billion parameters, unless given.
     kv_heads : heads of keys and values, a divisor of `heads`; equal to `heads` if None.
     head_dim : elements per head of queries, keys and values.
-    dtype : ``bf16``, ``fp16`` or ``fp32``, of queries, keys, values and the output.
+    dtype : ``bf16``, ``fp16``, ``fp32`` or ``fp8``, of queries, keys, values and the output; fp8 is only predicted.
     mask : ``full``, or ``causal``: a query attends to the keys at its own and earlier positions.
     window : with ``causal``, maximum number of keys per query, its own included; all if None.
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
@@ -127,6 +128,8 @@ class Workload:
             raise WorkloadError(f"decay {self.decay!r} of softmax attention, expected linear attention")
         if self.kind == "linear" and self.window is not None:
             raise WorkloadError(f"window: {self.window}, expected none for linear attention, whose state has no window")
+        if self.kind != "softmax" and self.dtype == WHAT_IF_DTYPE:
+            raise WorkloadError(f"dtype {self.dtype!r} of {self.kind} attention, expected softmax attention")
         if self.kind != "softmax" and self.cached_keys:
             of_kind = "linear attention" if self.kind == "linear" else "a hybrid"
             raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for {of_kind}")

@@ -22,7 +22,7 @@ BATCH, GROUP, KV_HEADS, HEAD_DIM = 3, 5, 7, 11
 GOOD: dict[str, Any] = {"sequence": 64, "batch": BATCH, "heads": GROUP * KV_HEADS, "kv_heads": KV_HEADS}
 
 
-@pytest.mark.parametrize(("dtype", "element_bytes"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+@pytest.mark.parametrize(("dtype", "element_bytes"), [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1)])
 def test_positions_and_pairs_cost_what_their_numbers_say(dtype: str, element_bytes: int) -> None:
     """K and V of the KV heads; Q of all heads; two products of head_dim multiply-adds per head and pair."""
     layer = Workload(**GOOD, head_dim=HEAD_DIM, dtype=dtype)
@@ -91,7 +91,7 @@ def test_heads_are_a_multiple_of_kv_heads(heads: int, kv_heads: int) -> None:
 
 @given(st.text().filter(lambda text: text not in ELEMENT_BYTES))
 def test_an_unknown_dtype_lists_the_known(dtype: str) -> None:
-    assert refused(dtype=dtype).endswith("expected one of fp32, bf16, fp16")
+    assert refused(dtype=dtype).endswith("expected one of fp32, bf16, fp16, fp8")
 
 
 @given(st.text().filter(lambda text: text not in ("full", "causal")))

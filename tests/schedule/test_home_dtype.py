@@ -79,8 +79,8 @@ def test_own_results_of_token_ring_take_four_bytes_at_home_and_two_on_the_wire()
 
 def test_a_kind_with_a_home_dtype_that_makes_no_sense_is_refused() -> None:
     for message, make in (
-        ("field 'x' of sums: unknown dtype 'fp8', expected one of",
-         lambda: Kind("sums", "add", fields=(Field("x", "bf16", (1,), home_dtype="fp8"),))),
+        ("field 'x' of sums: unknown dtype 'fp7', expected one of",
+         lambda: Kind("sums", "add", fields=(Field("x", "bf16", (1,), home_dtype="fp7"),))),
         ("field 'x' of sums is bf16 at home and fp32 on the wire, expected a wider dtype at home",
          lambda: Kind("sums", "add", fields=(Field("x", "fp32", (1,), home_dtype="bf16"),))),
         ("field 'x' of sums is fp16 at home and bf16 on the wire, expected a wider dtype at home",

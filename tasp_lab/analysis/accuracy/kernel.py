@@ -15,6 +15,7 @@ from tasp_lab.analysis.accuracy.machines import reason_of
 from tasp_lab.analysis.interval import Interval, residual_interval
 from tasp_lab.analysis.left_out import left_out_with
 from tasp_lab.analysis.residuals import EAGER_CALLS, KERNELS
+from tasp_lab.choices import WHAT_IF_DTYPE
 from tasp_lab.errors import ProfileError, TaspLabError
 from tasp_lab.kernels.catalogue import attention_kernel, gpu_alias, gpu_names
 from tasp_lab.kernels.constants import KernelConstant
@@ -40,8 +41,11 @@ def judge_kernel(table: KernelTable, sampling: Sampling = NO_SAMPLES) -> TableAc
 
 def _row(table: KernelTable, row: KernelRow, sampling: Sampling) -> WorkRow:
     shape = _shape(row)
-    if row.shapes[0].dtype not in ELEMENT_BYTES:
-        return WorkRow(row.measured_s, None, f"unknown dtype {row.shapes[0].dtype!r}", None, shape)
+    dtype = row.shapes[0].dtype
+    if dtype not in ELEMENT_BYTES:
+        return WorkRow(row.measured_s, None, f"unknown dtype {dtype!r}", None, shape)
+    if dtype == WHAT_IF_DTYPE:
+        return WorkRow(row.measured_s, None, f"dtype {dtype!r}: no kernel has constants of it", None, shape)
     if given := table.headers.get("out_of_scope"):
         return WorkRow(row.measured_s, None, given, None, shape)
     try:

@@ -11,7 +11,7 @@ from tasp_lab.analysis.inputs import with_runtime
 from tasp_lab.analysis.predict import with_compute
 from tasp_lab.analysis.registry import build_schedules
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.choices import Pass
+from tasp_lab.choices import WHAT_IF_DTYPE, Pass
 from tasp_lab.errors import ScheduleError, WorkloadError
 from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import Machine
@@ -110,6 +110,8 @@ def _layers(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
     assert row.sequence is not None
     assert row.heads is not None
     assert row.head_dim is not None
+    if row.dtype == WHAT_IF_DTYPE:
+        raise WorkloadError(f"dtype {row.dtype!r}: no kernel has constants of it")
     layer = Workload(row.sequence, row.batch or 1, row.heads, row.kv_heads, row.head_dim, row.dtype, known)
     if not packed:
         return (layer,)
