@@ -67,7 +67,7 @@ def processes(count: int) -> Iterator[Executor | None]:
     except BaseException:
         for worker in set(multiprocessing.active_children()) - before:
             worker.kill()
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(cancel_futures=True)  # its thread ends now, not while the interpreter does
         raise
 
 
