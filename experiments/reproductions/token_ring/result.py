@@ -77,7 +77,7 @@ REPRODUCTION = Reproduction(
     "24,000 positions, causal with zigzag shards (inferred from the FLOPs of its kernels), 32 heads of 128, fp16; "
     "lanes of PCIe 4.0 x16 after line coding, no library; the rate of kernels is that in the same pictures.",
     "speed-up of attention",
-    "But only because an interval for PCIe without a model of its library is tenfold wide: lanes alone predict the "
+    "But only because an interval for PCIe without a model of its library is fifteenfold wide: lanes alone predict the "
     "ring to be faster, by 9 %. What they lack is that one connection carries 12.9 of 31.5 GB/s; with that, "
     "TokenRing, which has two connections at a time, is predicted to be 1.41 times as fast.",
     find,
