@@ -24,6 +24,10 @@ class TileTimes:
         tiles = -(-shape.queries // self.rows) * -(-shape.keys // self.columns)
         return self.call_s + tiles * shape.batch * shape.heads * shape.head_dim * self.tile_s
 
+    def handed_out_s(self, shape: KernelShape) -> Fraction:
+        """Until the last tile begins."""
+        return self.time_s(shape) - shape.batch * shape.heads * shape.head_dim * self.tile_s
+
     def parts(self, shape: KernelShape) -> list[tuple[str, Fraction]]:
         return [("call", self.call_s), ("tiles", self.time_s(shape) - self.call_s)]
 
