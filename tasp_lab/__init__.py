@@ -10,8 +10,6 @@ topologies. Each name is imported when it is first used, so ``import tasp_lab`` 
 
 from importlib import import_module
 
-from tasp_lab.version import VERSION
-
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
     from tasp_lab.analysis.accuracy import accuracy
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
     from tasp_lab.models.catalogue import load_model
     from tasp_lab.study.file import load_study
     from tasp_lab.topology.graph import Topology
+    from tasp_lab.version import __version__
     from tasp_lab.workload.layer import Workload
-
-__version__ = VERSION
 
 __all__ = [
     "predict",
@@ -54,6 +51,7 @@ _MODULES = {
     "load_machine": "tasp_lab.machines.catalogue",
     "load_study": "tasp_lab.study.file",
     "load_model": "tasp_lab.models.catalogue",
+    "__version__": "tasp_lab.version",
     "Workload": "tasp_lab.workload.layer",
     "Topology": "tasp_lab.topology.graph",
     "accuracy": "tasp_lab.analysis.accuracy",

@@ -1,3 +1,3 @@
 """The version of tasp-lab, that of ``pyproject.toml``."""
 
-VERSION = "0.2.0"
+VERSION = __version__ = "0.2.0"
