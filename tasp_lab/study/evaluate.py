@@ -76,7 +76,7 @@ def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
 def constants_of(point: Point) -> str:
     """The hash of the constants of the machine of a point; empty for a machine that is refused."""
     try:
-        return _prepared(*_of_machine(point)).constants_sha256
+        return prepared(point).constants_sha256
     except TaspLabError:
         return ""
 
@@ -100,22 +100,19 @@ def _prepared(
     return PreparedMachine(found, kernel, contention, runtime, sampling)
 
 
-def _of_machine(point: Point) -> tuple[object, ...]:
-    return (
-        point.machine, point.library, point.overrides, point.kernel, point.contention, point.runtime, point.sampling
-    )  # fmt: skip
-
-
 def prepared(point: Point) -> PreparedMachine:
     """The machine of a point, prepared once per process. Raises `TaspLabError`."""
-    return _prepared(*_of_machine(point))
+    return _prepared(
+        point.machine, point.library, point.overrides, point.kernel, point.contention, point.runtime, point.sampling
+    )
 
 
 def _answer(point: Point, best_s: float | None) -> Row:
     cells: dict[str, Value] = dict.fromkeys(COLUMNS)
     cells |= {"machine": point.machine, "schedule": point.schedule, "passes": point.options.passes}
     cells |= {"overrides": ", ".join(point.overrides), "version": VERSION, "library": point.library}
-    cells |= {"key": key_of(point), "constants": constants_of(point)}
+    constants = constants_of(point)
+    cells |= {"key": point.key(constants, VERSION), "constants": constants}
     cells |= {"inputs": json.dumps(point.inputs(), sort_keys=True)}
     cells |= _of_layer(point.layer)
     status: Status = "done"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -99,8 +98,3 @@ def _missing(points: Sequence[Point], keys: Sequence[str], known: set[str]) -> l
 def default_jobs() -> int:
     """As many workers as there are cores for this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def statuses(rows: Iterable[Row]) -> Counter[str]:
-    """How many rows have each status."""
-    return Counter(str(row["status"]) for row in rows)
