@@ -6,7 +6,8 @@ Each stage yields rings with a higher rate, until they reach the bound of the na
    (`tasp_lab.decomposition.switching`), and by CP-SAT (`tasp_lab.decomposition.cp_sat`) if OR-tools is installed. With
    shared ports or unequal links, by CP-SAT alone, for small instances.
 2. *Rings with shares*, by linear programming (`tasp_lab.decomposition.fractional_packing`): over all rings if these can
-   be listed, else by column generation.
+   be listed; else over the fastest known rings with a few more beside them, since every ring costs messages; else by
+   column generation, which chooses up to one ring per constraint.
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ _MAX_DECIDED = 6000
 
 _CP_SAT_OPERATIONS = 5_000_000
 """Operations of CP-SAT for equal rings if rings with shares follow."""
+
+_BESIDE_OPERATIONS = 1_000_000
+"""Operations of the search for a few rings beside known ones."""
+
+_LOAD_EXPONENT = 4
+"""Power of its load that a constraint costs a ring beside known ones: far more if it is full."""
 
 _MAX_ROUNDS_WITHOUT_GAIN = 40
 """Number of consecutive rounds without a higher rate that ends column generation."""
@@ -178,6 +185,10 @@ class RingSearch:
             packing = best_packing(self.problem, self.listed)
             yield self._packed(packing, self._costs(packing, self.listed).min(), f"all {len(self.listed)} rings")
             return
+        if found:
+            few = self._with_few_beside(found)
+            found.append(few.rings)
+            yield self._packed(few, 0.0, "known rings and rings beside them")
         found = [*found, *self._over_fast_links()]
         find = Patching(self.problem, Random(0))
         self.budget.progress(f"joining cycles into rings, {_within(self.budget)}")
@@ -193,6 +204,28 @@ class RingSearch:
         self.budget.progress(f"improving rings with shares, {_within(self.budget)}")
         packing, least = self._improved(best_packing(self.problem, np.unique(np.concatenate(start), axis=0)), find)
         yield self._packed(packing, least, "rings added one by one")
+
+    def _with_few_beside(self, found: list[IntArray]) -> Packing:
+        """The fastest of the known rings, and rings over what they leave free, one by one while each adds to the rate.
+
+        Each goes where the load is lowest. Prices do not show that: of many constraints that are full together they
+        may name a single one.
+        """
+        problem, budget = self.problem, self.budget.at_most(_BESIDE_OPERATIONS)
+        budget.progress(f"putting rings beside known ones, {_within(budget)}")
+        find, bandwidths = Patching(problem, Random(0)), np.array([float(each) for each in problem.bandwidths])
+        best = max((best_packing(problem, rings) for rings in found), key=lambda each: each.rate_bytes_per_s)
+        while budget.allows_more():
+            budget.spend(improvement_operations(problem, best))
+            loads = problem.loads(best.rings) @ best.carried / bandwidths
+            ring = find(problem.uses.T @ loads**_LOAD_EXPONENT)
+            if ring is None:
+                break
+            more = best_packing(problem, np.concatenate([best.rings, ring[None]]))
+            if more.rate_bytes_per_s <= best.rate_bytes_per_s * (1 + RELATIVE_TOLERANCE):
+                break
+            best = more
+        return best
 
     def _over_fast_links(self) -> list[IntArray]:
         """Link-disjoint rings on the links of at least median bandwidth, if each pair has its own link."""
