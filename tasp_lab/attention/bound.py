@@ -21,6 +21,7 @@ enters S takes at least its bytes over the bandwidth of all links into S, plus t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -59,83 +60,137 @@ def attention_bound_s(machine: Machine, task: AttentionTask, initial: BoolArray 
 
 def _communication_s(topology: Topology, task: AttentionTask, held: BoolArray) -> Number:
     """The largest of the bounds on communication."""
-    latency = topology.min_latencies_into_ranks_s
-    received = [entering_bytes(task, held, [rank]) for rank in range(topology.world_size)]
+    latency, cut = topology.min_latencies_into_ranks_s, bottleneck(topology)
+    outside = tuple(rank for rank in range(topology.world_size) if rank not in cut.inside)
+    *received, crossing = _entering(_Runs.of(task, held), outside)
     into = topology.bandwidths_into_ranks_bytes_per_s
     bounds = [like(topology, received[rank] / into[rank]) + latency[rank] for rank in np.flatnonzero(received).tolist()]
     for group in topology.shared:
         if behind := [rank for rank in ranks_behind(topology, group) if received[rank]]:
             sums = sum(received[rank] for rank in behind)
             bounds.append(sums / group.bandwidth_bytes_per_s + min(latency[rank] for rank in behind))
-    cut = bottleneck(topology)
-    outside = [rank for rank in range(topology.world_size) if rank not in cut.inside]
-    if crossing := entering_bytes(task, held, outside):
+    if crossing:
         bounds.append(like(topology, crossing / cut.bandwidth_bytes_per_s) + min(latency[rank] for rank in outside))
     return max(bounds, default=0)
 
 
 def entering_bytes(task: AttentionTask, held: BoolArray, ranks: list[int]) -> int:
     """The bytes that any schedule of the task brings into a set of ranks, which holds `held` at the start."""
-    mine, here = np.isin(task.owner, ranks), held[ranks].any(axis=0)
-    keys, queries = task.tensor == KEYS, task.tensor == QUERIES
-    total = _covers(task, np.flatnonzero(queries & mine), np.flatnonzero(keys & ~here))
-    if task.is_backward:
-        total += _covers(task, np.flatnonzero(keys & mine), np.flatnonzero(queries & ~here))
-    return total
+    return _Runs.of(task, held).entering_bytes(ranks)
+
+
+@lru_cache(maxsize=32)
+def _entering(runs: _Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
+    """The bytes that enter each rank, and those that enter the ranks `outside`; found once for schedules alike in it."""
+    return tuple(runs.entering_bytes(ranks) for ranks in (*([rank] for rank in range(len(runs.held))), list(outside)))
 
 
 @dataclass(frozen=True, eq=False)
 class _Runs:
-    """Positions of one rank, tensor and group of blocks that follow one another; int arrays (runs,)."""
+    """The blocks of keys and queries of a task as runs: positions of one owner and group that follow one another.
 
+    `tensor`, `group`, `owner`, `start`, `count`, `position_bytes` are int arrays (runs,); `held` a bool array
+    (world_size, runs). Of groups that are alike but for their number one is left, which counts `times` as much.
+    """
+
+    task: AttentionTask
+    tensor: IntArray
     group: IntArray
+    owner: IntArray
     start: IntArray
     count: IntArray
     position_bytes: IntArray
+    held: BoolArray
+    times: IntArray
+
+    @cached_property
+    def _content(self) -> tuple[object, ...]:
+        """All that the bytes depend on."""
+        task = self.task
+        columns = self.tensor, self.group, self.owner, self.start, self.count, self.position_bytes, self.times, self.held
+        dtypes = task.is_backward, task.result_dtype, task.gradient_dtype, task.home_dtype
+        return task.workload, task.layout, dtypes, *(each.tobytes() for each in columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Runs) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
 
     @classmethod
-    def of(cls, task: AttentionTask, blocks: IntArray) -> _Runs:
-        """The runs of blocks of one tensor, in the order of groups and positions."""
-        blocks = blocks[np.lexsort((task.start[blocks], task.owner[blocks], task.group[blocks]))]
-        columns = np.stack([task.group[blocks], task.owner[blocks]])
+    def of(cls, task: AttentionTask, held: BoolArray) -> _Runs:
+        """The runs in the order of tensors, groups and positions."""
+        blocks = np.flatnonzero((task.tensor == KEYS) | (task.tensor == QUERIES))
+        each = task.tensor, task.group, task.owner
+        blocks = blocks[np.lexsort((task.start[blocks], *(column[blocks] for column in each[::-1])))]
+        columns, has = np.stack([column[blocks] for column in each]), held[:, blocks]
         ends = task.start[blocks] + task.layout.stride * task.count[blocks]
         follows = (columns[:, 1:] == columns[:, :-1]).all(axis=0) & (task.start[blocks[1:]] == ends[:-1])
+        follows &= (has[:, 1:] == has[:, :-1]).all(axis=0)
         first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(blocks)])
         count = np.add.reduceat(task.count[blocks], first) if len(first) else task.count[:0]
-        each = blocks[first]
-        return cls(task.group[each], task.start[each], count, task.block_bytes[each] // task.count[each])
-
-    def of_group(self, group: int) -> _Runs:
-        chosen = self.group == group
-        return _Runs(self.group[chosen], self.start[chosen], self.count[chosen], self.position_bytes[chosen])
-
-
-def _covers(task: AttentionTask, own: IntArray, foreign: IntArray) -> int:
-    """The bytes of the lightest covers of blocks `own` of one tensor against `foreign` ones of the other.
-
-    A cover consists of results or gradients of `own` blocks, and of `foreign` blocks themselves.
-    """
-    if not len(own) or not len(foreign):
-        return 0
-    rows, columns = _Runs.of(task, own), _Runs.of(task, foreign)
-    output_bytes = task.least_output_bytes_per_position(int(task.tensor[own[0]]))
-    total = 0
-    for group in np.intersect1d(rows.group, columns.group).tolist():
-        row, column = rows.of_group(group), columns.of_group(group)
-        total += _cover(
-            _full_tiles(task, own, row, column), row.count * output_bytes, column.count * column.position_bytes
+        at = blocks[first]
+        position_bytes = task.block_bytes[at] // task.count[at]
+        content = np.concatenate(
+            [np.stack([task.tensor[at], task.owner[at], task.start[at], count, position_bytes]), has[:, first]]
         )
-    return total
+        kept, times = _alike(task.group[at], content)
+        tensor, owner, start, count, position_bytes = content[:5, kept]
+        return cls(
+            task, tensor, task.group[at][kept], owner, start, count, position_bytes, has[:, first[kept]], times
+        )
+
+    def entering_bytes(self, ranks: list[int]) -> int:
+        """The bytes that any schedule brings into a set of ranks."""
+        mine, here = np.isin(self.owner, ranks), self.held[ranks].any(axis=0)
+        keys, queries = self.tensor == KEYS, self.tensor == QUERIES
+        total = self._covers(queries & mine, keys & ~here)
+        if self.task.is_backward:
+            total += self._covers(keys & mine, queries & ~here)
+        return total
+
+    def _covers(self, own: BoolArray, foreign: BoolArray) -> int:
+        """The bytes of the lightest covers of runs `own` of one tensor against `foreign` ones of the other.
+
+        A cover consists of results or gradients of `own` runs, and of `foreign` runs themselves.
+        """
+        if not own.any() or not foreign.any():
+            return 0
+        output_bytes = self.task.least_output_bytes_per_position(int(self.tensor[own.argmax()]))
+        total = 0
+        for group in np.intersect1d(self.group[own], self.group[foreign]).tolist():
+            row, column = (np.flatnonzero(side & (self.group == group)) for side in (own, foreign))
+            cover = _cover(
+                self._full_tiles(row, column),
+                self.count[row] * output_bytes,
+                self.count[column] * self.position_bytes[column],
+            )
+            total += int(self.times[row[0]]) * cover
+        return total
+
+    def _full_tiles(self, row: IntArray, column: IntArray) -> BoolArray:
+        """Whether every query of a tile attends to every key: bool array (rows, columns)."""
+        queries = self.start[row][:, None], self.count[row][:, None]
+        keys = self.start[column][None, :], self.count[column][None, :]
+        if self.tensor[row[0]] == KEYS:
+            queries, keys = keys, queries
+        low, high = self.task.run_bands(*queries, *keys)
+        full: BoolArray = (low <= 1 - keys[1]) & (high >= queries[1] - 1)
+        return full
 
 
-def _full_tiles(task: AttentionTask, own: IntArray, row: _Runs, column: _Runs) -> BoolArray:
-    """Whether every query of a tile attends to every key: bool array (rows, columns)."""
-    queries, keys = ((row.start[:, None], row.count[:, None]), (column.start[None, :], column.count[None, :]))
-    if task.tensor[own[0]] == KEYS:
-        queries, keys = keys, queries
-    low, high = task.run_bands(*queries, *keys)
-    full: BoolArray = (low <= 1 - keys[1]) & (high >= queries[1] - 1)
-    return full
+def _alike(group: IntArray, content: IntArray) -> tuple[IntArray, IntArray]:
+    """The columns of the first of all groups with the same content, and how many groups it stands for, int arrays."""
+    members: dict[bytes, list[IntArray]] = {}
+    for each in np.unique(group).tolist():
+        columns = np.flatnonzero(group == each)
+        members.setdefault(content[:, columns].tobytes(), []).append(columns)
+    if not members:
+        return group[:0], group[:0]
+    kept = np.concatenate([found[0] for found in members.values()])
+    times = np.concatenate([np.full(len(found[0]), len(found)) for found in members.values()])
+    order = np.argsort(kept)
+    return kept[order], times[order]
 
 
 def _cover(full: BoolArray, row_bytes: IntArray, column_bytes: IntArray) -> int:
