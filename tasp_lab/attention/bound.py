@@ -81,7 +81,7 @@ def entering_bytes(task: AttentionTask, held: BoolArray, ranks: list[int]) -> in
 
 @lru_cache(maxsize=32)
 def _entering(runs: _Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
-    """The bytes that enter each rank, and those that enter the ranks `outside`; found once for schedules alike in it."""
+    """The bytes that enter each rank, and those that enter the ranks `outside`; kept for schedules alike in both."""
     return tuple(runs.entering_bytes(ranks) for ranks in (*([rank] for rank in range(len(runs.held))), list(outside)))
 
 
@@ -107,8 +107,9 @@ class _Runs:
     def _content(self) -> tuple[object, ...]:
         """All that the bytes depend on."""
         task = self.task
-        columns = self.tensor, self.group, self.owner, self.start, self.count, self.position_bytes, self.times, self.held
+        positions = self.tensor, self.group, self.owner, self.start, self.count
         dtypes = task.is_backward, task.result_dtype, task.gradient_dtype, task.home_dtype
+        columns = *positions, self.position_bytes, self.times, self.held
         return task.workload, task.layout, dtypes, *(each.tobytes() for each in columns)
 
     def __eq__(self, other: object) -> bool:
@@ -136,9 +137,7 @@ class _Runs:
         )
         kept, times = _alike(task.group[at], content)
         tensor, owner, start, count, position_bytes = content[:5, kept]
-        return cls(
-            task, tensor, task.group[at][kept], owner, start, count, position_bytes, has[:, first[kept]], times
-        )
+        return cls(task, tensor, task.group[at][kept], owner, start, count, position_bytes, has[:, first[kept]], times)
 
     def entering_bytes(self, ranks: list[int]) -> int:
         """The bytes that any schedule brings into a set of ranks."""

@@ -618,6 +618,19 @@ def test_an_optimum_below_the_cut_is_proved_by_prices(small: int, large: int, cy
     assert found.proved_optimal
 
 
+@pytest.mark.parametrize(("node_count", "ranks"), [(2, 8), (3, 4), (4, 8), (8, 8)])
+@pytest.mark.parametrize("nic", [40, 94, 250])
+def test_what_rings_by_formula_leave_of_nics_takes_few_more_rings(node_count: int, ranks: int, nic: int) -> None:
+    """Rings by formula fill the ports and not the NICs: one more over all NICs reaches the cut, ports and NICs."""
+    topology = nodes(
+        node_count, ranks, "switch", link_bandwidth_bytes_per_s=345, nic_bandwidth_bytes_per_s=nic, nic_latency_s=0
+    )
+    found = decompose(topology)
+    check(found)
+    assert found.proved_optimal
+    assert len(found.rings) <= ranks + 2
+
+
 def test_a_faster_link_takes_nothing_away() -> None:
     """A torus has four rings that share no link; that one link is twice as fast does not change that."""
     for shape in ((3, 3), (4, 4)):

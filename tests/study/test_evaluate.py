@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab import predict
+from tasp_lab.analysis.ring_choice import ring_candidates
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.errors import StudyError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.overrides import overridden
 from tasp_lab.study.evaluate import answers, constants_of, evaluate, groups, key_of
 from tasp_lab.study.point import Point
 from tasp_lab.version import VERSION
@@ -108,3 +111,13 @@ def test_points_are_grouped_by_what_their_machines_and_layers_share() -> None:
 def test_a_worker_of_another_version_refuses() -> None:
     with pytest.raises(StudyError, match=r"the study was started by 0\.0\.1: expected one version"):
         answers([], version="0.0.1")
+
+
+@pytest.mark.parametrize("sequence", [4096, 65536])
+def test_of_several_rings_a_row_has_those_of_predict(sequence: int) -> None:
+    """With faster NICs there are two candidates; the one that its bound settles is not simulated."""
+    point = Point("h100-2x8", "tasp", Workload(sequence, heads=16, head_dim=128), overrides=("nic.bandwidth=x2",))
+    row, machine = evaluate(point), overridden(load_machine("h100-2x8"), ["nic.bandwidth=x2"])
+    assert len(ring_candidates(machine)) == 2
+    found = predict(machine, "tasp", point.layer, samples=0)[-1].to_dict()
+    assert row["time_s"] == pytest.approx(found["time_s"], rel=1e-9)
