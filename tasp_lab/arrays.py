@@ -31,6 +31,10 @@ def distinct(values: IntArray) -> IntArray:
 Values = npt.NDArray[np.generic]
 
 _FEW = 16
+"""Distinct values that are found one by one."""
+
+_DENSE = 4
+"""Integers are numbered by a table of their range if it has at most so many entries per value."""
 
 
 def numbered(*columns: Values) -> tuple[IntArray, IntArray]:
@@ -49,6 +53,11 @@ def numbered(*columns: Values) -> tuple[IntArray, IntArray]:
 
 
 def _numbered(values: Values) -> tuple[IntArray, IntArray]:
+    if np.issubdtype(values.dtype, np.integer) and len(values):
+        low = int(values.min())
+        span = int(values.max()) - low + 1
+        if span <= _DENSE * len(values) + _FEW:
+            return _numbered_densely((values - low).astype(np.int64), span)
     firsts: list[int] = []
     number = np.full(len(values), -1)
     while (left := number < 0).any():
@@ -58,3 +67,13 @@ def _numbered(values: Values) -> tuple[IntArray, IntArray]:
         firsts.append(int(left.argmax()))
         number[values == values[firsts[-1]]] = len(firsts) - 1
     return np.array(firsts, dtype=np.int64), number
+
+
+def _numbered_densely(values: IntArray, span: int) -> tuple[IntArray, IntArray]:
+    """The same for values from 0 to `span`, by a table of all of them."""
+    first = np.full(span, -1)
+    first[values[::-1]] = np.arange(len(values) - 1, -1, -1)  # of several assignments the last one counts
+    firsts = np.sort(first[first >= 0])
+    number = np.empty(span, dtype=np.int64)
+    number[values[firsts]] = np.arange(len(firsts))
+    return firsts, number[values]
