@@ -89,8 +89,9 @@ def _entering(runs: _Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
 class _Runs:
     """The blocks of keys and queries of a task as runs: positions of one owner and group that follow one another.
 
-    `tensor`, `group`, `owner`, `start`, `count`, `position_bytes` are int arrays (runs,); `held` a bool array
-    (world_size, runs). Of groups that are alike but for their number one is left, which counts `times` as much.
+    `tensor`, `group`, `owner`, `start`, `count`, `position_bytes` and `output_bytes` (of a result or gradient of a
+    position) are int arrays (runs,); `held` a bool array (world_size, runs). Groups that are alike but for their number
+    are one group with the bytes of all.
     """
 
     task: AttentionTask
@@ -100,17 +101,16 @@ class _Runs:
     start: IntArray
     count: IntArray
     position_bytes: IntArray
+    output_bytes: IntArray
     held: BoolArray
-    times: IntArray
 
     @cached_property
     def _content(self) -> tuple[object, ...]:
         """All that the bytes depend on."""
         task = self.task
         positions = self.tensor, self.group, self.owner, self.start, self.count
-        dtypes = task.is_backward, task.result_dtype, task.gradient_dtype, task.home_dtype
-        columns = *positions, self.position_bytes, self.times, self.held
-        return task.workload, task.layout, dtypes, *(each.tobytes() for each in columns)
+        columns = *positions, self.position_bytes, self.output_bytes, self.held
+        return task.workload, task.layout, task.is_backward, *(each.tobytes() for each in columns)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Runs) and self._content == other._content
@@ -131,13 +131,17 @@ class _Runs:
         first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(blocks)])
         count = np.add.reduceat(task.count[blocks], first) if len(first) else task.count[:0]
         at = blocks[first]
+        tensor, group = task.tensor[at], task.group[at]
+        output_bytes = np.zeros_like(tensor)
+        for each in np.unique(tensor).tolist():
+            output_bytes[tensor == each] = task.least_output_bytes_per_position(each)
         position_bytes = task.block_bytes[at] // task.count[at]
-        content = np.concatenate(
-            [np.stack([task.tensor[at], task.owner[at], task.start[at], count, position_bytes]), has[:, first]]
+        columns = np.stack([tensor, task.owner[at], task.start[at], count, position_bytes, output_bytes])
+        kept, number, times = _alike(group, np.concatenate([columns, has[:, first]]))
+        tensor, owner, start, count, position_bytes, output_bytes = columns[:, kept]
+        return cls(
+            task, tensor, number, owner, start, count, times * position_bytes, times * output_bytes, has[:, first[kept]]
         )
-        kept, times = _alike(task.group[at], content)
-        tensor, owner, start, count, position_bytes = content[:5, kept]
-        return cls(task, tensor, task.group[at][kept], owner, start, count, position_bytes, has[:, first[kept]], times)
 
     def entering_bytes(self, ranks: list[int]) -> int:
         """The bytes that any schedule brings into a set of ranks."""
@@ -155,16 +159,11 @@ class _Runs:
         """
         if not own.any() or not foreign.any():
             return 0
-        output_bytes = self.task.least_output_bytes_per_position(int(self.tensor[own.argmax()]))
         total = 0
         for group in np.intersect1d(self.group[own], self.group[foreign]).tolist():
             row, column = (np.flatnonzero(side & (self.group == group)) for side in (own, foreign))
-            cover = _cover(
-                self._full_tiles(row, column),
-                self.count[row] * output_bytes,
-                self.count[column] * self.position_bytes[column],
-            )
-            total += int(self.times[row[0]]) * cover
+            row_bytes = self.count[row] * self.output_bytes[row]
+            total += _cover(self._full_tiles(row, column), row_bytes, self.count[column] * self.position_bytes[column])
         return total
 
     def _full_tiles(self, row: IntArray, column: IntArray) -> BoolArray:
@@ -178,18 +177,16 @@ class _Runs:
         return full
 
 
-def _alike(group: IntArray, content: IntArray) -> tuple[IntArray, IntArray]:
-    """The columns of the first of all groups with the same content, and how many groups it stands for, int arrays."""
+def _alike(group: IntArray, content: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The columns of one of all groups with the same content, the number of each, and how many groups it stands for."""
     members: dict[bytes, list[IntArray]] = {}
     for each in np.unique(group).tolist():
         columns = np.flatnonzero(group == each)
         members.setdefault(content[:, columns].tobytes(), []).append(columns)
-    if not members:
-        return group[:0], group[:0]
-    kept = np.concatenate([found[0] for found in members.values()])
-    times = np.concatenate([np.full(len(found[0]), len(found)) for found in members.values()])
-    order = np.argsort(kept)
-    return kept[order], times[order]
+    sizes = [len(found[0]) for found in members.values()]
+    kept = np.concatenate([group[:0], *(found[0] for found in members.values())])
+    number = np.repeat(np.arange(len(sizes)), sizes)
+    return kept, number, np.repeat([len(found) for found in members.values()], sizes).astype(np.int64)
 
 
 def _cover(full: BoolArray, row_bytes: IntArray, column_bytes: IntArray) -> int:
