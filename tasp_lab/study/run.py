@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -93,8 +92,3 @@ def _missing(points: Sequence[Point], keys: Sequence[str], known: set[str]) -> l
     """The points that have no row, each question once, in groups."""
     first = {key: point for key, point in zip(reversed(keys), reversed(points), strict=True) if key not in known}
     return list(groups(point for key, point in zip(keys, points, strict=True) if first.get(key) is point))
-
-
-def default_jobs() -> int:
-    """As many workers as there are cores for this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -62,10 +62,11 @@ def run(
 
     Example: tasp-lab study run longctx.toml --jobs 2
     """
+    from runtime.linux.host import usable_cores
     from tasp_lab.errors import StudyError
     from tasp_lab.study.check import check_size, check_study
     from tasp_lab.study.file import load_study
-    from tasp_lab.study.run import default_jobs, run_study
+    from tasp_lab.study.run import run_study
 
     if dask is not None and jobs is not None:
         raise StudyError("--jobs and --dask: expected one of them")
@@ -75,7 +76,7 @@ def run(
     if not yes:
         check_study(study, estimate=False)
     with ExitStack() as stack:
-        workers: dict[str, Any] = {"jobs": default_jobs() if jobs is None else jobs}
+        workers: dict[str, Any] = {"jobs": usable_cores() if jobs is None else jobs}
         if dask is not None:
             from tasp_lab.study.dask_workers import dask_executor
 
