@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.linux.host import usable_cores
+from tasp_lab.cores import usable_cores
 from tasp_lab.files import write_whole
 
 Record = dict[str, Any]

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from experiments.common import Record, markdown_table, write_record
 from experiments.train_gpt.__main__ import WARM_UP
 from experiments.train_gpt.options import Recipe, RunOptions
-from runtime.linux.host import usable_cores
 from tasp_lab.choices import Decay
+from tasp_lab.cores import usable_cores
 from tasp_lab.files import write_whole
 from tasp_lab.linear_attention.registry import LINEAR
 

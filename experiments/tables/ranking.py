@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.common import Record, markdown_table, write_record
-from runtime.linux.host import usable_cores
 from tasp_lab import Workload, compare
 from tasp_lab.analysis.ranking import SINGLE_RINGS
 from tasp_lab.attention.registry import attention_names_on
+from tasp_lab.cores import usable_cores
 from tasp_lab.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.progress import print_progress as progress

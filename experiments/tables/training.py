@@ -25,7 +25,6 @@ from experiments.common import markdown_table, write_record
 from experiments.train_gpt.options import Recipe
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
-from runtime.linux.host import usable_cores
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks
 from runtime.protocol.rank_setup import RankLocation
 from runtime.ranks.launcher import launch
@@ -33,6 +32,7 @@ from sim.event.engine import simulate
 from tasp_lab.analysis.validate import default_scale
 from tasp_lab.attention.backward import attention_passes
 from tasp_lab.attention.registry import CIRCULATIONS
+from tasp_lab.cores import usable_cores
 from tasp_lab.files import write_whole
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule

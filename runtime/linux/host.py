@@ -1,15 +1,10 @@
-"""Cores and load of the host."""
+"""The clock and the load of the host."""
 
 from __future__ import annotations
 
 import os
 import platform
 from functools import cache
-
-
-def usable_cores() -> int:
-    """The number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from tasp_lab.cores import usable_cores
 from tasp_lab.progress import on_one_line
 
 _PACKAGES = ("tasp_lab", "sim", "runtime")
@@ -38,7 +39,7 @@ def examine() -> Examination:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": _finding(_cores),
+        "cores": _finding(usable_cores),
         "packages": {name: _finding(_folder, name) for name in _PACKAGES},
         "libraries": {name: _finding(_version, name) for name in _LIBRARIES},
         "gpus": _finding(_gpus),
@@ -57,12 +58,6 @@ def _finding(examine_one: Callable[..., object], *arguments: str) -> object:
         return examine_one(*arguments)
     except Exception as error:
         return f"does not work here: {on_one_line(f'{type(error).__name__}: {error}')}"
-
-
-def _cores() -> int:
-    from runtime.linux.host import usable_cores
-
-    return usable_cores()
 
 
 def _folder(package: str) -> str | None:

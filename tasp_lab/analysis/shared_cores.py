@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from runtime.linux.host import usable_cores
 from tasp_lab.choices import FabricKind
+from tasp_lab.cores import usable_cores
 
 
 def why_not_comparable(

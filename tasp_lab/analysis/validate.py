@@ -24,7 +24,6 @@ from runtime.calibration import (
     expected_duration_s,
     route_classes,
 )
-from runtime.linux.host import usable_cores
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.rank_setup import RankLocation
 from runtime.protocol.records import duration_s, merge_records
@@ -75,6 +74,7 @@ from tasp_lab.analysis.ring_choice import RingOptions
 from tasp_lab.analysis.shared_cores import why_not_comparable
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
+from tasp_lab.cores import usable_cores
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError, RunError

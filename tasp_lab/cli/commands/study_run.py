@@ -62,7 +62,7 @@ def run(
 
     Example: tasp-lab study run longctx.toml --jobs 2
     """
-    from runtime.linux.host import usable_cores
+    from tasp_lab.cores import usable_cores
     from tasp_lab.errors import StudyError
     from tasp_lab.study.check import check_size, check_study
     from tasp_lab.study.file import load_study
