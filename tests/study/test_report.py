@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -107,6 +108,27 @@ def test_a_page_has_every_row_failure_and_constant(html: str, tmp_path: Path) ->
         assert largest[1] == max(each["speedup"] for each in own)
     settled = {each[0]: each[2][1] for each in tables["settled"]["rows"]}
     assert settled == {"simulation": 202, "bound": 6, "refused": 8}
+
+
+def test_where_the_fastest_changes(html: str, tmp_path: Path) -> None:
+    """Each change along the axis of numbers, found anew from the winners."""
+    table = data_of(html)["tables"]["changes"]
+    winners = StudyFolder(write_study(tmp_path)).show().records()
+    expected = []
+    for machine, model in itertools.product(MACHINES, MODELS):
+        line = {each["seq"]: each for each in winners if (each["machine"], each["model"]) == (machine, model)}
+        for low, high in itertools.pairwise(sorted(line)):
+            if line[low]["winner"] != line[high]["winner"]:
+                expected.append((machine, model, low, line[low]["winner"], high, line[high]["winner"]))
+    assert expected
+    assert table["columns"][-1] == "clear"
+    of_line = [(each[0], each[1], each[2][1], each[3], each[5][1], each[6]) for each in table["rows"]]
+    assert sorted(of_line) == sorted(expected)
+    for each in table["rows"]:
+        ends = [line for line in winners if line["machine"] == each[0] and line["model"] == each[1]]
+        before, after = (next(line for line in ends if line["seq"] == value) for value in (each[2][1], each[5][1]))
+        clear = each[6] not in before["too_close"], each[3] not in after["too_close"]
+        assert (each[-1] in ("at both ends", "before"), each[-1] in ("at both ends", "after")) == clear
 
 
 def test_plotly_knows_all_that_is_drawn(folder: StudyFolder) -> None:
@@ -298,7 +320,7 @@ def test_a_choice_shows_another_panel(opened: dict[str, Opened]) -> None:
     machine.select_option("mi300x-8")
     model.select_option("llama-3-70b")
     rows = [each for each in study_rows() if (each["machine"], each["model"]) == ("mi300x-8", "llama-3-70b")]
-    lines = {each["schedule"]: [] for each in rows}
+    lines: dict[str, list[float]] = {each["schedule"]: [] for each in rows}
     for each in rows:
         lines[each["schedule"]].append(each["time_s"] or each["bound_s"])
     after = page.evaluate(shown)

@@ -38,6 +38,11 @@ class StudyReport(Report):
     winners: WinnerTable
 
     @cached_property
+    def along(self) -> str | None:
+        """The axis of numbers along which curves are drawn and changes are listed."""
+        return numeric_axis(self.selection.rows)
+
+    @cached_property
     def tables(self) -> list[PageTable]:
         """All tables, in the order of the page."""
         found, failures = self.selection, self.selection.failures
@@ -45,17 +50,24 @@ class StudyReport(Report):
         return [
             tables.score_table(self.winners),
             tables.winner_table(self.winners),
+            *self._changes(),
             tables.point_table(found),
             *([tables.reason_table(failures), tables.failure_table(failures, axes)] if len(failures) else []),
             tables.constant_table(found.folder),
             tables.settled_table(found),
         ]
 
+    def _changes(self) -> list[PageTable]:
+        """Where the fastest schedule changes; nothing where it never does."""
+        if self.along is None or self.along not in self.winners.axes:
+            return []
+        found = tables.change_table(self.winners, self.along)
+        return [found] if found.rows else []
+
     @cached_property
     def figures(self) -> list[Choice]:
         """All pictures: curves along an axis of numbers, and a map over it and another axis, if there are these."""
-        rows, made = self.selection.rows, []
-        x = numeric_axis(rows)
+        made, x = [], self.along
         if x is None:
             return []
         others = [each for each in self.winners.axes if each != x]
@@ -92,6 +104,7 @@ class StudyReport(Report):
             "questions": len(self.winners.table),
             "close": int(self.winners.table["too_close"].map(bool).sum()),
             "tie_rule": TIE_RULE,
+            "along": None if self.along is None else title_of(self.along),
             "baseline": found.baseline,
             "where": found.where,
             "held": [(title_of(name), text_of(name, value)) for name, value in held.items()],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
@@ -82,6 +83,38 @@ def winner_table(found: WinnerTable) -> PageTable:
         for row in records_of(found.table)
     ]
     return PageTable("winners", columns, rows)
+
+
+def change_table(found: WinnerTable, along: str) -> PageTable:
+    """Where another schedule becomes the fastest along an axis, between two neighbouring values of the study."""
+    others = [each for each in found.axes if each != along]
+    lines: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
+    for row in records_of(found.table.sort_values(along, kind="stable")):
+        lines.setdefault(tuple(row[each] for each in others), []).append(row)
+    rows = [
+        [
+            *(cell(each, before[each]) for each in others),
+            *_end(before, along),
+            *_end(after, along),
+            _clear(before, after),
+        ]
+        for line in lines.values()
+        for before, after in pairwise(line)
+        if before["schedule"] != after["schedule"]
+    ]
+    ends = [f"{word} {title_of(along)}" for word in ("from", "to")]
+    columns = [*map(title_of, others), ends[0], "fastest", "bound by", ends[1], "fastest then", "bound by", "clear"]
+    return PageTable("changes", columns, rows)
+
+
+def _end(row: Mapping[Any, Any], along: str) -> tuple[Cell, Cell, Cell]:
+    return cell(along, row[along]), row["schedule"], cell("binds", row["binds"])
+
+
+def _clear(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
+    """At which ends the order of both schedules is not too close to call."""
+    clear = after["schedule"] not in before["too_close"], before["schedule"] not in after["too_close"]
+    return {(True, True): "at both ends", (True, False): "before", (False, True): "after"}.get(clear, "no")
 
 
 POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "binds", "memory_bytes", "fits",
