@@ -20,7 +20,7 @@ from typing import Any
 
 import tomli_w
 
-from experiments.common import Record, machine_record, markdown_table, write_record
+from experiments.common import Record, markdown_table, write_record
 from tasp_lab import load_study
 from tasp_lab.files import write_whole
 
@@ -66,19 +66,31 @@ def main() -> None:
         _run("8 nodes, 1 worker", _less(EIGHT_NODES, quick), 1, False),
     ]
     write_record(RESULTS / "study_speed.json", {"rows": rows})
+    text = page(json.loads((RESULTS / "study_speed.json").read_text()))
+    write_whole(RESULTS / "study_speed.md", text.encode())
+    print(text)
+
+
+def page(record: Record) -> str:
+    """The page of a record."""
+    rows, made = record["rows"], record["machine"]
     cells = [
-        [str(row["what"]), str(row["points"]), f"{row['seconds']:.0f}", f"{row['cpu_s']:.0f}",
-         f"{1e3 * row['cpu_s'] / row['points']:.0f}", f"{row['peak_bytes'] / 1e6:.0f}", str(row["rows"])]
+        [row["what"], f"{row['points']:,}", f"{row['seconds']:.1f}", f"{row['cpu_s']:.0f}",
+         f"{1e3 * row['cpu_s'] / row['points']:.0f}", f"{row['peak_bytes'] / 1e6:.0f}",
+         ", ".join(f"{count:,} {status}" for status, count in row["rows"].items() if count)]
         for row in rows
     ]  # fmt: skip
     columns = ["study", "points", "time s", "processor s", "processor ms per point", "largest process MB", "rows"]
-    text = (
-        f"# Throughput of studies\n\nWhole commands, `tasp-lab study run`, "
-        f"made by `python -m experiments.benchmarks.study_speed` on {machine_record()}.\n\n"
+    two, one = rows[2]["seconds"], rows[4]["seconds"]
+    return (
+        "# Throughput of studies\n\n"
+        f"Whole commands, `tasp-lab study run`, made by `python -m experiments.benchmarks.study_speed` on "
+        f"{made['cores']} cores of {made['processor']}, {made['date']}. Python {made['python']}, "
+        f"numpy {made['versions']['numpy']}.\n"
+        f"Every point is a layer forward and backward. Two workers are {one / two:.2f} times as fast as one. The time "
+        "of one point is what any study takes.\n\n"
         f"{markdown_table(columns, cells)}\n"
     )
-    write_whole(RESULTS / "study_speed.md", text.encode())
-    print(text)
 
 
 def _less(study: dict[str, Any], quick: bool) -> dict[str, Any]:
