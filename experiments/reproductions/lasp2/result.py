@@ -102,7 +102,7 @@ REPRODUCTION = Reproduction(
     "for one to eight NICs of 200 Gbit/s per node, and intervals include both. Kernels have the rates of softmax "
     "attention, an assumption.",
     "gain over LASP, 2097152 positions",
-    "Communication explains the gain over LASP at 524288 positions and a part of it at 2097152, where likely kernels "
+    "Communication explains half of the gain over LASP at 524288 positions and less at 2097152, where likely kernels "
     "between blocking hops do the rest; the gain over Ring Attention is impossible for a ring of 64 GPUs, and Table 5 "
     "for gathers one after another.",
     find,
