@@ -122,9 +122,9 @@ class _Runs:
     def of(cls, task: AttentionTask, held: BoolArray) -> _Runs:
         """The runs in the order of tensors, groups and positions."""
         blocks = np.flatnonzero((task.tensor == KEYS) | (task.tensor == QUERIES))
-        each = task.tensor, task.group, task.owner
-        blocks = blocks[np.lexsort((task.start[blocks], *(column[blocks] for column in each[::-1])))]
-        columns, has = np.stack([column[blocks] for column in each]), held[:, blocks]
+        order = task.tensor, task.group, task.owner
+        blocks = blocks[np.lexsort((task.start[blocks], *(column[blocks] for column in order[::-1])))]
+        columns, has = np.stack([column[blocks] for column in order]), held[:, blocks]
         ends = task.start[blocks] + task.layout.stride * task.count[blocks]
         follows = (columns[:, 1:] == columns[:, :-1]).all(axis=0) & (task.start[blocks[1:]] == ends[:-1])
         follows &= (has[:, 1:] == has[:, :-1]).all(axis=0)
