@@ -61,6 +61,30 @@ class LayerTimes:
     search_complete: bool | None
 
 
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """The passes of a schedule around some rings (or none), on a machine with the assumptions for this layer.
+
+    `search_complete` is None without rings.
+    """
+
+    passes: tuple[Schedule, ...]
+    search_complete: bool | None
+    machine: Machine
+    layer: Workload
+
+    @property
+    def transfers(self) -> int:
+        """The number of transfers of all passes."""
+        return sum(each.transfers for each in self.passes)
+
+    @cached_property
+    def least_s(self) -> float:
+        """A time that these very passes do not fall below: of the busiest rank, and of the busiest link."""
+        topology = self.machine.topology
+        return sum(max(_compute_s(each, self.machine), link_busy_s(each, topology)) for each in self.passes)
+
+
 class PreparedMachine:
     """A machine as layers run on it, with its rings and the samples of its constants, found once.
 
@@ -90,21 +114,25 @@ class PreparedMachine:
         return sha256(machine_inputs(self.machine, compute=True))
 
     def times(self, name: str, layer: Workload, options: AttentionOptions) -> LayerTimes:
-        """The numbers of a layer by a schedule, around the rings with which it is fastest.
+        """The numbers of a layer by a schedule. Raises `TaspLabError` where it does not apply."""
+        return self.fastest(self.candidates(name, layer, options))
 
-        Rings with whose bound it is slower than with others are not simulated. Raises `TaspLabError` where it does not
-        apply.
+    def candidates(self, name: str, layer: Workload, options: AttentionOptions) -> list[Candidate]:
+        """A schedule around each of the rings that may be fastest, that with the fewest transfers first.
+
+        Raises `TaspLabError` where it does not apply.
         """
-        fewest_first = sorted(
-            self.schedules(name, layer, options), key=lambda each: sum(schedule.transfers for schedule in each[0])
-        )
-        best: LayerTimes | None = None
-        for passes, complete in fewest_first:
-            if best is not None and self._least_s(passes, layer) > best.time_s:
-                continue
-            found = self._times(passes, complete, layer)
-            best = found if best is None or found.time_s < best.time_s else best
-        assert best is not None, "a machine has at least one candidate"
+        machine, schedules = with_assumptions(self.machine, layer), self.schedules(name, layer, options)
+        found = [Candidate(passes, complete, machine, layer) for passes, complete in schedules]
+        return sorted(found, key=lambda each: each.transfers)
+
+    def fastest(self, candidates: Sequence[Candidate]) -> LayerTimes:
+        """The numbers of the fastest of one or more candidates; one whose bound is slower is not simulated."""
+        first, *others = candidates
+        best = self._times(first)
+        for each in others:
+            if each.least_s <= best.time_s:
+                best = min(best, self._times(each), key=lambda found: found.time_s)
         return best
 
     def schedules(
@@ -121,16 +149,8 @@ class PreparedMachine:
                     each.steps.keep()
             yield passes, None if found is None else found.search_complete
 
-    def least_s(self, name: str, layer: Workload, options: AttentionOptions) -> float:
-        """A time that this very schedule does not fall below: of the busiest rank, and of the busiest link."""
-        return min(self._least_s(passes, layer) for passes, _ in self.schedules(name, layer, options))
-
-    def _least_s(self, passes: Sequence[Schedule], layer: Workload) -> float:
-        machine = with_assumptions(self.machine, layer)
-        return sum(max(_compute_s(each, machine), link_busy_s(each, machine.topology)) for each in passes)
-
-    def _times(self, passes: Sequence[Schedule], complete: bool | None, layer: Workload) -> LayerTimes:
-        machine = with_assumptions(self.machine, layer)
+    def _times(self, candidate: Candidate) -> LayerTimes:
+        machine, passes = candidate.machine, candidate.passes
         alone = replace(machine, compute=INSTANT)
         # both simulations of a pass follow each other: they share what waits for what
         simulated = [(_time_s(each, machine), _time_s(each, alone)) for each in passes]
@@ -142,11 +162,11 @@ class PreparedMachine:
             reduce(add, intervals) if all(intervals) else None,
             compute_s,
             communication_s,
-            sum(float(bound_s(machine, each, layer)) for each in passes),
+            sum(float(bound_s(machine, each, candidate.layer)) for each in passes),
             int(sum(each.bytes_sent().sum(axis=(0, 2)) for each in passes).max()),
             max(int(memory_bytes(each).max()) for each in passes),
             _binds(machine, passes, time_s, compute_s),
-            complete,
+            candidate.search_complete,
         )
 
     def _interval(self, schedule: Schedule, time_s: float) -> Interval | None:

@@ -140,11 +140,12 @@ def _answered(point: Point, layer: Workload, best_s: float | None) -> tuple[Stat
         "nodes": len(set(topology.node_of_rank)),
         "library": machine.machine.comm_library.name,
     }
+    candidates = machine.candidates(point.schedule, layer, point.options)
     if best_s is not None:
-        least_s = machine.least_s(point.schedule, layer, point.options)
+        least_s = min(each.least_s for each in candidates)
         if least_s > best_s:
             return "settled", {**cells, "bound_s": least_s, "settled_by": "bound"}
-    found = machine.times(point.schedule, layer, point.options)
+    found = machine.fastest(candidates)
     return "done", {**cells, **_of_times(found), **_memory(found, layer, point, machine.machine)}
 
 
