@@ -196,8 +196,11 @@ class Opened:
         heads = self.page.locator(f"#table-{table} thead tr:first-child th").all_inner_texts()
         return self.page.locator(f"#table-{table} tbody td:nth-child({heads.index(title) + 1})").all_inner_texts()
 
-    def sort(self, table: str, title: str) -> None:
-        self.page.locator(f"#table-{table} thead th", has_text=re.compile(f"^{re.escape(title)}$")).first.click()
+    def sort(self, table: str, title: str, order: str) -> None:
+        """Click on a heading and wait until the table, which sorts when the click is over, says that it is sorted."""
+        heading = self.page.locator(f"#table-{table} thead th", has_text=re.compile(f"^{re.escape(title)}$")).first
+        heading.click()
+        heading.and_(self.page.locator(f"th[aria-sort='{order}']")).wait_for()
 
     def filter(self, table: str, title: str, text: str) -> None:
         self.page.locator(f"#table-{table} thead input[aria-label='filter {title}']").fill(text)
@@ -252,11 +255,11 @@ def test_a_browser_finds_no_fault_and_asks_for_nothing(opened: dict[str, Opened]
 def test_a_click_on_a_heading_sorts_by_value(opened: dict[str, Opened]) -> None:
     """As texts 10 s would come before 2 ms."""
     page = opened["wide"]
-    page.sort("winners", "time")
+    page.sort("winners", "time", "ascending")
     shown = [seconds(each) for each in page.column("winners", "time")]
     winners = sorted(min_times().values())
     assert shown == pytest.approx(winners[: len(shown)], rel=1e-3)
-    page.sort("winners", "time")
+    page.sort("winners", "time", "descending")
     shown = [seconds(each) for each in page.column("winners", "time")]
     assert shown == pytest.approx(winners[::-1][: len(shown)], rel=1e-3)
 
