@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import StudyFolder, varying
 from tasp_lab.study.pivot import AT_LEAST, AT_MOST
+from tasp_lab.study.report.choice import groups
 from tasp_lab.study.show import Selection, WinnerTable, close_text, range_of
 
 if TYPE_CHECKING:
@@ -88,9 +89,7 @@ def winner_table(found: WinnerTable) -> PageTable:
 def change_table(found: WinnerTable, along: str) -> PageTable:
     """Where another schedule becomes the fastest along an axis, between two neighbouring values of the study."""
     others = [each for each in found.axes if each != along]
-    lines: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
-    for row in records_of(found.table.sort_values(along, kind="stable")):
-        lines.setdefault(tuple(row[each] for each in others), []).append(row)
+    lines = groups(records_of(found.table.sort_values(along, kind="stable")), others)
     rows = [
         [
             *(cell(each, before[each]) for each in others),
