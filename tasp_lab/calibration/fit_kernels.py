@@ -222,7 +222,7 @@ class _Fit:
         values = {**self._values(at), "rate": self._rate(at, head_dim)}
         values["sustained"] = 1 - values.pop("unsustained")
         constants = {name: KernelConstant(value, value, value, "fit") for name, value in values.items()}
-        return Variant(passing=self.passing, head_dim=head_dim, design=self.design[head_dim], **constants)
+        return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **constants)
 
     def variant(self, head_dim: int, source: str) -> Variant:
         """The fitted constants with 90 % intervals."""
@@ -240,7 +240,7 @@ class _Fit:
         constants["rate"] = (rate, rate / factor, rate * factor)
         found = {name: _rounded(*numbers, source) for name, numbers in constants.items()}
         found["rate"] = _rounded(*constants["rate"], f"{source}; {self._evidence(head_dim)}")
-        return Variant(passing=self.passing, head_dim=head_dim, design=self.design[head_dim], **found)
+        return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **found)
 
     def _evidence(self, head_dim: int) -> str:
         """How many rows tell this rate, and how far beyond the fastest of them it goes."""
