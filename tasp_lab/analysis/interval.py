@@ -17,6 +17,13 @@ TIE = 0.95
 """A ranking with a smaller probability is too close to call."""
 
 
+IDEAL_LINKS = "ideal links: exact"
+"""What is said once where nothing but rates of kernels is uncertain."""
+
+EQUAL = 1e-9
+"""Exact times whose logarithms differ by less are equal: the same operations in another order."""
+
+
 @dataclass(frozen=True, eq=False)
 class Interval:
     """The interval of a predicted time.
@@ -43,8 +50,15 @@ class Interval:
         return max(self.time_s, self.quantile_s(0.95))
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the time is exact: links are ideal, and no rate of a kernel has an interval."""
+        return self.residual.is_exact and not len(self.samples_s)
+
+    @property
     def text(self) -> str:
-        """Both ends to three digits, like ``5.93 to 6.4 ms``."""
+        """Both ends to three digits, like ``5.93 to 6.4 ms``; empty where the time is exact."""
+        if self.is_exact:
+            return ""
         low, high = format_time(self.low_s, 3), format_time(self.high_s, 3)
         same = low.rpartition(" ")[2] == high.rpartition(" ")[2]
         return f"{low.rpartition(' ')[0] if same else low} to {high}"
@@ -53,7 +67,7 @@ class Interval:
         """What it is made of: the regime of its residuals, what was measured there, what is borrowed, and samples."""
         found = self.residual
         return {
-            "regime": str(found.regime),
+            "regime": IDEAL_LINKS if found.is_exact else str(found.regime),
             "rows": found.rows,
             "machines": found.machines,
             "borrowed": found.borrowed or None,
@@ -62,6 +76,8 @@ class Interval:
 
     def quantile_s(self, share: float) -> float:
         """The time below which the measured one is with this probability."""
+        if self.is_exact:
+            return self.time_s
         centres = self._log_times() + math.log(self.residual.middle)
         return math.exp(quantile(centres, self._spread, share))
 
@@ -121,5 +137,6 @@ def quantile(centres: ArrayLike, spread: float, share: float) -> float:
 def _below(value: float, centres: FloatArray, spread: float) -> float:
     """The probability that a mixture is below a value."""
     if not spread:
-        return float((centres < value).mean() + (centres == value).mean() / 2)
+        equal = abs(centres - value) < EQUAL
+        return float(((centres < value) & ~equal).mean() + equal.mean() / 2)
     return float(np.mean([math.erfc((centre - value) / spread / math.sqrt(2)) / 2 for centre in centres]))

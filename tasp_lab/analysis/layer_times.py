@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
 
+import numpy as np
+
 from sim.simulate import simulate
 from tasp_lab.analysis.inputs import as_machine, computing, with_contention, with_runtime
-from tasp_lab.analysis.interval import Interval, residual_interval
+from tasp_lab.analysis.interval import Interval
 from tasp_lab.analysis.link_bytes import link_bytes, link_rates
 from tasp_lab.analysis.predict import bound_s, with_assumptions, with_compute
 from tasp_lab.analysis.provenance import machine_inputs, sha256
 from tasp_lab.analysis.registry import build_schedules, check_names, uses_rings
-from tasp_lab.analysis.residuals import regime_of
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
-from tasp_lab.analysis.uncertainty import Uncertainty
+from tasp_lab.analysis.uncertainty import Uncertainty, residual_on
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.machines.busy_times import busy_s
@@ -174,7 +175,7 @@ class PreparedMachine:
             return None
         if self._sampling.samples:
             return self._uncertainty.interval(schedule, time_s)
-        return residual_interval(time_s, regime_of(self.machine, schedule, time_s), "")
+        return Interval(time_s, np.zeros(0), residual_on(self.machine, schedule, time_s))
 
     @cached_property
     def _uncertainty(self) -> Uncertainty:

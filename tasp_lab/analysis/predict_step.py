@@ -34,7 +34,7 @@ from tasp_lab.training_step.memory import memory_use
 from tasp_lab.training_step.messages import all_reduce, gather, reduce_scatter
 from tasp_lab.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
 from tasp_lab.training_step.plan import StepPlan
-from tasp_lab.training_step.rates import StepCompute, StepRates, step_rates
+from tasp_lab.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, StepCompute, StepRates, step_rates
 from tasp_lab.units import format_bandwidth, format_flops, format_size
 
 UPDATE_BYTES = 30
@@ -263,5 +263,7 @@ def _used(rates: StepRates, dtype: str) -> list[UsedConstant]:
         assumed = rates.memory_source.startswith("assum")
         found.append(UsedConstant("memory_bandwidth", bandwidth, rates.memory_source, assumed))
     if rates.capacity_bytes is not None:
-        found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source))
+        assumed = rates.capacity_source.startswith("assum")
+        found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source, assumed))
+        found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE, assumed=True))
     return found

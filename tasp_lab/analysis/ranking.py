@@ -181,6 +181,9 @@ class Ranking(Report):
         close = [f"{each.schedule} ({each.first_is_faster:.0%})" for each in self._applying if each.is_close]
         named = ", ".join(close[:MAX_TIES]) + (f" and {len(close) - MAX_TIES} more" if len(close) > MAX_TIES else "")
         line = f"too close to call: {self.best.schedule} is faster only with the probability given: {named}"
+        first = self.best.prediction
+        if close and first is not None and first.interval is not None and first.interval.is_exact:
+            line = f"as fast as {self.best.schedule}: {named.replace(' (50%)', '')}"
         return [line] if close else []
 
     def _row(self, each: Candidate) -> dict[str, str]:

@@ -56,6 +56,11 @@ class Residual:
     lender: str = ""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether nothing was measured that it could be of: links that are stated, not machines."""
+        return not self.machines
+
+    @property
     def beside(self) -> float:
         """The spread beside samples of constants, which have their part of it."""
         return math.sqrt(max(self.spread**2 - self.constants**2, 0.0))
@@ -66,6 +71,11 @@ class Residual:
         parts = [] if self.regime == self.asked else [f"all of it from {self.regime}: {self.asked} were not measured"]
         parts += [f"a part of the width from all {self.lender}: too few machines like this one"] if self.lender else []
         return "; ".join(parts)
+
+
+_STATED = Regime("layer", "intra", "any", "documented", "ideal")
+EXACT = Residual(_STATED, middle=1.0, spread=0.0, constants=0.0, own=0.0, rows=0, machines=0, asked=_STATED)
+"""Of machines whose links are ideal (`Machine.has_ideal_links`): no factor."""
 
 
 class Variance(NamedTuple):

@@ -9,7 +9,7 @@ from typing import ClassVar, overload
 
 from tasp_lab.analysis.captions import software
 from tasp_lab.analysis.explanation import explanation_parts
-from tasp_lab.analysis.interval import Interval
+from tasp_lab.analysis.interval import IDEAL_LINKS, Interval
 from tasp_lab.analysis.provenance import Provenance, UsedConstant, compute_constants
 from tasp_lab.analysis.report import Report, flat
 from tasp_lab.attention.options import AttentionOptions
@@ -62,7 +62,8 @@ class Prediction(ABC):
 
     def interval_cell(self) -> dict[str, str]:
         """The column of the interval, where there is one."""
-        return {} if self.interval is None else {"5 to 95 %": self.interval.text}
+        text = "" if self.interval is None else self.interval.text
+        return {"5 to 95 %": text} if text else {}
 
     @property
     def compared_by(self) -> str:
@@ -573,6 +574,8 @@ def rows_table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
 def interval_line(interval: Interval) -> str:
     """What an interval is made of, on one line."""
     found, count = interval.residual, len(interval.samples_s)
+    if found.is_exact:
+        return f"5 to 95 %: {count} samples of kernel rates; {IDEAL_LINKS}" if count else IDEAL_LINKS
     constants = f"{count} samples of constants" if count else "no samples of constants"
     measured = f"{found.rows} rows, {found.machines} machine{'s' * (found.machines > 1)}"
     borrowed = f"; borrowed: {found.borrowed}" if found.borrowed else ""

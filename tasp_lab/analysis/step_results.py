@@ -12,7 +12,7 @@ from tasp_lab.models.parameters import parameter_count
 from tasp_lab.tables import Part, Table
 from tasp_lab.training_step.memory import MemoryUse
 from tasp_lab.training_step.plan import StepPlan
-from tasp_lab.training_step.rates import StepRates
+from tasp_lab.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.units import format_flops, format_size_about, format_time
 
 LESS_CHECKED = (
@@ -112,7 +112,7 @@ class StepPrediction(Report):
     @property
     def fits(self) -> bool | None:
         """Whether the GPU that needs most memory has it; None where it is unknown."""
-        return None if self.rates.capacity_bytes is None else self.memory.total <= self.rates.capacity_bytes
+        return self.rates.holds(self.memory.total)
 
     def to_dict(self) -> dict[str, object]:
         plan, times = self.plan, self.times
@@ -146,6 +146,7 @@ class StepPrediction(Report):
             "memory_bytes": self.memory.total,
             "memory": {**self.memory._asdict()},
             "capacity_bytes": self.rates.capacity_bytes,
+            "reserved_bytes": None if self.rates.capacity_bytes is None else RESERVED_BYTES,
             "fits": self.fits,
             "simulated_layers": [{"simulated": few, "of": every} for few, every in self.simulated_layers],
             "less_checked": True,
@@ -207,6 +208,7 @@ class StepPrediction(Report):
         rows.append(("all", format_size_about(self.memory.total)))
         if self.rates.capacity_bytes is not None:
             fits = "fits" if self.fits else "does not fit"
+            rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
             rows.append(("the GPU has", f"{format_size_about(self.rates.capacity_bytes)}: {fits}"))
         return rows
 

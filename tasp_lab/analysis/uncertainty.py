@@ -6,6 +6,9 @@ the intervals of constants explain of it. The factor between a time on a new mac
 sample times a log-normal one, so the interval is of a mixture of log-normal distributions, found by bisection: nothing
 is drawn, and equal seeds give equal intervals.
 
+Links that are stated without a machine (`Machine.has_ideal_links`) are exact: no measured time could differ from them.
+There samples of kernel rates are all that is uncertain.
+
 Two schedules are compared on the same samples, so what they have in common cancels (`first_is_faster`).
 """
 
@@ -18,10 +21,10 @@ import numpy as np
 
 from sim.simulate import simulate
 from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.residual_fit import residual_of
-from tasp_lab.analysis.residuals import regime_of
+from tasp_lab.analysis.residual_fit import EXACT, Residual, residual_of
+from tasp_lab.analysis.residuals import KERNELS, regime_of
 from tasp_lab.arrays import FloatArray
-from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.sampling import MachineSamples, Sampling, machine_samples
 from tasp_lab.schedule.schedule import Schedule
 
@@ -30,6 +33,25 @@ MAX_TRANSFERS = 20_000
 
 MIN_SAMPLES = 8
 """With fewer samples constants are not sampled, and the residual stands alone: it has their errors in it."""
+
+
+def residual_on(
+    machine: Machine, schedule: Schedule, time_s: float, without: str = "", *, sampled: bool = False
+) -> Residual:
+    """The residual of a schedule on a machine, `without` those of a source or provider.
+
+    On ideal links there is none, unless kernels have measured rates that are not `sampled`: then that of kernels.
+    """
+    if not machine.has_ideal_links:
+        return residual_of(regime_of(machine, schedule, time_s), without)
+    task = schedule.task
+    exact = sampled or task is None or not _is_measured(machine.compute.rate(task.dtype, task.passing))
+    return EXACT if exact else residual_of(KERNELS, without)
+
+
+def _is_measured(rate: ComputeRate) -> bool:
+    """Whether a rate has an interval that was measured: that of a kernel, on the GPU that it is for."""
+    return rate.interval is not None and not rate.assumed
 
 
 @dataclass
@@ -51,8 +73,9 @@ class Uncertainty:
         """
         if not self.sampling.samples or not time_s > 0 or not math.isfinite(time_s):
             return None
-        regime = regime_of(self.machine, schedule, time_s)
-        return Interval(time_s, self.samples_s(schedule, transfers), residual_of(regime, self.without))
+        samples_s = self.samples_s(schedule, transfers)
+        residual = residual_on(self.machine, schedule, time_s, self.without, sampled=bool(len(samples_s)))
+        return Interval(time_s, samples_s, residual)
 
     def samples_s(self, schedule: Schedule, transfers: int = 0) -> FloatArray:
         """The times of a schedule with samples of the constants, shape (samples,); empty where it is too large."""
@@ -65,6 +88,8 @@ class Uncertainty:
         if task is None:
             return self._times(schedule, machines) if made.machines else np.zeros(0)
         rate = self.machine.compute.rate(task.dtype, task.passing)
+        if self.machine.has_ideal_links and not _is_measured(rate):
+            return np.zeros(0)
         factors = made.of_rate(rate, task.dtype, task.passing)
         if not made.machines and (factors == 1).all():
             return np.zeros(0)

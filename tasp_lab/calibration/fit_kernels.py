@@ -5,6 +5,11 @@ Per GPU, kernel and pass, all head dimensions together. Tiles and their order co
 that remain are fitted as logarithms with a robust loss. Weak priors keep those in place that the rows do not identify;
 they are what documents say: the exponentials from the units of an SM (16 per clock, against the FLOPs of its tensor
 cores), a launch of some microseconds, a start and end that cost about a block of keys.
+
+Starts and ends of tiles slow short calls, as does whatever a benchmark runs beside the kernel in proportion to its
+operands. A fit that takes one for the other finds long calls faster than anything measured. So long calls are held
+near the fastest row, corrected for SMs that its tiles leave idle: rows with a higher rate move it, extrapolation does
+not.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from tasp_lab.arrays import FloatArray
 from tasp_lab.errors import FitError
 from tasp_lab.kernels.constants import Design, Gpu, KernelConstant, Variant
 from tasp_lab.kernels.designs import architecture, designs
-from tasp_lab.kernels.kernel import call_parts
+from tasp_lab.kernels.kernel import busy_share, call_parts, throttled
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 Passing = Literal["forward", "backward"]
@@ -29,11 +34,24 @@ _EXPONENTIALS = {"ampere": 32.0, "ada": 32.0, "hopper": 50.0, "blackwell": 90.0,
 _RATE_BY_DIM = 0.1
 """How much rates of head dimensions differ beyond what exponentials explain, as a standard deviation of logarithms."""
 
+_OVERHEAD = 0.05
+"""What launch, starts and ends of tiles and kernels beside it add to the fastest row: a standard deviation of
+logarithms."""
+
+EXTRAPOLATION = 0.1
+"""A rate of long calls that is further than this above the fastest row is called extrapolated in its source."""
+
 _SCALE = 0.05
 """Residuals beyond this count less."""
 
 _FIRST_SCALE = 0.3
 """Far from the solution, all rows count."""
+
+_LEAST_ROWS = 4
+"""Fewer rows of a head dimension do not tell its rate: shared constants and other head dimensions do."""
+
+_NO_ROW = (1.0, 0.0)
+"""FLOPs and seconds of no row."""
 
 _ROWS_TO_CHOOSE = 40
 """A design is chosen by at most so many rows, evenly taken."""
@@ -102,11 +120,16 @@ def _best_design(gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelT
         return candidates[0]
     own = [row for row in rows if row.shape.head_dim == head_dim]
     some = own[:: math.ceil(len(own) / _ROWS_TO_CHOOSE)]
-    return min(candidates, key=lambda each: float(_Fit(gpu, passing, some, {head_dim: each}, [_SCALE]).result.cost))
+    return min(
+        candidates, key=lambda each: float(_Fit(gpu, passing, some, {head_dim: each}, [_SCALE], held=False).result.cost)
+    )
 
 
 class _Fit:
-    """The fit of one design per head dimension. Parameters: logarithms over the middle of each prior."""
+    """The fit of one design per head dimension. Parameters: logarithms over the middle of each prior.
+
+    Rates are `held` near the fastest rows; where designs are compared, rows alone decide.
+    """
 
     def __init__(
         self,
@@ -115,6 +138,8 @@ class _Fit:
         rows: Sequence[KernelTime],
         design: Mapping[int, Design],
         scales: Sequence[float] = (_FIRST_SCALE, _SCALE),
+        *,
+        held: bool = True,
     ) -> None:
         self.gpu, self.passing, self.rows, self.design = gpu, passing, rows, design
         self.head_dims = list(design)
@@ -127,7 +152,19 @@ class _Fit:
         for row in rows:
             fastest[row.shape.head_dim] = max(fastest[row.shape.head_dim], row.shape.flops / row.time_s)
         self.start = [1.05 * fastest[head_dim] for head_dim in self.head_dims]
+        self.fastest = {head_dim: self._fastest(head_dim) if held else _NO_ROW for head_dim in self.head_dims}
         self.result = self._minimise(scales)
+
+    def _fastest(self, head_dim: int) -> tuple[float, float]:
+        """FLOPs and seconds of the row with the highest rate, less the time of SMs that its tiles leave idle.
+
+        Its seconds are 0 with too few rows to tell.
+        """
+        own = [row for row in self.rows if row.shape.head_dim == head_dim]
+        if len(own) < _LEAST_ROWS:
+            return _NO_ROW
+        busy = [(row.shape.flops, row.time_s * busy_share(self.gpu, self.design[head_dim], row.shape)) for row in own]
+        return max(busy, key=lambda each: each[0] / each[1])
 
     def _minimise(self, scales: Sequence[float]) -> OptimizeResult:
         shared = self.shared.values()
@@ -154,7 +191,10 @@ class _Fit:
         count = len(deviations)
         exponential = self._values(at)["exponentials"]
         ideal = np.log([self._rate(at, each) * (each + exponential) / each for each in self.head_dims])
-        prior = _SCALE * np.concatenate([at[:count] / deviations, (ideal - ideal.mean()) / _RATE_BY_DIM])
+        overheads = [self._overhead(at, head_dim) for head_dim in self.head_dims]
+        prior = _SCALE * np.concatenate(
+            [at[:count] / deviations, (ideal - ideal.mean()) / _RATE_BY_DIM, np.array(overheads) / _OVERHEAD]
+        )
         return np.concatenate([self.residuals(at) * self.weights, prior])
 
     def residuals(self, at: FloatArray) -> FloatArray:
@@ -171,11 +211,18 @@ class _Fit:
         index = self.head_dims.index(head_dim)
         return self.start[index] * math.exp(at[len(self.shared) + index])
 
+    def _overhead(self, at: FloatArray, head_dim: int) -> float:
+        """The logarithm of the fastest row's time over that of its FLOPs alone."""
+        flops, busy_s = self.fastest[head_dim]
+        values = self._values(at)
+        least_s = throttled(flops / self._rate(at, head_dim), 1 - values["unsustained"], values["settle_s"])
+        return max(math.log(busy_s / least_s), 0.0) if busy_s else 0.0
+
     def _at(self, at: FloatArray, head_dim: int) -> Variant:
         values = {**self._values(at), "rate": self._rate(at, head_dim)}
         values["sustained"] = 1 - values.pop("unsustained")
         constants = {name: KernelConstant(value, value, value, "fit") for name, value in values.items()}
-        return Variant(passing=self.passing, head_dim=head_dim, design=self.design[head_dim], **constants)
+        return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **constants)
 
     def variant(self, head_dim: int, source: str) -> Variant:
         """The fitted constants with 90 % intervals."""
@@ -192,7 +239,18 @@ class _Fit:
         rate = self._rate(self.result.x, head_dim)
         constants["rate"] = (rate, rate / factor, rate * factor)
         found = {name: _rounded(*numbers, source) for name, numbers in constants.items()}
-        return Variant(passing=self.passing, head_dim=head_dim, design=self.design[head_dim], **found)
+        found["rate"] = _rounded(*constants["rate"], f"{source}; {self._evidence(head_dim)}")
+        return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **found)
+
+    def _evidence(self, head_dim: int) -> str:
+        """How many rows tell this rate, and how far beyond the fastest of them it goes."""
+        measured = [row.shape.flops / row.time_s for row in self.rows if row.shape.head_dim == head_dim]
+        text = f"{len(measured)} of head dimension {head_dim}, up to {max(measured) / 1e12:.0f} TFLOP/s"
+        long_rate = self._rate(self.result.x, head_dim) * (1 - self._values(self.result.x)["unsustained"])
+        if long_rate <= (1 + EXTRAPOLATION) * max(measured):
+            return text
+        why = "constants shared with other head dimensions" if len(measured) < _LEAST_ROWS else "idle SMs and starts"
+        return f"{text}, extrapolated to {long_rate / 1e12:.0f} for long calls ({why})"
 
     def _between_tables(self) -> float:
         """Half a 90 % interval of what tables of the same kernel differ by: versions, clocks, power."""

@@ -69,7 +69,7 @@ class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A kernel for one pass and head dimension.
 
     Attributes
@@ -83,6 +83,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mask's diagonal does not begin at the first query and key, as in a step of a ring.
     split : the speed with split keys, as a share of that without: other tiles, and parts that are merged.
     sustained : the share of `rate` that power allows in the long run; reached after some `settle_s`.
+    faster_than_forward : of a backward pass, why long calls have a higher rate than forward; empty if they have not.
     """
 
     passing: Passing
@@ -98,6 +99,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split: KernelConstant
     sustained: KernelConstant
     settle_s: KernelConstant
+    faster_than_forward: str = ""
 
 
 class KernelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 _FA2 = "Dao-AILab/flash-attention, csrc/flash_attn/src/flash_{pass_}_launch_template.h"
 _FA3 = "Dao-AILab/flash-attention, hopper/tile_size.h and hopper/tile_scheduler.hpp"
+_FA3_BACKWARD = "Dao-AILab/flash-attention, hopper/flash_bwd_launch_template.h: with a mask the longest tiles first"
 _BEST = "closed source: the candidate that agrees best with the tables"
 _FA4 = "Dao-AILab/flash-attention, flash_attn/cute/interface.py and tile_scheduler.py"
 
@@ -39,6 +40,9 @@ def designs(gpu: str, kernel: str, passing: Literal["forward", "backward"], head
         rows = 192 if head_dim <= 96 else 128
         columns = 128 if head_dim <= 192 else 80
         return [_design(rows, columns, 1, "longest-first", "never", _FA3)]
+    if kernel == "flash-attention-3":
+        keys = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
+        return [_design(keys, 128 if head_dim <= 64 else 64, 1, "longest-first", "never", _FA3_BACKWARD)]
     if kernel == "flash-attention-4" and passing == "forward":
         if arch == "blackwell":
             source = f"{_FA4}: two tiles of 128 queries in turn; heads of a KV head packed"

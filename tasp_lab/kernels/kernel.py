@@ -126,7 +126,7 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     design, sms = variant.design, round(gpu.sms.value)
     columns, parts = _busiest(design, variant.tile_columns.value, variant.alone.value, sms, shape)
     arithmetic_s = max(columns * design.rows * per_pair * (sms // design.group) / _speed(variant, shape, parts), rate_s)
-    power_s = _throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
+    power_s = throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
     q, k = _elements(shape)
     memory_s = _bytes(shape, q, k) / gpu.memory_bytes_per_s.value
     passes_s = _PASS_BYTES * q / gpu.memory_bytes_per_s.value if shape.passing == "backward" else 0.0
@@ -140,6 +140,17 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
         max(memory_s - arithmetic_s - power_s, 0.0),
         passes_s,
     )
+
+
+def busy_share(gpu: Gpu, design: Design, shape: KernelShape) -> float:
+    """The part of all SMs' time that goes into (query, key) pairs, if starts and ends of tiles took none.
+
+    It follows from the tiles alone: full waves without a mask give 1.
+    """
+    pairs = int(pairs_in_band(shape.low, shape.high, shape.queries, shape.keys)) * shape.batch * shape.heads
+    sms = round(gpu.sms.value)
+    columns, _ = _busiest(design, 0.0, 1.0, sms, _plain(shape))
+    return min(pairs / (columns * design.rows * (sms // design.group)), 1.0)
 
 
 _PASS_SHARE_BEFORE = 8 / 14
@@ -223,7 +234,7 @@ def _speed(variant: Variant, shape: KernelShape, parts: int) -> float:
     return speed * variant.masked.value * (1.0 if from_corner else variant.offset.value)
 
 
-def _throttled(time_s: float, sustained: float, settle_s: float) -> float:
+def throttled(time_s: float, sustained: float, settle_s: float) -> float:
     """The time of work that takes `time_s` at full clocks, when clocks settle to a share of `sustained`.
 
     Speed falls as sustained + (1 - sustained) exp(-t / settle_s); Newton's method inverts its integral.

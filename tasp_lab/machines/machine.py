@@ -211,6 +211,14 @@ class Machine:
         """Whether its ranks are known GPUs or other accelerators: those of a profile or of a machine file."""
         return not isinstance(self.compute, ComputeRate)
 
+    @property
+    def has_ideal_links(self) -> bool:
+        """Whether its links are all that is stated: an expression, or a file without library, accelerator and
+        constants. No machine was measured beside them, so they are exact.
+        """
+        stated = self.accelerator or self.constants or self.recipe is not None
+        return self.comm_library.name == IDEAL.name and not stated
+
     def edited(self, edit: Callable[[Topology], Topology]) -> Machine:
         """The machine with an edited topology, which its samples have as well."""
         recipe = None if self.recipe is None else EditedRecipe(self.recipe, edit)

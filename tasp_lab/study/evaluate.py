@@ -176,5 +176,4 @@ def _memory(found: LayerTimes, layer: Workload, point: Point, machine: Machine) 
     sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
     passes = 1 if point.options.passes == "forward" else 2  # gradients of all four
     memory_bytes = positions * (passes * tensors + sums) + found.buffer_bytes
-    capacity_bytes = step_rates(machine).capacity_bytes
-    return {"memory_bytes": memory_bytes, "fits": None if capacity_bytes is None else memory_bytes <= capacity_bytes}
+    return {"memory_bytes": memory_bytes, "fits": step_rates(machine).holds(memory_bytes)}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.analysis.interval import TIE
+from tasp_lab.analysis.interval import EQUAL, TIE
 from tasp_lab.errors import StudyError, unknown
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.study.columns import OF_WINNERS, SHARES, SPEEDUPS, records_of
@@ -35,7 +35,7 @@ def first_is_faster(first: Cells, other: Cells) -> float:
         return _by_intervals(first, other)
     ratio = math.log(other["time_s"] / first["time_s"])
     if not spread:
-        return 0.5 if not ratio else float(ratio > 0)
+        return 0.5 if abs(ratio) < EQUAL else float(ratio > 0)
     return math.erfc(-ratio / spread / math.sqrt(2)) / 2
 
 

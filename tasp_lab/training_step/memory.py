@@ -9,7 +9,8 @@
 - **Logits**: 2 bytes, and 4 for their gradient.
 - **Attention buffers**: what arrives from other ranks, of the pass that needs most.
 
-Left out: the memory of the communication library, fragmentation, and copies of experts' inputs that are unbalanced.
+Left out: fragmentation, and copies of experts' inputs that are unbalanced. What the context and the communication
+library take is kept back from the memory of a GPU (`tasp_lab.training_step.rates.RESERVED_BYTES`).
 """
 
 from __future__ import annotations

@@ -24,6 +24,16 @@ ASSUMED_MATRIX_RATE = ComputeRate(720e12, "assumed: no accelerator is known; as 
 """Where the machine names no accelerator."""
 
 
+RESERVED_BYTES = 2 * 2**30
+"""What the context and the communication library take of a GPU's memory; `RESERVED_SOURCE` says where from."""
+
+RESERVED_SOURCE = (
+    "assumed: 0.5 GiB that CUDA does not hand out (79.11 of the 79.65 GiB of an H100, vllm-project/vllm issue 27508), "
+    "0.5 GiB of context (484 MiB, NVIDIA/nccl pull 2366), 1 GiB of communicators (0.7 GiB for four A100, NVIDIA/nccl "
+    "issue 964; all-to-all may take 3 GiB more, issue 1685)"
+)
+
+
 class _Number(Record, frozen=True, forbid_unknown_fields=True):
     value: Text
     source: Text
@@ -50,7 +60,7 @@ class StepRates:
     matrices : the rate of multiplications with parameters.
     memory_bytes_per_s : that element-wise work reaches; it takes no time if None.
     memory_source : where that comes from.
-    capacity_bytes, capacity_source : the memory of a GPU; None if it is unknown.
+    capacity_bytes, capacity_source : the memory of a GPU as its driver reports it; None if it is unknown.
     peak_flops_per_s : the dense peak of the data sheet, in the dtype of the matrices; None if it is unknown.
     """
 
@@ -60,6 +70,15 @@ class StepRates:
     capacity_bytes: int | None = None
     capacity_source: str = ""
     peak_flops_per_s: float | None = None
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """The memory less `RESERVED_BYTES`; None if it is unknown."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - RESERVED_BYTES
+
+    def holds(self, memory_bytes: int) -> bool | None:
+        """Whether a GPU has so much memory to use; None if it is unknown."""
+        return None if self.usable_bytes is None else memory_bytes <= self.usable_bytes
 
 
 def step_rates(machine: Machine, dtype: MatrixDtype = "bf16", given: Number | None = None) -> StepRates:

@@ -227,3 +227,61 @@ def test_a_machine_without_kernel_and_rate_says_what_is_assumed_and_is_less_cert
     ]
     assert unknown.compute.rate("bf16", "forward").source.startswith("assumed")
     assert widths[1] > 2 * widths[0]
+
+
+IDEAL = ("torus:4x4", "full-mesh:4", "switch:6", "nodes:2x2")
+
+
+@pytest.mark.parametrize("machine", IDEAL)
+def test_ideal_links_are_exact(machine: str) -> None:
+    """No machine was measured beside links that are only stated: an interval could not be of anything."""
+    for found in (
+        predict(machine, "ring", "8MiB")[0],
+        predict(machine, "ring-attention", Workload(4096 * 24))[0],
+        predict(machine, "ring-attention", Workload(4096 * 24), compute="timed:300TFLOP/s")[0],
+    ):
+        assert found.time_low_s == found.time_high_s == float(found.time_s)
+        document = found.to_dict()["interval"]
+        assert document == {
+            "regime": "ideal links: exact", "rows": 0, "machines": 0, "borrowed": None, "samples": 0,
+        }  # fmt: skip
+    text = str(predict(machine, "ring", "8MiB"))
+    assert "5 to 95 %" not in text
+    assert text.count("ideal links: exact") == 1
+
+
+def test_machines_keep_their_intervals() -> None:
+    """A profile, a library over stated links, and a described machine with its accelerator stand for hardware."""
+    for machine, library in (("h100-8", "auto"), ("torus:4x4", "gloo"), ("l20-8-pcie", "auto"), ("h100-8", "ideal")):
+        found = predict(machine, "ring", "8MiB", library=library)[0]
+        assert found.time_low_s is not None
+        assert found.time_low_s < float(found.time_s) or float(found.time_s) < (found.time_high_s or 0.0)
+
+
+def test_the_order_on_ideal_links_follows_from_exact_times() -> None:
+    """A slower schedule is never too close to call, an equally fast one always is."""
+    found = compare("torus:4x4", Workload(16 * 1024)).candidates
+    best = found[0].time_s
+    for each in found[1:]:
+        if each.prediction is not None:
+            assert each.is_close == (each.time_s < best * (1 + 1e-9))
+            assert each.first_is_faster in (0.5, 1.0)
+
+
+def test_kernel_rates_stay_uncertain_on_ideal_links() -> None:
+    """Samples of the rate, or where a schedule is too large for them the errors of kernels; a given rate is exact."""
+    links = full_mesh(4, Fraction(400 * 10**9), Fraction(1, 10**6))
+    schedule = build_schedules("ring-attention", links, Workload(32768), None, AttentionOptions())[0]
+    kernel = load_machine("h100-8").compute
+    machine = Machine(links, compute=kernel)
+    assert machine.has_ideal_links
+    time_s = float(simulate(schedule, machine).time_s)
+    sampled = Uncertainty(machine, Sampling(16)).interval(schedule, time_s)
+    large = Uncertainty(machine, Sampling(16)).interval(schedule, time_s, transfers=10**9)
+    assert sampled is not None
+    assert large is not None
+    assert len(sampled.samples_s) == 16
+    assert sampled.residual.is_exact
+    assert sampled.low_s < time_s < sampled.high_s
+    assert not len(large.samples_s)
+    assert large.residual.regime.work == "kernel"

@@ -14,9 +14,11 @@ from tasp_lab.analysis.ring_choice import ring_candidates
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.errors import StudyError
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.sampling import Sampling
 from tasp_lab.overrides import overridden
 from tasp_lab.study.evaluate import answers, constants_of, evaluate, groups, key_of
 from tasp_lab.study.point import Point
+from tasp_lab.study.winners import first_is_faster
 from tasp_lab.version import VERSION
 from tasp_lab.workload.layer import Workload
 
@@ -121,3 +123,12 @@ def test_of_several_rings_a_row_has_those_of_predict(sequence: int) -> None:
     assert len(ring_candidates(machine)) == 2
     found = predict(machine, "tasp", point.layer, samples=0)[-1].to_dict()
     assert row["time_s"] == pytest.approx(found["time_s"], rel=1e-9)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(8)])
+def test_rows_on_ideal_links_are_exact(sampling: Sampling) -> None:
+    row = evaluate(Point("torus:2x2", "zigzag-ring-attention", Workload(8192), sampling=sampling))
+    assert row["time_low_s"] == row["time_high_s"] == row["time_s"]
+    assert row["order_spread"] == 0
+    assert first_is_faster(row, {**row, "time_s": float(str(row["time_s"])) * 1.001}) == 1
+    assert first_is_faster(row, {**row, "time_s": float(str(row["time_s"])) * (1 + 1e-13)}) == 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.simulate import simulate
+from tasp_lab import predict_step
 from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import QuantityError
 from tasp_lab.kernels.catalogue import gpu_alias
@@ -15,7 +16,7 @@ from tasp_lab.models.catalogue import load_model
 from tasp_lab.models.parameters import parameter_count
 from tasp_lab.training_step.memory import memory_use, states_bytes
 from tasp_lab.training_step.messages import all_reduce, gather, reduce_scatter
-from tasp_lab.training_step.rates import _accelerators, step_rates
+from tasp_lab.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, _accelerators, step_rates
 from tests.support.steps import exact_machine, phases_of, plan_of, small_model
 
 
@@ -59,13 +60,44 @@ def test_memory_grows_with_the_positions_of_a_rank() -> None:
 def test_every_accelerator_has_rates_below_its_peak_and_sources(name: str) -> None:
     record = _accelerators()[name]
     assert name in accelerator_names() or gpu_alias(name) in gpus()
-    for number in (record.bf16, record.memory, *([record.fp8] if record.fp8 else [])):
+    for number in (record.bf16, *([record.fp8] if record.fp8 else [])):
         assert number.source.startswith(("measured: ", "assumed: ", "NVIDIA", "AMD", "Intel"))
     if gpu_alias(name) in gpus():
         peak = gpus()[gpu_alias(name)].peak_flops.value
         assert float(record.bf16.value.removesuffix("TFLOP/s")) * 1e12 <= peak
         if record.fp8:
             assert float(record.fp8.value.removesuffix("TFLOP/s")) * 1e12 <= 2 * peak
+
+
+@pytest.mark.parametrize("name", sorted(_accelerators()))
+def test_memory_is_what_a_driver_reports(name: str) -> None:
+    """In MiB, from the tool of the driver; never the decimal number of a data sheet taken for bytes."""
+    memory = _accelerators()[name].memory
+    assert memory.value.endswith("MiB")
+    assert memory.source.startswith(("nvidia-smi: ", "rocm-smi: ", "hl-smi: ", "assumed: "))
+
+
+@pytest.mark.parametrize(
+    ("machine", "mebibytes"),
+    [("h100-8", 81_559), ("h200-8", 143_771), ("a100-8", 81_920), ("b200-8", 183_359), ("mi300x-8", 196_592)],
+)
+def test_what_the_driver_reports_less_the_reserve_fits(machine: str, mebibytes: int) -> None:
+    rates = step_rates(load_machine(machine))
+    assert rates.capacity_bytes == mebibytes * 2**20
+    assert 2**30 <= RESERVED_BYTES <= 4 * 2**30
+    assert RESERVED_SOURCE.startswith("assumed: ")
+    usable = mebibytes * 2**20 - RESERVED_BYTES
+    assert (rates.holds(usable), rates.holds(usable + 1)) == (True, False)
+
+
+def test_a_step_that_fits_between_data_sheet_and_driver_fits() -> None:
+    """8,030,261,248 parameters over 8 H100: a sequence whose step takes more than 80e9 bytes, less than 79.65 GiB."""
+    found = predict_step("h100-8", "llama-3-8b", 384 * 1024, "ulysses", checkpointing="full")
+    assert 80e9 < found.memory.total < 81_559 * 2**20 - RESERVED_BYTES
+    assert found.fits
+    constants = {each.name: each for each in found.provenance.constants}
+    assert constants["memory_reserved"].assumed
+    assert constants["memory"].source.startswith("nvidia-smi: ")
 
 
 @pytest.mark.parametrize("name", accelerator_names())

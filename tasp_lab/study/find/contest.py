@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tasp_lab.analysis.interval import Interval
+from tasp_lab.analysis.interval import EQUAL, Interval
 from tasp_lab.errors import TaspLabError, first_line
 from tasp_lab.study.find.groups import filled
 from tasp_lab.study.find.moved import moved
@@ -19,9 +19,6 @@ IntervalOf = Callable[[Point], Interval | None]
 
 Lead = Literal["first", "second", "neither"]
 """Which of two schedules is faster, by more than a margin."""
-
-EQUAL = 1e-9
-"""Times that differ by less are equal: the same operations in another order."""
 
 
 @dataclass
