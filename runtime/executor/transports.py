@@ -27,6 +27,12 @@ from tasp_lab.schedule.schedule import Schedule
 
 Result = TypeVar("Result")
 
+AGREEMENT_TAG = 1 << 30
+"""The tag of messages by which ranks agree before data move; those of data are smaller."""
+
+_CALLS, _FIRST_BIT = 1024, 20
+"""How many calls in a row have different tags, and above how many bits of the tag of a message."""
+
 
 @dataclass(eq=False, slots=True)
 class Message:
@@ -140,6 +146,8 @@ class PointToPoint(OrdinaryMemory):
     Gloo acknowledges a posted receive over the connection that carries data in the other direction. If receives are
     posted early, the acknowledgement precedes the send and does not queue behind data, which would halve the
     throughput of a full-duplex link.
+
+    `call` numbers the call of a layer whose messages are sent: those of another one do not meet them.
     """
 
     receives_ahead = 4
@@ -148,9 +156,9 @@ class PointToPoint(OrdinaryMemory):
     short_bytes = 4096
     """A thread hands over to another one in some 10 us, in which a link of 400 MB/s carries a page."""
 
-    def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
+    def __init__(self, timeout_s: float, group: Group, device: torch.device, call: int = 0) -> None:
         self._timeout, self._on_gpu = _timeout(timeout_s, device), device.type == "cuda"
-        self._group = _group_of(group)
+        self._group, self._of_call = _group_of(group), call % _CALLS << _FIRST_BIT
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: messages do not wait for each other."""
@@ -165,10 +173,10 @@ class PointToPoint(OrdinaryMemory):
         self, post: Callable[[list[torch.Tensor], int, int], dist.Work], messages: Sequence[Message]
     ) -> list[Wait]:
         """Post messages. `dist.isend` and `dist.irecv` make the same calls, and check arguments that are known here."""
-        timeout, waits = self._timeout, list[Wait]()
+        timeout, of_call, waits = self._timeout, self._of_call, list[Wait]()
         try:
-            for each in messages:
-                waits.append(partial(wait_for, post([each.data], each.peer, each.tag), timeout))
+            for each in messages:  # tags of one call stay different, also those of more bits
+                waits.append(partial(wait_for, post([each.data], each.peer, each.tag ^ of_call), timeout))
         except RuntimeError as error:
             if is_lost_peer(error, self._on_gpu):
                 raise LostPeer(reason_of(error), number=len(waits)) from None
@@ -417,10 +425,13 @@ TRANSPORTS: dict[str, Callable[[float, Group, torch.device], Transport]] = {
 """Transports by name; each is constructed with a timeout in seconds, a process group and the device of the blocks."""
 
 
-def make_transport(name: str, timeout_s: float, group: Group = None, device: torch.device | None = None) -> Transport:
+def make_transport(
+    name: str, timeout_s: float, group: Group = None, device: torch.device | None = None, call: int = 0
+) -> Transport:
     """A transport by name; ``auto`` is ``p2p`` on a host (gloo) and ``batched`` on a GPU (NCCL).
 
     The choice depends on the device of the blocks (None: `default_device`): a group may have several backends.
+    `call` is part of the tags of ``p2p``; the others match messages by their order.
 
     Raises `RunError` for an unknown name, for a group whose backend does not support the device, for ``p2p`` on a GPU,
     where a receive posted early would block the sends queued behind it, and for ``symmetric-memory`` on a host.
@@ -436,4 +447,7 @@ def make_transport(name: str, timeout_s: float, group: Group = None, device: tor
     if name == "symmetric-memory" and not on_gpu:
         raise RunError(f"the transport symmetric-memory copies between GPUs, but data are on {device}: "
                        "expected p2p, batched or all-to-all")  # fmt: skip
-    return TRANSPORTS[("batched" if on_gpu else "p2p") if name == "auto" else name](timeout_s, group, device)
+    chosen = ("batched" if on_gpu else "p2p") if name == "auto" else name
+    if chosen == "p2p":
+        return PointToPoint(timeout_s, group, device, call)
+    return TRANSPORTS[chosen](timeout_s, group, device)

@@ -1,28 +1,53 @@
 """Agreement: ranks exchange their parameters before data moves, so that a mismatch raises instead of deadlocking.
 
+>>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+>>> call = Call(None, timeout_s=300.0)
+>>> call.agree({"kind": "softmax", "positions": 16}, apart=["positions"])  # before data of the forward pass move
+[{'kind': 'softmax', 'positions': 16}]
+>>> call.agree_on_backward()                                               # before those of the backward pass do
+>>> dist.destroy_process_group()
+
 A call with parameters that the rank has exchanged before sends a token of that exchange in their place. Only if the
 tokens of all ranks are equal is what they said then taken for what they say now; else all exchange their parameters
 once more. No rank decides by itself: a shard that is longer than before on one rank changes the schedule of all, and a
 rank that did not wait to hear of it would send messages that nobody expects, and hang.
 
-So every call waits for all hosts, but for no device: the exchange goes over gloo, also where data move over NCCL,
-whose waits poll once a millisecond and begin when all kernels queued before have ended.
+Layers of one shape exchange equal messages, and most transports match messages by their order alone. So ranks that go
+back through two such layers in different orders would add up gradients of both. The calls of a group are numbered, and
+a backward pass agrees on the number of its call, which is part of the token. So does a forward pass that a reentrant
+checkpoint runs again.
+
+So every pass waits for all hosts, but for no device: the exchange goes over gloo, also where data move over NCCL,
+whose waits poll once a millisecond and begin when all kernels queued before have ended. Every rank sends its token to
+every other one, so a rank that does not come is known; and no collective comes between those of the caller, whose
+order may differ (DistributedDataParallel reduces gradients while a backward pass goes on).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import FunctionCtx
 
-from runtime.executor.transports import Group, LostPeer, beside, call_peers, wait_for
+from runtime.executor.transports import (
+    AGREEMENT_TAG,
+    Group,
+    LostPeer,
+    Message,
+    PointToPoint,
+    Wait,
+    beside,
+    call_peers,
+)
 from tasp_lab.errors import RunError, TaspLabError, first_line
 
 _MAX_BYTES = 2048
@@ -36,6 +61,9 @@ _NO_TOKEN = bytes(_TOKEN_BYTES)
 _REMEMBERED = 64
 """Exchanges that a rank remembers per group. Ranks that remember different ones exchange again."""
 
+_MOST_PASSES = 4
+"""How many different passes an error names; a world may have as many as ranks."""
+
 Proposal = Mapping[str, object]
 """The parameters with which a rank calls a collective: names and JSON values."""
 
@@ -47,47 +75,104 @@ class _Exchange(NamedTuple):
     proposals: list[Proposal]
 
 
-_KNOWN: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[str, _Exchange]] = WeakKeyDictionary()
-"""By group, the latest exchanges by what this rank said."""
+class _Agreed:
+    """What a rank keeps of the exchanges in a group."""
+
+    def __init__(self) -> None:
+        self.known = OrderedDict[str, _Exchange]()
+        """The latest exchanges, by what this rank said."""
+        self.calls = 0
+        """How many calls of layers have been agreed on: as many on all ranks, since each is agreed on by all."""
+        self.waits: Sequence[Wait] = ()
+        """Of the last exchange (`runtime.executor.transports.Wait`)."""
+
+
+_AGREED: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()
 
 _HOSTS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 """By group without a backend for CPU memory, a group of the same ranks that has one."""
 
 
-def exchange(own: Proposal | TaspLabError, group: Group, timeout_s: float) -> list[Proposal]:
+class Call:
+    """A call of a layer that all ranks of a group make together, and its backward pass.
+
+    `number` counts the calls of the group, from 1; `layer` describes the layer in errors.
+    """
+
+    def __init__(self, group: Group, timeout_s: float) -> None:
+        self._group, self._timeout_s = group, timeout_s
+        self._agreed = _agreed_in(group)
+        self.number, self.layer = self._agreed.calls + 1, ""
+
+    def agree(self, own: Proposal | TaspLabError, apart: Collection[str] = ()) -> list[Proposal]:
+        """As the function `agree`, in the forward pass; the call then counts."""
+        checkpoints, again = _checkpoints_around()
+        pass_ = "" if again is None else f"the forward pass, run again, of {again.described()}"
+        proposals = agree(own, self._group, self._timeout_s, apart, pass_)
+        self._agreed.calls = self.number
+        for each in checkpoints:
+            if not hasattr(each, _FIRST_CALL):
+                setattr(each, _FIRST_CALL, self)
+        return proposals
+
+    def agree_on_backward(self, computed_as: int | None = None) -> None:
+        """Raise `RunError` on all ranks, naming their calls, unless all of them go back through this call now.
+
+        `computed_as`: the number of the call that computed what the pass starts from, another one after a checkpoint
+        without reentry. It must be equal, too: such a checkpoint runs a forward pass again without knowing of which
+        call.
+        """
+        exchange({}, self._group, self._timeout_s, f"the backward pass of {self.described(computed_as)}")
+
+    def described(self, computed_as: int | None = None) -> str:
+        """In words, for errors. Numbers come first, as long texts are cut."""
+        again = "" if computed_as in (None, self.number) else f", computed again as call {computed_as}"
+        return f"call {self.number} of {self._agreed.calls}{again} ({self.layer})"
+
+
+def exchange(own: Proposal | TaspLabError, group: Group, timeout_s: float, pass_: str = "") -> list[Proposal]:
     """The proposals of all ranks of a group, in rank order.
 
     A rank that cannot take part passes its error instead. It then raises this error, and all other ranks raise
     `RunError` that names the first such rank.
+
+    `pass_` names the pass of an earlier call that is about to run. Raises `RunError` on all ranks if it differs.
     """
     message = {"problem": first_line(own)} if isinstance(own, TaspLabError) else own
-    text = json.dumps({name: _truncated(value) if isinstance(value, str) else value for name, value in message.items()})
-    known, hosts = _KNOWN.setdefault(_of_all(group), OrderedDict()), _group_of_hosts(group, timeout_s)
-    before = known.get(text)
-    tokens = _all_gather(_NO_TOKEN if before is None else before.token, _TOKEN_BYTES, hosts, timeout_s)
-    if before is not None and all(token == before.token for token in tokens):
-        known.move_to_end(text)
+    text, agreed = json.dumps(_truncated(message)), _agreed_in(group)
+    everyone = _Everyone(group, timeout_s, pass_)
+    before = agreed.known.get(text)
+    token = _NO_TOKEN if before is None else _digest(before.token, pass_.encode())
+    tokens = everyone.gather(token, _TOKEN_BYTES)
+    if before is not None and all(each == token for each in tokens):
+        agreed.known.move_to_end(text)
         return before.proposals
-    texts = _all_gather(text.encode(), _MAX_BYTES, hosts, timeout_s)
-    proposals: list[Proposal] = [json.loads(each.rstrip(b"\0")) for each in texts]
+    texts = everyone.gather(json.dumps(_truncated({_PASS: pass_, **message})).encode(), _MAX_BYTES)
+    found: list[dict[str, object]] = [json.loads(each.rstrip(b"\0")) for each in texts]
+    passes = [str(each.pop(_PASS)) for each in found]
+    proposals: list[Proposal] = [*found]
     if isinstance(own, TaspLabError):
         raise own
     for rank, proposal in enumerate(proposals):
         if "problem" in proposal:
             raise RunError(f"rank {rank}: {proposal['problem']}")
-    known[text] = _Exchange(hashlib.sha256(b"".join(texts)).digest()[:_TOKEN_BYTES], proposals)
-    known.move_to_end(text)
-    if len(known) > _REMEMBERED:
-        known.popitem(last=False)
+    if len(set(passes)) > 1:
+        raise RunError(_different_passes(passes, proposals))
+    agreed.known[text] = _Exchange(_digest(*(json.dumps(each).encode() for each in found)), proposals)
+    agreed.known.move_to_end(text)
+    if len(agreed.known) > _REMEMBERED:
+        agreed.known.popitem(last=False)
     return proposals
 
 
-def agree(own: Proposal | TaspLabError, group: Group, timeout_s: float, apart: Collection[str] = ()) -> list[Proposal]:
+def agree(
+    own: Proposal | TaspLabError, group: Group, timeout_s: float, apart: Collection[str] = (), pass_: str = ""
+) -> list[Proposal]:
     """As `exchange`, of proposals that are equal but for the values of the names `apart`.
 
     Raises `RunError` with the first rank whose value differs from rank 0, and both values.
     """
-    proposals = exchange(own, group, timeout_s)
+    proposals = exchange(own, group, timeout_s, pass_)
     names = [name for name in proposals[0] if name not in apart]
     for rank, proposal in enumerate(proposals):
         for name in names:
@@ -96,9 +181,86 @@ def agree(own: Proposal | TaspLabError, group: Group, timeout_s: float, apart: C
     return proposals
 
 
-def _truncated(text: str) -> str:
-    """A string as at most `_MAX_LETTERS` ASCII characters."""
-    return text.encode("ascii", "replace").decode()[:_MAX_LETTERS]
+_PASS = "pass"
+"""The name under which a message has its pass."""
+
+
+def _different_passes(passes: Sequence[str], proposals: Sequence[Proposal]) -> str:
+    """An error that names every pass, and the ranks that are about to run it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, (pass_, proposal) in enumerate(zip(passes, proposals, strict=True)):
+        kind = proposal.get("kind")
+        ranks.setdefault(pass_ or (f"a new call ({kind})" if kind else "a new call"), []).append(rank)
+    named = [f"{_ranks_in_words(of_pass)}: {pass_}" for pass_, of_pass in ranks.items()]
+    more = [f"{len(named) - _MOST_PASSES} more"] if len(named) > _MOST_PASSES else []
+    return f"ranks run different passes, expected one order on all; {'; '.join([*named[:_MOST_PASSES], *more])}"
+
+
+def _ranks_in_words(ranks: Sequence[int]) -> str:
+    """Ranks in ascending order, those that follow one another as a range.
+
+    >>> _ranks_in_words([0, 1, 2, 5]), _ranks_in_words([3])
+    ('ranks 0-2, 5', 'rank 3')
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
+
+
+_FIRST_CALL = "_first_call_of_tasp_lab"
+"""The attribute by which a checkpoint remembers the first call inside it."""
+
+
+def _checkpoints_around() -> tuple[list[FunctionCtx], Call | None]:
+    """The autograd functions whose forward pass makes this call, and the call that is run again by their backward pass.
+
+    `torch.utils.checkpoint.checkpoint` with ``use_reentrant=True`` is an autograd function whose backward pass runs the
+    forward pass again. Nothing in the calls inside tells of which of two checkpoints; the context of the function does,
+    the first argument of both passes.
+    """
+    checkpoints = []
+    for name, context in _contexts_around():
+        if name == "forward":
+            checkpoints.append(context)
+        elif hasattr(context, _FIRST_CALL):
+            first: Call = getattr(context, _FIRST_CALL)
+            return checkpoints, first
+    return checkpoints, None
+
+
+def _contexts_around() -> Iterator[tuple[str, FunctionCtx]]:
+    """The contexts of autograd functions under way in this thread, the innermost first, each with the name of its pass.
+
+    Contexts have no other public way to be found (torch has only that of the backward pass, `_current_autograd_node`).
+    """
+    frame = sys._getframe(1)
+    while frame := frame.f_back:  # type: ignore[assignment]
+        code = frame.f_code
+        if code.co_name in ("forward", "backward") and code.co_argcount:
+            context = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(context, FunctionCtx):
+                yield code.co_name, context
+
+
+def _truncated(message: Proposal) -> dict[str, object]:
+    """A message with its strings as at most `_MAX_LETTERS` ASCII characters."""
+    return {
+        name: value.encode("ascii", "replace").decode()[:_MAX_LETTERS] if isinstance(value, str) else value
+        for name, value in message.items()
+    }
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()[:_TOKEN_BYTES]
+
+
+def _agreed_in(group: Group) -> _Agreed:
+    return _AGREED.setdefault(_of_all(group), _Agreed())
 
 
 def _of_all(group: Group) -> dist.ProcessGroup:
@@ -123,14 +285,33 @@ def _group_of_hosts(group: Group, timeout_s: float) -> dist.ProcessGroup:
     return _HOSTS[own]
 
 
-def _all_gather(content: bytes, size_bytes: int, group: dist.ProcessGroup, timeout_s: float) -> list[bytes]:
-    """The contents of all ranks, filled up with zeros to this size."""
-    own = torch.frombuffer(bytearray(content.ljust(size_bytes, b"\0")), dtype=torch.uint8)
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    try:
-        work = call_peers(False, dist.all_gather, gathered, own, group=group, async_op=True)
-        assert work is not None, "this process is part of the group"
-        wait_for(work, timedelta(seconds=timeout_s))
-    except LostPeer as error:
-        raise RunError(f"rank {dist.get_rank(group)}: lost a rank before the start ({error})") from None
-    return [each.numpy().tobytes() for each in gathered]
+class _Everyone:
+    """All ranks of a group, each of which sends every other one the same bytes."""
+
+    def __init__(self, group: Group, timeout_s: float, pass_: str) -> None:
+        self._where = f", in {pass_}" if pass_ else ""
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._agreed = _agreed_in(group)
+        self._transport = PointToPoint(timeout_s, _group_of_hosts(group, timeout_s), torch.device("cpu"))
+
+    def gather(self, content: bytes, size_bytes: int) -> list[bytes]:
+        """The contents of all ranks, filled up with zeros to this size."""
+        own = torch.frombuffer(bytearray(content.ljust(size_bytes, b"\0")), dtype=torch.uint8)
+        contents = [own if rank == self._rank else torch.empty_like(own) for rank in range(self._world_size)]
+        peers = [rank for rank in range(self._world_size) if rank != self._rank]
+        waits: list[Wait] = []
+        for post, data in (self._transport.receive, contents), (self._transport.send, [own] * self._world_size):
+            try:
+                waits += post([Message(peer, AGREEMENT_TAG, data[peer]) for peer in peers])
+            except LostPeer as error:
+                raise self._lost(peers[error.number], error) from None
+        for peer, wait in zip(peers * 2, waits, strict=True):
+            try:
+                wait()
+            except LostPeer as error:
+                raise self._lost(peer, error) from None
+        self._agreed.waits = waits
+        return [each.numpy().tobytes() for each in contents]
+
+    def _lost(self, peer: int, error: LostPeer) -> RunError:
+        return RunError(f"rank {self._rank}: lost rank {peer} before the start ({error}){self._where}")

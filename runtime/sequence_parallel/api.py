@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from runtime.executor.transports import Group, make_transport
 from runtime.kernels.registry import choose_kernel
-from runtime.sequence_parallel.agreement import Proposal, agree
+from runtime.sequence_parallel.agreement import Call, Proposal
 from runtime.sequence_parallel.autograd import Plan, attend
 from runtime.sequence_parallel.call_inputs import (
     BOTH_PASSES,
@@ -37,6 +37,7 @@ from runtime.sequence_parallel.call_inputs import (
     check_lengths,
     check_member,
     described_documents,
+    described_layer,
     known_to_all,
     mesh,
     passes_to_run,
@@ -103,8 +104,9 @@ def attention_with_lse(
     """Attention of this rank's queries to the keys of all ranks; every rank of the group calls it.
 
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
-    several layers, and gets the gradients of its own shard. All ranks must want gradients, or none of them. Passes are
-    not captured in CUDA graphs (docs/decisions/0020-copy-engines-and-graphs.md).
+    several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
+    must want gradients, or none of them. Passes are not captured in CUDA graphs
+    (docs/decisions/0020-copy-engines-and-graphs.md).
 
     Parameters
     ----------
@@ -148,6 +150,7 @@ def attention_with_lse(
     kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
     """
     check_member(group)
+    call = Call(group, timeout_s)
     own: Proposal | TaspLabError
     gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
     try:
@@ -155,7 +158,7 @@ def attention_with_lse(
         _check_cached(cached_keys, gradients)
         documents = None if cu_seqlens is None else documents_of(whole_numbers(cu_seqlens))
         chosen = choose_kernel(kernel, q.dtype, q.device, q.shape[3])
-        sender = make_transport(transport, timeout_s, group, q.device)
+        sender = make_transport(transport, timeout_s, group, q.device, call.number)
         passes = passes_to_run(options, gradients)
         own = {
             "kind": "softmax",  # first: ranks that call the other function have other parameters
@@ -174,7 +177,7 @@ def attention_with_lse(
         }
     except TaspLabError as error:
         own = error
-    everyone = agree(own, group, timeout_s, apart=("positions", "queries"))
+    everyone = call.agree(own, apart=("positions", "queries"))
     lengths, queries = ([int(str(each[name])) for each in everyone] for name in ("positions", "queries"))
 
     def build() -> tuple[Schedule, ...]:
@@ -188,9 +191,11 @@ def attention_with_lse(
         return built
 
     built = built_together(build, topology, group, timeout_s)
+    name = schedule if isinstance(schedule, str) else built[0].name
+    call.layer = described_layer(name, _task_of(built[0]).workload)
     backward = built[1] if len(built) > 1 else None
     agreed_scale = float(str(everyone[0]["scale"]))
-    return attend(Plan(built[0], backward, dist.get_rank(group), chosen, agreed_scale, sender), q, k, v)
+    return attend(Plan(built[0], backward, dist.get_rank(group), chosen, agreed_scale, sender), call, q, k, v)
 
 
 def _schedule_name(schedule: str | Schedule | Passes) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Transport
 from runtime.kernels.registry import Kernel
+from runtime.sequence_parallel.agreement import Call
 from runtime.sequence_parallel.layer import AttentionLayer
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.errors import RunError
@@ -51,7 +53,7 @@ class Saved(NamedTuple):
     left: Tensor
 
 
-def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def attend(plan: Plan, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of a rank's queries: the result, as `q` in shape and dtype, and lse, [batch, heads, positions].
 
     Differentiable in q, k and v where the plan has a backward pass; lse is not.
@@ -59,7 +61,7 @@ def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     if plan.backward is None:
         out, lse, _ = run_forward(plan, q, k, v)
     else:
-        out, lse = _Attention.apply(q, k, v, plan)  # type: ignore[no-untyped-call]
+        out, lse = _Attention.apply(q, k, v, plan, call)  # type: ignore[no-untyped-call]
     return out, lse.transpose(1, 2)
 
 
@@ -120,25 +122,47 @@ def load_blocks(copies: Copies, blocks: Sequence[int], left: Tensor) -> None:
         start += len(place)
 
 
+def saved_number(call: Call) -> Tensor:
+    """The number of a call as a tensor, to be saved with those of its forward pass.
+
+    A checkpoint without reentry replaces saved tensors by those of a forward pass that it runs again, with a number of
+    its own, and keeps everything else.
+    """
+    return torch.tensor(call.number, device="cpu")
+
+
+@contextmanager
+def backward_pass(call: Call, saved: Tensor | None = None) -> Iterator[None]:
+    """The backward pass of a call, with its `saved_number` if it saves tensors: agreed on first, and named in errors.
+
+    Raises `RunError` if the ranks run different passes, or if one is lost.
+    """
+    computed_as = None if saved is None else int(saved)
+    call.agree_on_backward(computed_as)
+    try:
+        yield
+    except RunError as error:
+        raise RunError(f"{error}, in the backward pass of {call.described(computed_as)}") from None
+
+
 class _Attention(torch.autograd.Function):
     """The autograd function of attention; all ranks run their backward passes in the same order."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
         out, lse, left = run_forward(plan, q, k, v)
-        ctx.save_for_backward(q, k, v, out, lse, left)
+        ctx.save_for_backward(q, k, v, out, lse, left, saved_number(call))
         ctx.mark_non_differentiable(lse)
-        ctx.plan = plan
+        ctx.plan, ctx.call = plan, call
         return out, lse
 
     @staticmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        try:
-            return *run_backward(ctx.plan, Saved(*ctx.saved_tensors), dout), None
-        except RunError as error:
-            raise RunError(f"{error}, in the backward pass") from None
+    def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        *saved, number = ctx.saved_tensors
+        with backward_pass(ctx.call, number):
+            return *run_backward(ctx.plan, Saved(*saved), dout), None, None
 
 
 @lru_cache(maxsize=16)

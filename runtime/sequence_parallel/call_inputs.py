@@ -68,9 +68,12 @@ def workload_of_shard(
     for name, each in (("q", q), ("k", k), ("v", v)):
         if each.dim() != 4:
             raise WorkloadError(f"{name} is {_shape(each)}, expected [batch, positions, heads, head_dim]")
-        if each.dtype not in DTYPE_NAMES or each.dtype != q.dtype or each.device != q.device:
+        if each.dtype not in DTYPE_NAMES:
+            raise WorkloadError(f"{name} is {each.dtype}, which is not supported, expected one of "
+                                f"{', '.join(map(str, DTYPE_NAMES))}")  # fmt: skip
+        if each.dtype != q.dtype or each.device != q.device:
             raise WorkloadError(f"{name} is {each.dtype} on {each.device}, q is {q.dtype} on {q.device}, expected one "
-                                f"device and one dtype of {', '.join(map(str, DTYPE_NAMES))}")  # fmt: skip
+                                "dtype and one device")  # fmt: skip
     batch, positions, heads, head_dim = q.shape
     fits = k.shape[1] >= positions if cached else k.shape[1] == positions
     if not fits or k.shape != v.shape or (k.shape[0], k.shape[3]) != (batch, head_dim):
@@ -92,6 +95,17 @@ def described_documents(documents: tuple[int, ...]) -> str:
     """In few letters that two lists of documents share only if they are the same."""
     digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
     return f"{len(documents)} documents of {sum(documents)} positions ({digest})"
+
+
+def described_layer(schedule: str, workload: Workload) -> str:
+    """A layer in few words, for errors.
+
+    >>> described_layer("tasp", Workload(4096, heads=8, kv_heads=2, head_dim=64, mask="causal"))
+    'tasp, 4,096 positions, 8 heads (2 KV heads) of 64, causal, bf16'
+    """
+    batch = f"batch {workload.batch}, " if workload.batch > 1 else ""
+    heads = f"{workload.heads} heads ({workload.kv_head_count} KV heads) of {workload.head_dim}"
+    return f"{schedule}, {workload.sequence:,} positions, {batch}{heads}, {workload.mask}, {workload.dtype}"
 
 
 @lru_cache(maxsize=8)

@@ -25,14 +25,15 @@ from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Group, Transport, make_transport
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
-from runtime.sequence_parallel.agreement import Proposal, agree
-from runtime.sequence_parallel.autograd import load_blocks, part_of
+from runtime.sequence_parallel.agreement import Call, Proposal
+from runtime.sequence_parallel.autograd import backward_pass, load_blocks, part_of, saved_number
 from runtime.sequence_parallel.call_inputs import (
     BOTH_PASSES,
     built_together,
     check_lengths,
     check_member,
     described_documents,
+    described_layer,
     known_to_all,
     mesh,
     passes_to_run,
@@ -43,7 +44,7 @@ from runtime.sequence_parallel.call_inputs import (
 from runtime.sequence_parallel.linear_inputs import check_ends, check_state, constant_decays, decay_of, described_decays
 from runtime.sequence_parallel.linear_layer import Inputs, LinearLayer, SequenceEnds
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import RunError, TaspLabError
+from tasp_lab.errors import TaspLabError
 from tasp_lab.linear_attention.registry import linear_schedules
 from tasp_lab.linear_attention.task import (
     GATE_GRADIENTS,
@@ -146,6 +147,7 @@ def linear_attention(
     unknown names, `RunError` when the ranks don't agree, no kernel can do it, or one is lost.
     """
     check_member(group)
+    call = Call(group, timeout_s)
     own: Proposal | TaspLabError
     given = [each for each in (q, k, v, gates, initial_state) if each is not None]
     wanted = torch.is_grad_enabled() and any(each.requires_grad for each in given)
@@ -156,7 +158,7 @@ def linear_attention(
         documents = None if cu_seqlens is None else documents_of(whole_numbers(cu_seqlens))
         check_state(workload, initial_state, k.device)
         chosen = choose_linear_kernel(kernel, q.dtype, q.device)
-        sender = make_transport(transport, timeout_s, group, q.device)
+        sender = make_transport(transport, timeout_s, group, q.device, call.number)
         passes = passes_to_run(options, wanted)
         own = {
             "kind": "linear",  # first: ranks that call the other function have other parameters
@@ -176,7 +178,7 @@ def linear_attention(
         }
     except TaspLabError as error:
         own = error
-    everyone = agree(own, group, timeout_s, apart=("positions", "initial_state"))
+    everyone = call.agree(own, apart=("positions", "initial_state"))
     lengths = [int(str(each["positions"])) for each in everyone]
     with_state = [rank for rank, each in enumerate(everyone) if each["initial_state"]]
     if with_state or return_final_state:
@@ -190,6 +192,7 @@ def linear_attention(
         return found
 
     built = built_together(build, topology, group, timeout_s)
+    call.layer = described_layer(schedule, _task_of(built[0]).workload)
     rank = dist.get_rank(group)
     has_last = bool(return_final_state) and rank == max(each for each, length in enumerate(lengths) if length)
     attend = chosen.attend(q.dtype)
@@ -197,7 +200,7 @@ def linear_attention(
     if plan.backward is None:
         out, state = _run_forward(plan, q, k, v, gates, initial_state)[:2]
     else:
-        out, state = LinearAttention.apply(q, k, v, gates, initial_state, plan)  # type: ignore[no-untyped-call]
+        out, state = LinearAttention.apply(q, k, v, gates, initial_state, plan, call)  # type: ignore[no-untyped-call]
     return (out, state) if return_final_state else out
 
 
@@ -255,31 +258,30 @@ class LinearAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None, plan: LinearPlan
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None, plan: LinearPlan,
+        call: Call,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         out, state, left = _run_forward(plan, q, k, v, gates, initial)
-        ctx.save_for_backward(q, k, v, gates, initial, left)
-        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, gates, initial, left, saved_number(call))
+        ctx.plan, ctx.call = plan, call
         return out, state
 
     @staticmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, gates, initial, left = ctx.saved_tensors
+        q, k, v, gates, initial, left, number = ctx.saved_tensors
         plan: LinearPlan = ctx.plan
         assert plan.backward is not None, "gradients were wanted when the forward pass was planned"
         inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
         layer = plan.layer(plan.backward, inputs, SequenceEnds(initial, final_gradient=dstate))
         blocks = [block for block, _ in _saved(plan.forward, plan.backward, plan.rank)]
-        try:
+        with backward_pass(ctx.call, number):
             copies = _run(plan, plan.backward, layer, left, blocks)
-        except RunError as error:
-            raise RunError(f"{error}, in the backward pass") from None
         plan.transport.give_back(copies.memory)
         dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
         dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(plan.backward).has_gates else None
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient, None, None
 
 
 def _task_of(schedule: Schedule) -> LinearTask:

@@ -26,8 +26,8 @@ from torch.autograd.function import once_differentiable
 
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Group, Transport, make_transport
-from runtime.sequence_parallel.agreement import Proposal, agree
-from runtime.sequence_parallel.autograd import part_of
+from runtime.sequence_parallel.agreement import Call, Proposal
+from runtime.sequence_parallel.autograd import backward_pass, part_of
 from runtime.sequence_parallel.call_inputs import (
     DTYPE_NAMES,
     built_together,
@@ -38,7 +38,7 @@ from runtime.sequence_parallel.call_inputs import (
 )
 from tasp_lab.arrays import IntArray
 from tasp_lab.choices import Pass
-from tasp_lab.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.errors import TaspLabError, WorkloadError
 from tasp_lab.hybrid.relayout import RELAYOUT, RelayoutTask
 from tasp_lab.hybrid.relayout import relayout as relayout_schedules
 from tasp_lab.schedule.schedule import Schedule
@@ -78,13 +78,14 @@ def relayout(
     other, `RunError` when the ranks don't agree or one is lost. What is wrong is found before data moves.
     """
     check_member(group)
+    call = Call(group, timeout_s)
     own: Proposal | TaspLabError
     wanted = torch.is_grad_enabled() and x.requires_grad
     try:
         workload = _workload_of(x, before)
         for layout in (before, after):
             _check_world_size(layout, dist.get_world_size(group))
-        sender = make_transport(transport, timeout_s, group, x.device)
+        sender = make_transport(transport, timeout_s, group, x.device, call.number)
         own = {
             "kind": RELAYOUT,  # first: ranks that call another function have other parameters
             "positions": x.shape[1],
@@ -100,7 +101,7 @@ def relayout(
         }
     except TaspLabError as error:
         own = error
-    everyone = agree(own, group, timeout_s, apart=("positions",))
+    everyone = call.agree(own, apart=("positions",))
     lengths = [int(str(each["positions"])) for each in everyone]
 
     def build() -> tuple[Schedule, ...]:
@@ -111,10 +112,11 @@ def relayout(
     built = built_together(build, topology, group, timeout_s)
     if not built[0].steps:
         return x
+    call.layer = f"{RELAYOUT} of {before.sequence:,} positions, {before.name} to {after.name}, {workload.dtype}"
     plan = _Plan(built, dist.get_rank(group), sender)
     if not wanted:
         return _run(plan, built[0], x)
-    out: Tensor = _Relayout.apply(x, plan)  # type: ignore[no-untyped-call]
+    out: Tensor = _Relayout.apply(x, plan, call)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -194,18 +196,16 @@ class _Relayout(torch.autograd.Function):
     """Both passes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: _Plan) -> Tensor:
-        ctx.plan = plan
+    def forward(ctx: Any, x: Tensor, plan: _Plan, call: Call) -> Tensor:
+        ctx.plan, ctx.call = plan, call
         return _run(plan, plan.passes[0], x)
 
     @staticmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
-        try:
-            return _run(ctx.plan, ctx.plan.passes[1], dout), None
-        except RunError as error:
-            raise RunError(f"{error}, in the backward pass") from None
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
+        with backward_pass(ctx.call):
+            return _run(ctx.plan, ctx.plan.passes[1], dout), None, None
 
 
 def _task_of(schedule: Schedule) -> RelayoutTask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from runtime import attention
+from runtime.executor.transports import AGREEMENT_TAG, Message, PointToPoint, Wait
 from runtime.sequence_parallel.agreement import exchange
 from runtime.trials.attention import random_layer
 from tasp_lab.attention.registry import attention_layout
@@ -37,17 +39,22 @@ def attend(sequence: int = 32, **keywords: Any) -> torch.Tensor:
     return found
 
 
-class Gathered:
-    """The sizes of this rank's part in each all_gather, in bytes."""
+class Told:
+    """The sizes of what this rank tells another one, in bytes."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._all_gather = dist.all_gather
 
-    def __call__(self, gathered: list[torch.Tensor], own: torch.Tensor, **keywords: Any) -> object:
-        assert own.device.type == "cpu"
-        self.sizes.append(own.numel())
-        return self._all_gather(gathered, own, **keywords)
+    def send(self, transport: PointToPoint, messages: Sequence[Message]) -> list[Wait]:
+        """As `PointToPoint.send`."""
+        self.sizes += [each.data.numel() for each in messages if each.tag == AGREEMENT_TAG]
+        return SEND(transport, messages)
+
+    def counted(self) -> Any:
+        return patch.object(PointToPoint, "send", lambda *arguments: self.send(*arguments))
+
+
+SEND = PointToPoint.send
 
 
 def sizes_by_call() -> list[list[int]]:
@@ -62,10 +69,10 @@ def sizes_by_call() -> list[list[int]]:
         {"topology": full_mesh(2)},
         {"topology": full_mesh(2)},
     ):
-        gathered = Gathered()
-        with patch.object(dist, "all_gather", gathered):
+        told = Told()
+        with told.counted():
             attend(**keywords)
-        found.append(gathered.sizes)
+        found.append(told.sizes)
     return found
 
 
@@ -144,6 +151,8 @@ def test_data_move_over_nccl_and_arguments_beside_it() -> None:
 
 
 def no_gloo() -> str:
+    dist.barrier()  # a rank must not leave while the other one is still joining it
+
     def refused(*_: Any, **__: Any) -> object:
         raise RuntimeError("[enforce fail at device.cc:84] rp != nullptr. Unable to find address for: eth7")
 
@@ -162,12 +171,12 @@ def test_gloo_that_does_not_start_is_named() -> None:
 
 
 def told_of_no_memory() -> str:
-    """On a rank: what it is told if it cannot allocate what it gathers into."""
+    """On a rank: what it is told if it has no memory for what it sends."""
 
     def refused(*_: Any, **__: Any) -> object:
         raise torch.OutOfMemoryError("no memory")
 
-    with patch.object(dist, "all_gather", refused):
+    with patch.object(PointToPoint, "send", refused):
         try:
             exchange({}, None, 20.0)
         except (torch.OutOfMemoryError, RunError) as error:

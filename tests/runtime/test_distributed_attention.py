@@ -234,7 +234,7 @@ def refusal(change: str) -> None:
     elif change == "heads" and odd:
         q = q[:, :, :3]
     elif change == "dtype":
-        q, k, v = (x.to(torch.int64) for x in (q, k, v))
+        q, k, v = (x.to(torch.float64) for x in (q, k, v))
     elif change == "dtypes" and odd:
         q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
     elif change == "dtypes of k" and odd:
@@ -274,7 +274,7 @@ REFUSALS = {
     "batch": ("rank 1: batch is 2, on rank 0 it is 1",) * 2,
     "lengths": ("rank 0 has 16 of 30 positions, the contiguous layout of tasp assigns 15 to it",) * 2,
     "heads": ("rank 1: 3 heads are not a multiple of 2 KV heads", "3 heads are not a multiple of 2 KV heads"),
-    "dtype": ("q is torch.int64 on cpu",) * 2,
+    "dtype": ("q is torch.float64, which is not supported, expected one of torch.",) * 2,
     "dtypes": ("rank 1: dtype is bf16, on rank 0 it is fp32",) * 2,
     "dtypes of k": ("rank 1: k is torch.bfloat16 on cpu, q is torch.float32 on cpu", "k is torch.bfloat16 on cpu"),
     "kernel": ("rank 1: ", "flash-attn"),

@@ -159,4 +159,4 @@ def lost_on_rank() -> str:
 
 
 def test_a_rank_that_does_not_come_is_reported() -> None:
-    assert "rank 0: lost a rank before the start" in str(on_ranks(lost_on_rank, 2)[0])
+    assert "rank 0: lost rank 1 before the start" in str(on_ranks(lost_on_rank, 2)[0])

@@ -1,10 +1,10 @@
-"""The bytes that this process sends by single messages."""
+"""The bytes of data that this process sends by single messages; those by which ranks agree are no data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.executor.transports import Message, PointToPoint, Wait
+from runtime.executor.transports import AGREEMENT_TAG, Message, PointToPoint, Wait
 
 
 class SentBytes:
@@ -15,7 +15,7 @@ class SentBytes:
         send = PointToPoint.send
 
         def counting(transport: PointToPoint, messages: Sequence[Message]) -> list[Wait]:
-            self.count += sum(each.data.numel() for each in messages)
+            self.count += sum(each.data.numel() for each in messages if each.tag != AGREEMENT_TAG)
             return send(transport, messages)
 
         PointToPoint.send = counting  # type: ignore[method-assign]
