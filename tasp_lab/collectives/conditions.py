@@ -11,6 +11,7 @@ import numpy as np
 from tasp_lab.arrays import IntArray
 from tasp_lab.collectives.kinds import CollectiveKind, with_article
 from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.blocks import Join
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -46,16 +47,25 @@ def _check_data(schedule: Schedule) -> None:
 
 def _check_sums(schedule: Schedule) -> None:
     """Every rank starts with its own part of every block."""
-    n, blocks = schedule.world_size, schedule.blocks
-    for block, (kind, parts) in enumerate(zip(blocks.kind.tolist(), blocks.parts.tolist(), strict=True)):
-        if blocks.kinds[kind].join != "add" or parts != n:
-            found = f"a sum of {parts}" if blocks.kinds[kind].join else "data"
-            raise ScheduleError(f"block {block} is {found}, expected a sum of {n} parts")
+    _joined_by(schedule, "add")
+    n, parts = schedule.world_size, schedule.blocks.parts
+    if (parts != n).any():
+        block = int((parts != n).argmax())
+        raise ScheduleError(f"block {block} has {parts[block]} parts, expected {n}, one of each rank")
     part = np.broadcast_to(-1 if schedule.initial_part is None else schedule.initial_part, schedule.initial.shape)
     for rank in range(n):
         wrong = ~schedule.initial[rank] | (part[rank] != rank)
         if wrong.any():
             raise ScheduleError(f"rank {rank} does not start with part {rank} of block {int(wrong.argmax())}, its own")
+
+
+def _joined_by(schedule: Schedule, join: Join) -> None:
+    wrong = np.array([kind.join != join for kind in schedule.blocks.kinds], dtype=np.bool_)[schedule.blocks.kind]
+    if wrong.any():
+        block = int(wrong.argmax())
+        words = {"": "data", "add": "a sum", "merge": "a merge of attention results"}
+        found = words[schedule.blocks.kind_of(block).join]
+        raise ScheduleError(f"block {block} is {found}, expected {words[join]}")
 
 
 def _one_rank(count: IntArray, what: str) -> None:
@@ -95,11 +105,12 @@ def _check_all_reduce(schedule: Schedule, shard_bytes: int) -> None:
 
 def _sent(schedule: Schedule) -> IntArray:
     """The bytes that start at one rank and are promised to another one: int array (world_size, world_size)."""
-    source = schedule.initial.argmax(axis=0)
-    destination, block = np.nonzero(schedule.final)
+    comes = schedule.final & ~schedule.initial
+    if (several := comes.sum(axis=0) > 1).any():
+        raise ScheduleError(f"block {int(several.argmax())} is promised to several ranks, expected one")
+    source, (destination, block) = schedule.initial.argmax(axis=0), np.nonzero(comes)
     found = np.zeros((schedule.world_size,) * 2, dtype=np.int64)
     np.add.at(found, (source[block], destination), schedule.block_bytes[block])
-    np.fill_diagonal(found, 0)
     return found
 
 
