@@ -35,6 +35,7 @@ from tasp_lab.linear_attention.chunks import PREFIX_STATES as PREFIX_STATES
 from tasp_lab.linear_attention.chunks import QUERIES as QUERIES
 from tasp_lab.linear_attention.chunks import QUERY_GRADIENTS as QUERY_GRADIENTS
 from tasp_lab.linear_attention.chunks import RESULTS as RESULTS
+from tasp_lab.linear_attention.chunks import STATES as STATES
 from tasp_lab.linear_attention.chunks import SUFFIX_GRADIENTS as SUFFIX_GRADIENTS
 from tasp_lab.linear_attention.chunks import TENSORS as TENSORS
 from tasp_lab.linear_attention.chunks import LinearBlocks
@@ -194,7 +195,8 @@ class LinearTask(LinearBlocks):
         saved = np.isin(self.tensor, (KEYS, GATES, PREFIX_STATES)) & self.is_backward
         inputs = np.isin(self.tensor, (KEYS, QUERIES, GATES)) | saved
         outputs = np.isin(self.tensor, (RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS, GATE_GRADIENTS))
-        return Contract.of(self.owner[self.chunk], inputs, outputs, saved)
+        found = Contract.of(self.owner[self.chunk], inputs, outputs, saved)
+        return found._replace(owner=np.where(np.isin(self.tensor, STATES), -1, found.owner))  # no tensors of the caller
 
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """The blocks that a backward pass has from its forward pass, keys, gates and states; and these blocks there."""
@@ -210,7 +212,7 @@ class LinearTask(LinearBlocks):
 
     def check(self, blocks: Blocks) -> None:
         """Raise `ScheduleError` unless these are the blocks of the task, up to their pools."""
-        check_blocks(blocks, self.blocks())
+        check_blocks(blocks, self.blocks(), bound=True)
 
     @cached_property
     def _counts(self) -> FlopCounts:

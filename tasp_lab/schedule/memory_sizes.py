@@ -55,7 +55,7 @@ class _Sizes:
             given = step.gives & self._staging[step.block]
             gone = step.source[given] * self._count + step.block[given]
             self._content[gone] = _EMPTY
-            self._stage(*(self._in_memory(copies) for copies in (arriving, added)), gone)
+            self._stage(self._in_memory(arriving), self._in_memory(added), gone)
         if not self._all_stay:
             self._coming.append(distinct(np.concatenate([arriving[~in_buffer], added])))
 

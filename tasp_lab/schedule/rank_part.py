@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -258,7 +257,8 @@ def _operand(places: Sequence[Place], sizes: _Sizes) -> Operand:
     found = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
     if len(found) == 1:
         return found[0]
-    blocks, since = (tuple(chain.from_iterable(each[column] for each in found)) for column in (0, 1))
+    blocks = tuple(block for each in found for block in each.blocks)
+    since = tuple(step for each in found for step in each.since)
     return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in found), tuple(found))
 
 

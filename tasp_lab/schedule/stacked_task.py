@@ -113,7 +113,8 @@ class StackedTask:
         if self.ranks is None:
             return contract
         ranks = np.append(self.ranks[number], -1)  # so that -1, no rank, stays -1
-        return Contract(*(ranks[each] for each in contract[:3]), contract.saved)
+        owner, starts_at, ends_at = (ranks[each] for each in contract[:3])
+        return Contract(owner, starts_at, ends_at, contract.saved)
 
     def check(self, blocks: Blocks) -> None:
         """Raise `ScheduleError` unless the blocks of each layer are those of its task."""
