@@ -59,7 +59,7 @@ def _communication_s(schedule: Schedule, machine: Machine) -> Number:
     found: Number = 0
     for rank in range(schedule.world_size):
         has = schedule.initial[rank] if part is None else schedule.initial[rank] & _is_whole(schedule, part[rank])
-        if missing := int(block_bytes[schedule.final[rank] & ~has].sum()):
+        if missing := int(block_bytes[np.flatnonzero(schedule.final[rank] > has)].sum()):
             found = max(found, like(topology, missing / into[rank]) + latency[rank])
     return found
 

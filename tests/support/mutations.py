@@ -259,6 +259,12 @@ def _with_kind(world: World, at: int, kind: Kind) -> World:
 
 
 def _table_changes(world: World) -> Iterator[Mutant]:
+    whole = np.full_like(world.initial, -1, dtype=np.int64)
+    for rows in (world.rows, ()):
+        for table in (world.initial | world.final, world.final):
+            what = "promises are initial copies" + ("" if rows else ", without steps")
+            yield what, partial(replace, world, rows=rows, initial=table)
+            yield what, partial(replace, world, rows=rows, initial=table, initial_part=whole)
     everywhere = [(rank, block) for rank in range(world.world_size) for block in range(len(world.blocks))]
     for copy in everywhere:
         initial = bool(world.initial[copy])
