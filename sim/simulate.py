@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from sim.array import engine as array_engine
+from sim.bound import check_time
 from sim.event import engine
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
@@ -39,14 +40,19 @@ def simulate(
     progress : called by the array engine with the share that is done.
 
     Raises `ScheduleError` for an unknown engine, if the machine lacks ranks or links of the schedule, and for too many
-    events.
+    events. No time is below the bound of `sim.bound`: that would be an error of tasp-lab, and fails an assertion.
     """
     if engine_of(schedule, machine, which) == "simpy":
-        return engine.simulate(schedule, machine, explain)
-    run = array_engine.run(schedule, machine, explain, progress)
-    if events:
-        return run.timeline()
-    return Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), run.time_s)
+        found = engine.simulate(schedule, machine, explain)
+    else:
+        run = array_engine.run(schedule, machine, explain, progress)
+        found = (
+            run.timeline()
+            if events
+            else Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), run.time_s)
+        )
+    check_time(schedule, machine, found.time_s)
+    return found
 
 
 def engine_of(schedule: Schedule, machine: Machine, which: Engine = "auto") -> Literal["simpy", "array"]:

@@ -32,8 +32,10 @@ def main() -> int:
     head = (
         f"All single changes of {len(WORLDS)} small schedules, and {DOUBLE} double ones of each: wrong are those after "
         "which an executor of real numbers, step by step or in one of "
-        f"{ORDERS} random orders, does not find every promised block right; the rest are harmless. The proof must "
-        "refuse all wrong ones. Made by `python -m experiments.tables.mutations`."
+        f"{ORDERS} random orders, does not find right all that the unchanged schedule and the changed one promise, "
+        "where nothing is there at the start but what the unchanged one has there; or of which there are no blocks or "
+        "no task. The rest are harmless. The proof must refuse all wrong ones. "
+        "Made by `python -m experiments.tables.mutations`."
     )
     by_world = markdown_table(("schedule", *COLUMNS), [*rows, _row("all", total)])
     by_kind = markdown_table(("change", *COLUMNS), [_row(kind, total, kind) for kind in total.kinds])

@@ -17,7 +17,7 @@ from tasp_lab.schedule.blocks import Field
 from tasp_lab.schedule.blocks import Join as How
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import RESIDENT
-from tasp_lab.schedule.rank_part import CallRow, Join, Operand, Place, RankPart
+from tasp_lab.schedule.rank_part import SCATTERED, CallRow, Join, Operand, Place, RankPart
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -170,12 +170,27 @@ class Copies:
         """The fields of an operand, and whether they are the copies themselves."""
         if not operand.blocks:
             return (), True
+        if operand.offset == SCATTERED:
+            return self._gathered(operand), False
         if operand.offset == OUTSIDE:
             return self._work.bound(operand.blocks), len(operand.blocks) == 1
         at_home = operand.since[0] == RESIDENT
         if self._as_bytes and at_home:
             return self._bytes_on_the_wire(operand)
         return self._format(operand.blocks[0], at_home).views(operand.offset, operand.size_bytes)
+
+    def _gathered(self, operand: Operand) -> Views:
+        """The fields of an operand whose blocks do not lie side by side, in new tensors.
+
+        The caller's tensors are taken as they are sent, as the others are.
+        """
+        found = []
+        for piece in operand.pieces:
+            if piece.offset == OUTSIDE:
+                found += [self._work.sent(block) for block in piece.blocks]
+            else:
+                found.append(self._operand(piece)[0])
+        return tuple(torch.cat(list(fields)) for fields in zip(*found, strict=True))
 
     def _bytes_on_the_wire(self, operand: Operand) -> tuple[Views, bool]:
         """Resident copies as bytes, without the room that is left where they are wider at home."""

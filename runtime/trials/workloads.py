@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -68,9 +69,9 @@ def draw_operands(executor: Executor) -> None:
     executor.memory.zero_()  # what is between, and fields of odd sizes, whose views are copies
     drawn = torch.Generator(executor.memory.device).manual_seed(executor.part.rank)
     for row in executor.part.calls:
-        for operand in row.operands:
-            if operand.offset != OUTSIDE:
-                for field in executor.copies.operand(operand):
+        for piece in chain.from_iterable(operand.pieces or (operand,) for operand in row.operands):
+            if piece.offset != OUTSIDE:
+                for field in executor.copies.operand(piece):
                     field.normal_(generator=drawn)
 
 

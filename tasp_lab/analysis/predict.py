@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from sim.array.from_rings import is_ring_schedule
+from sim.bound import least_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.analysis.inputs import (
     AttentionKeywords,
@@ -40,7 +41,6 @@ from tasp_lab.analysis.results import label, layer_constants, pass_of, together
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
 from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.attention.backward import dataflow_of
-from tasp_lab.attention.bound import attention_bound_s
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.task import AttentionTask
 from tasp_lab.collectives.kinds import collective_bound_s
@@ -48,9 +48,7 @@ from tasp_lab.collectives.registry import kind_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.errors import QuantityError
-from tasp_lab.hybrid.bound import hybrid_bound_s
 from tasp_lab.hybrid.stack import layers_of, relayout_bytes
-from tasp_lab.linear_attention.bound import linear_bound_s
 from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
@@ -62,7 +60,6 @@ from tasp_lab.progress import ProgressCallback, ShareCallback, no_progress, no_s
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 
@@ -327,9 +324,4 @@ def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
     """The lower bound of the time of all schedules on a machine, in seconds; those of a layer with the same start."""
     if not isinstance(work, Workload):
         return collective_bound_s(kind_of([schedule.name]), machine.topology, work)
-    if isinstance(schedule.task, LinearTask):
-        return linear_bound_s(machine, schedule.task)
-    if isinstance(schedule.task, StackedTask):
-        return hybrid_bound_s(machine, schedule)
-    assert isinstance(schedule.task, AttentionTask), "a schedule of a layer has a task"
-    return attention_bound_s(machine, schedule.task, schedule.initial)
+    return least_s(schedule, machine)

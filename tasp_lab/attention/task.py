@@ -26,7 +26,7 @@ from tasp_lab.attention.layer_blocks import TENSORS as TENSORS
 from tasp_lab.attention.layer_blocks import LayerBlocks
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Join, Kind, Pool
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, check_blocks
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks
 from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
 from tasp_lab.workload.kernel_shapes import ShapeRows
 from tasp_lab.workload.layer import ELEMENT_BYTES
@@ -54,12 +54,14 @@ class AttentionTask(LayerBlocks):
         """The pass of the kernel."""
         return {self.kernel: self.passing}
 
-    def inputs(self) -> BoolArray:
-        """What each rank makes of the layer computed before: bool array (world_size, blocks).
+    @cached_property
+    def contract(self) -> Contract:
+        """Ranks start with their keys and queries and end with what these yield.
 
-        These are its keys and queries; backward the inputs of the gradients, which are the blocks of queries.
+        Backward, the blocks of queries hold the inputs of the gradients, and a forward pass may leave keys anywhere.
         """
-        return self.owned(QUERIES) if self.is_backward else self.owned(KEYS, QUERIES)
+        inputs = np.isin(self.tensor, (KEYS, QUERIES))
+        return Contract.of(self.owner, inputs, ~inputs, (self.tensor == KEYS) & self.is_backward)
 
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """The blocks that a backward pass has from its forward pass, its keys; and these blocks there, int arrays."""
@@ -117,9 +119,9 @@ class AttentionTask(LayerBlocks):
         source[self.output_of[has]] = has
         return source
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Raise `ScheduleError` unless blocks have these sizes and numbers of parts."""
-        check_blocks(sizes_bytes, parts, self.block_bytes, self.parts)
+    def check(self, blocks: Blocks) -> None:
+        """Raise `ScheduleError` unless these are the blocks of the task, up to their pools."""
+        check_blocks(blocks, self.blocks({}, ()))
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         """Which parts of results or gradients exist: the tiles whose mask is not empty; all parts of data."""

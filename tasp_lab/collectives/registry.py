@@ -38,9 +38,17 @@ class CollectiveSpec:
     library_call: str = ""
 
     def build(self, topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None) -> Schedule:
-        """The schedule on a topology; `decomposition` is ignored unless `uses_rings`."""
+        """The schedule on a topology; `decomposition` is ignored unless `uses_rings`.
+
+        Raises `ScheduleError` for what is no schedule of the collective.
+        """
         rings = [decomposition] if self.uses_rings else []
-        return self.builder(topology, shard_bytes, *rings)
+        found = self.builder(topology, shard_bytes, *rings)
+        _check_collective(found, self.kind, shard_bytes)
+        return found
+
+
+_check_collective = lazily("tasp_lab.collectives.conditions", "check_collective")
 
 
 def _spec(kind: CollectiveKind, module: str, function: str, uses_rings: bool = False) -> CollectiveSpec:

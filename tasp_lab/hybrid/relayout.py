@@ -24,7 +24,7 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.choices import Pass
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
-from tasp_lab.schedule.calls import Calls, Effects, Passing, Task, check_blocks
+from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, Task, check_blocks
 from tasp_lab.schedule.proof import check_holdings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -172,18 +172,20 @@ class RelayoutTask:
     def content(self) -> tuple[object, ...]:
         return RELAYOUT, self.workload, self.layout, self.result_layout, self.is_backward
 
-    def inputs(self) -> BoolArray:
-        """What each rank makes of the layer before: all that it starts with."""
-        return self.held(self.source)
+    @property
+    def contract(self) -> Contract:
+        """Every block starts at its source and ends at its destination."""
+        none = np.full_like(self.source, -1)
+        return Contract(none, self.source, self.destination, np.zeros(len(none), dtype=np.bool_))
 
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """Nothing: a backward pass needs nothing of its forward pass."""
         none = np.zeros(0, dtype=np.int64)
         return none, none
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Raise `ScheduleError` unless blocks have these sizes, and one part each."""
-        check_blocks(sizes_bytes, parts, self.blocks.bytes, self.blocks.parts)
+    def check(self, blocks: Blocks) -> None:
+        """Raise `ScheduleError` unless these are the blocks of the task, up to their pools."""
+        check_blocks(blocks, self.blocks)
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         """The one part of each block."""

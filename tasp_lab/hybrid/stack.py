@@ -120,7 +120,8 @@ def layouts_differ(before: SequenceLayout, after: SequenceLayout) -> bool:
 def layers_of(schedule: Schedule) -> list[tuple[LayerTask, BoolArray]]:
     """The layers of a pass of a hybrid, in the order in which they are computed, without re-layouts.
 
-    Each with the copies of its blocks that are there at the start, a bool array (world_size, blocks of the layer).
+    Each with the copies of its blocks that may be there before it, a bool array (world_size, blocks of the layer):
+    those at the start, and what a forward pass in the stack leaves.
     """
     task = schedule.task
     if not isinstance(task, StackedTask):
@@ -129,7 +130,8 @@ def layers_of(schedule: Schedule) -> list[tuple[LayerTask, BoolArray]]:
     for each, first, end in zip(task.layers, task.first_block, task.first_block[1:], strict=False):
         if not isinstance(each, RelayoutTask):
             assert isinstance(each, LayerTask), "a stack of layers"
-            found.append((each, schedule.initial[:, first:end]))
+            left = each.contract.saved & ~task.contract.saved[first:end]
+            found.append((each, schedule.initial[:, first:end] | left))
     return found
 
 

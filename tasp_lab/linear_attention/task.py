@@ -35,11 +35,13 @@ from tasp_lab.linear_attention.chunks import PREFIX_STATES as PREFIX_STATES
 from tasp_lab.linear_attention.chunks import QUERIES as QUERIES
 from tasp_lab.linear_attention.chunks import QUERY_GRADIENTS as QUERY_GRADIENTS
 from tasp_lab.linear_attention.chunks import RESULTS as RESULTS
+from tasp_lab.linear_attention.chunks import STATES as STATES
 from tasp_lab.linear_attention.chunks import SUFFIX_GRADIENTS as SUFFIX_GRADIENTS
 from tasp_lab.linear_attention.chunks import TENSORS as TENSORS
 from tasp_lab.linear_attention.chunks import LinearBlocks
 from tasp_lab.linear_attention.flops import FlopCounts
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, check_blocks, ranges
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
 from tasp_lab.workload.kernel_shapes import ShapeRows
 
 MAKE_STATE, ATTEND, ATTEND_BY_STATE = "make_state", "attend", "attend_by_state"
@@ -184,9 +186,17 @@ class LinearTask(LinearBlocks):
     def content(self) -> tuple[object, ...]:
         return "linear", self.workload, self.layout, self.decays, self.gradient_dtype, self.pieces, self.head_groups
 
-    def inputs(self) -> BoolArray:
-        """What each rank makes of the layer before, queries, keys and gates; backward the inputs of the gradients."""
-        return self.owned(QUERIES) if self.is_backward else self.owned(KEYS, QUERIES, GATES)
+    @cached_property
+    def contract(self) -> Contract:
+        """Ranks start with queries, keys and gates of their chunks, and end with what these yield.
+
+        A forward pass leaves keys, gates and prefix states. Sums of states start empty.
+        """
+        saved = np.isin(self.tensor, (KEYS, GATES, PREFIX_STATES)) & self.is_backward
+        inputs = np.isin(self.tensor, (KEYS, QUERIES, GATES)) | saved
+        outputs = np.isin(self.tensor, (RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS, GATE_GRADIENTS))
+        found = Contract.of(self.owner[self.chunk], inputs, outputs, saved)
+        return found._replace(owner=np.where(np.isin(self.tensor, STATES), -1, found.owner))  # no tensors of the caller
 
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """The blocks that a backward pass has from its forward pass, keys, gates and states; and these blocks there."""
@@ -200,9 +210,9 @@ class LinearTask(LinearBlocks):
         own = np.flatnonzero(np.isin(self.tensor, alike))
         return own, forward.block(self.tensor[own], self.chunk[own], self.piece[own], self.group[own])
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Raise `ScheduleError` unless blocks have these sizes and numbers of parts."""
-        check_blocks(sizes_bytes, parts, self.block_bytes, self.parts)
+    def check(self, blocks: Blocks) -> None:
+        """Raise `ScheduleError` unless these are the blocks of the task, up to their pools."""
+        check_blocks(blocks, self.blocks(), bound=True)
 
     @cached_property
     def _counts(self) -> FlopCounts:

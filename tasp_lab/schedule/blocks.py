@@ -94,7 +94,7 @@ class Kind:
     join : how parts are joined; empty for data, whose blocks have one part.
     pool : the buffers that copies are received into; None if what arrives is kept.
     fields : the tensors of a block, one after another; empty for plain bytes.
-    bound : whether resident copies are the caller's tensors, not part of a rank's memory.
+    bound : whether resident copies at the rank that owns them are the caller's tensors, not part of its memory.
 
     The fields of sums may be wider at home than on the wire: what is sent is rounded, what arrives is joined to a
     resident copy in its dtype.

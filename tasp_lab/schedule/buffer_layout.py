@@ -2,9 +2,9 @@
 
 Each rank has one memory. It holds in this order:
 
-1. the *resident* copies whose kind is not bound, each at a place of its own: those that calls read, kind by kind in the
-   order in which they first do, then the others in the order of block numbers. Of kinds without a pool, these are the
-   blocks that are ever at the rank; in a schedule without a task, all blocks, as in the buffer of a collective;
+1. the *resident* copies but tensors of the caller, each at a place of its own: those that calls read, kind by kind in
+   the order in which they first do, then the others in the order of block numbers. Of kinds without a pool, these are
+   the blocks that are ever at the rank; in a schedule without a task, all blocks, as in the buffer of a collective;
 2. for each pool its buffers, each sized for the step at which the most bytes land in it. What comes at step s lands in
    buffer s mod b: arrivals in the order of the step, then the copies to which only calls of the rank add. Of these,
    the copies that calls read come first; the others are grouped by where they go next and by what they wait for, so
@@ -13,8 +13,8 @@ Each rank has one memory. It holds in this order:
 
 What comes to a resident copy is received into its place only if it is data, or if nothing else comes to the copy until
 it is given away. Any other sum lands in the buffer of its step or, without a pool, at a staging place of its own, and
-is joined from there, as do all sums that are wider at home than on the wire. Resident copies of bound kinds are tensors
-of the caller, into which nothing is received.
+is joined from there, as do all sums that are wider at home than on the wire. Resident copies of bound kinds at the rank
+that owns them are tensors of the caller, into which nothing is received; at other ranks they lie in the memory.
 
 Layouts are derived for several ranks at once: both ends of a message know that of the other one.
 """
@@ -95,10 +95,10 @@ class Layouts:
         landed, end = self._fill_buffers(lands, end)
         self.received[lands] = np.where(self._arrives[lands], landed, OUTSIDE)
         coming = np.flatnonzero(self._resident & self._arrives & ~np.isin(np.arange(len(self._at)), lands))
-        is_sum, elsewhere = sums(self._blocks), bound(self._blocks) | wide_at_home(self._blocks)
-        block = self._parts.block[coming]
+        is_sum, rank, block = sums(self._blocks), self._parts.rank[coming], self._parts.block[coming]
+        elsewhere = outside(schedule, rank, block) | wide_at_home(self._blocks)[block]
         alone = np.isin(self._parts.operation[coming], _alone(schedule, ranks, steps, derived))
-        in_place = ~elsewhere[block] & (~is_sum[block] | alone)
+        in_place = ~elsewhere & (~is_sum[block] | alone)
         places, staged = coming[in_place], coming[~in_place]
         found = np.searchsorted(resident, self._copy_keys(self._parts)[places])
         self.received[places] = resident_offset[found]
@@ -278,14 +278,15 @@ def _resident_blocks(schedule: Schedule, rank: int, derived: Accesses) -> IntArr
 def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
     """Which blocks have a resident copy in the memory of a rank, to which the blocks `coming` come."""
     blocks = schedule.blocks
+    own = outside(schedule, rank, np.arange(len(blocks)))
     if schedule.task is None and not blocks.pools:
-        return ~bound(blocks)
+        return ~own
     stays = schedule.initial[rank] | schedule.final[rank]
     if schedule.kept is not None:
         stays |= schedule.kept[rank]
     comes = np.zeros(len(blocks), dtype=bool)
     comes[coming] = True
-    found: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~bound(blocks)
+    found: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~own
     return found
 
 
@@ -299,6 +300,8 @@ def wide_at_home(blocks: Blocks) -> BoolArray:
     return np.array([kind.is_wide_at_home for kind in blocks.kinds], dtype=bool)[blocks.kind]
 
 
-def bound(blocks: Blocks) -> BoolArray:
-    """Which blocks are of bound kinds."""
-    return np.array([kind.bound for kind in blocks.kinds], dtype=bool)[blocks.kind]
+def outside(schedule: Schedule, rank: IntArray | int, block: IntArray) -> BoolArray:
+    """Which resident copies are tensors of the caller: those of bound kinds, at the ranks that own them."""
+    blocks = schedule.blocks
+    found: BoolArray = np.array([kind.bound for kind in blocks.kinds], dtype=bool)[blocks.kind[block]]
+    return found if schedule.task is None else found & (schedule.task.contract.owner[block] == rank)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
+from tasp_lab.schedule.blocks import Blocks, Field
 from tasp_lab.workload.kernel_shapes import ShapeRows
 
 Passing = Literal["forward", "backward"]
@@ -156,6 +157,63 @@ class Effects(NamedTuple):
     part: IntArray
 
 
+class Contract(NamedTuple):
+    """What a task fixes before there is a schedule: where each block is at the start, and where it must be in the end.
+
+    Everything else starts empty, whatever a schedule lists among its initial copies.
+
+    Parameters
+    ----------
+    owner : int array (blocks,), the rank whose shard a block is of: there it is a tensor of the caller. -1 for none.
+    starts_at : int array (blocks,), the rank that has a block at the start, complete; -1 for none.
+    ends_at : int array (blocks,), the rank that must have a block in the end; -1 for none.
+    saved : bool array (blocks,), data that an earlier pass may have left at further ranks.
+    """
+
+    owner: IntArray
+    starts_at: IntArray
+    ends_at: IntArray
+    saved: BoolArray
+
+    @classmethod
+    def of(cls, owner: IntArray, inputs: BoolArray, outputs: BoolArray, saved: BoolArray | None = None) -> Contract:
+        """Inputs start at their owners, outputs end there.
+
+        >>> Contract.of(np.array([0, 0]), np.array([True, False]), np.array([False, True])).ends_at
+        array([-1,  0])
+        """
+        nowhere = np.full_like(owner, -1)
+        return cls(
+            owner,
+            np.where(inputs, owner, nowhere),
+            np.where(outputs, owner, nowhere),
+            np.zeros_like(inputs) if saved is None else saved,
+        )
+
+    def inputs(self, world_size: int) -> BoolArray:
+        """What each rank has to be given for this pass alone: bool array (world_size, blocks)."""
+        found: BoolArray = (self.starts_at == np.arange(world_size)[:, None]) & ~self.saved
+        return found
+
+    def check(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> None:
+        """Raise `ScheduleError` for a copy at the start, or a missing promise, that the task does not allow.
+
+        `initial` and `final` are bool arrays (world_size, blocks).
+        """
+        rank, block = np.nonzero(initial)
+        wrong = (self.starts_at[block] != rank) & ~self.saved[block]
+        if wrong.any():
+            at = int(wrong.argmax())
+            own = int(self.starts_at[block[at]])
+            why = "which is empty until it is computed" if own < 0 else f"which only rank {own} has then"
+            raise ScheduleError(f"rank {rank[at]} starts with {blocks.name(block[at])}, {why}")
+        block = np.flatnonzero(self.ends_at >= 0)
+        missing = ~final[self.ends_at[block], block]
+        if missing.any():
+            at = int(block[missing.argmax()])
+            raise ScheduleError(f"rank {self.ends_at[at]} does not promise {blocks.name(at)}, which the task asks for")
+
+
 class Task(Protocol):
     """What the calls of a schedule are to compute.
 
@@ -173,8 +231,12 @@ class Task(Protocol):
     @property
     def content(self) -> tuple[object, ...]: ...
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Raise `ScheduleError` unless the blocks of the task have these sizes and numbers of parts."""
+    @property
+    def contract(self) -> Contract:
+        """Where blocks are at the start, and where they must be in the end."""
+
+    def check(self, blocks: Blocks) -> None:
+        """Raise `ScheduleError` unless blocks have the sizes, parts, joins and fields that the kernels yield."""
 
     def effects(self, calls: Calls) -> Effects:
         """The parts that calls yield. Raises `ScheduleError` for a call that the layer does not require."""
@@ -189,12 +251,35 @@ class Task(Protocol):
         """The shape of each call, by which its time is known."""
 
 
-def check_blocks(sizes_bytes: IntArray, parts: IntArray, expected_bytes: IntArray, expected_parts: IntArray) -> None:
-    """Raise `ScheduleError` for the first block whose size or number of parts differs from what a task expects."""
-    if len(sizes_bytes) != len(expected_bytes):
-        raise ScheduleError(f"{len(sizes_bytes)} blocks, expected {len(expected_bytes)} for the task")
-    for what, found, expected in (("bytes", sizes_bytes, expected_bytes), ("parts", parts, expected_parts)):
-        wrong = found != expected
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise ScheduleError(f"block {at} has {found[at]} {what}, expected {expected[at]} for the task")
+def check_blocks(found: Blocks, expected: Blocks, bound: bool = False) -> None:
+    """Raise `ScheduleError` for the first block that differs from what a task expects.
+
+    Sizes, numbers of parts, and of the kind its name, how parts are joined, and the fields: these follow from what the
+    kernels yield. Pools are the choice of the schedule, and so is what is bound, unless `bound` is checked too.
+    """
+    if len(found) != len(expected):
+        raise ScheduleError(f"{len(found)} blocks, expected {len(expected)} for the task")
+    for what in ("bytes", "parts"):
+        own, wanted = getattr(found, what), getattr(expected, what)
+        if len(at := np.flatnonzero(own != wanted)):
+            raise ScheduleError(f"block {at[0]} has {own[at[0]]} {what}, expected {wanted[at[0]]} for the task")
+    pairs, first = np.unique(found.kind * len(expected.kinds) + expected.kind, return_index=True)
+    for pair, block in zip(pairs.tolist(), first.tolist(), strict=True):
+        kinds = found.kinds[pair // len(expected.kinds)], expected.kinds[pair % len(expected.kinds)]
+        for what, describe in _DESCRIBE_KIND.items():
+            own, wanted = (getattr(kind, what) for kind in kinds)
+            if own != wanted and (bound or what != "bound"):
+                raise ScheduleError(f"block {block} {describe(own)}, expected that it {describe(wanted)}")
+
+
+_DESCRIBE_KIND: Mapping[str, Callable[[Any], str]] = {
+    "name": lambda name: f"is of the kind {name!r}",
+    "join": lambda join: f"is a sum joined by {join!r}" if join else "is data",
+    "bound": lambda bound: f"is {'' if bound else 'not '}bound to the caller's tensors",
+    "fields": lambda fields: f"has the fields {', '.join(map(_describe_field, fields)) or 'of plain bytes'}",
+}
+
+
+def _describe_field(field: Field) -> str:
+    at_home = "" if field.home_dtype is None else f", {field.home_dtype} at home"
+    return f"{field.name} ({field.dtype}{at_home}, {'x'.join(map(str, field.shape))})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasp_lab.arrays import IntArray, distinct
-from tasp_lab.schedule.buffer_layout import bound, residents, sums, wide_at_home
+from tasp_lab.schedule.buffer_layout import outside, residents, sums, wide_at_home
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -28,7 +28,7 @@ class _Sizes:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._blocks = schedule, schedule.blocks
         self._ranks, self._count = schedule.world_size, len(schedule.blocks)
-        self._is_sum, self._bound = sums(self._blocks), bound(self._blocks)
+        self._is_sum = sums(self._blocks)
         self._wide = wide_at_home(self._blocks)
         self._staging = self._is_sum & (self._blocks.pool < 0)
         self._content = (schedule.initial * np.uint8(_SEVERAL)).ravel() if self._staging.any() else None
@@ -49,20 +49,24 @@ class _Sizes:
         away = ~self._schedule.is_resident(rank, block)
         in_buffer = away | (self._is_sum[block] & (self._blocks.pool[block] >= 0))
         self._fill(arriving[in_buffer], added)
-        outside = ~in_buffer & self._bound[block]
-        np.add.at(self._staged, rank[outside], self._blocks.bytes[block[outside]])
+        own = ~in_buffer & outside(self._schedule, rank, block)
+        np.add.at(self._staged, rank[own], self._blocks.bytes[block[own]])
         if self._content is not None:
             given = step.gives & self._staging[step.block]
             gone = step.source[given] * self._count + step.block[given]
             self._content[gone] = _EMPTY
-            staging = self._staging & ~self._bound
-            self._stage(arriving[staging[block]], added[staging[added % max(self._count, 1)]], gone)
+            self._stage(self._in_memory(arriving), self._in_memory(added), gone)
         if not self._all_stay:
             self._coming.append(distinct(np.concatenate([arriving[~in_buffer], added])))
 
     def _places(self, copies: IntArray) -> tuple[IntArray, IntArray]:
         rank, block = np.divmod(copies, max(self._count, 1))
         return rank, block
+
+    def _in_memory(self, copies: IntArray) -> IntArray:
+        """Of these copies, the sums without a pool that are not the caller's."""
+        rank, block = self._places(copies)
+        return copies[self._staging[block] & ~outside(self._schedule, rank, block)]
 
     def _added(self, calls: tuple[Calls, ...]) -> IntArray:
         """The copies that calls add to, each once."""

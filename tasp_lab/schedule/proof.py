@@ -1,5 +1,10 @@
 """The proof of a schedule: a replay of which parts of which blocks each rank has. Any broken rule raises an error.
 
+Before the replay a schedule with a task is compared with it: kinds have the joins and fields that its kernels yield
+(`tasp_lab.schedule.calls.check_blocks`), what ranks have at the start is no more than the task gives them, and what it
+asks for is promised (`tasp_lab.schedule.calls.Contract`). Without a task, start and end are the specification; of a
+collective they are checked by `tasp_lab.collectives.conditions`.
+
 At every step, as `tasp_lab.schedule.schedule` describes it:
 
 - P1: ranks, lanes and blocks are in range; no rank sends to itself; a source has a part of what it sends.

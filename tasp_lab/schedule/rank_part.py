@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from tasp_lab.arrays import IntArray
-from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, Layouts, RankLayout, parts_of
 from tasp_lab.schedule.dependencies import (
     RESIDENT,
@@ -29,6 +27,9 @@ from tasp_lab.schedule.rank_waits import Condition, waits_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.workload.kernel_shapes import KernelShape
+
+SCATTERED = -2
+"""In place of the offset of an operand: its blocks do not lie side by side."""
 
 
 class Row(NamedTuple):
@@ -64,13 +65,15 @@ class Place(NamedTuple):
 class Operand(NamedTuple):
     """An operand of a kernel call: `size_bytes` of the rank's memory from `offset` on, or `OUTSIDE`.
 
-    `since` has an entry per block.
+    `since` has an entry per block. Blocks that do not lie side by side are `SCATTERED`: they are gathered from the
+    operands in `pieces` before the call.
     """
 
     blocks: tuple[int, ...]
     since: tuple[int, ...]
     offset: int
     size_bytes: int
+    pieces: tuple[Operand, ...] = ()
 
 
 class CallRow(NamedTuple):
@@ -134,10 +137,7 @@ class RankPart:
 
 
 def rank_part(schedule: Schedule, rank: int) -> RankPart:
-    """One rank's part of a schedule.
-
-    Raises `ScheduleError` if the blocks of an operand of a kernel call are not contiguous.
-    """
+    """One rank's part of a schedule."""
     steps = steps_of(schedule, rank)
     derived = dependencies(schedule, rank, steps)
     layouts = Layouts(schedule, [rank], steps, derived)
@@ -217,8 +217,6 @@ def _call_rows(
             [Place(block, layout.offset(block, came), came) for block in blocks for came in [since[operation, block]]]
             for blocks in operands
         ]
-        for operand in places:
-            _check_contiguous(index, rank, operand, sizes)
         yield CallRow(
             operation,
             index,
@@ -248,24 +246,33 @@ class _Sizes(NamedTuple):
         return not is_wide or (before.since == RESIDENT) == (after.since == RESIDENT)
 
 
-def _check_contiguous(step: int, rank: int, operand: Sequence[Place], sizes: _Sizes) -> None:
-    """Check that an operand is contiguous; tensors of the caller have their blocks in the order of numbers."""
-    for before, after in pairwise(operand):
-        if before.offset == OUTSIDE:
-            follows = after.offset == OUTSIDE and after.block == before.block + 1
-        else:
-            follows = after.offset == before.offset + sizes.of(before) and sizes.are_alike(before, after)
-        if not follows:
-            raise ScheduleError(
-                f"step {step}: rank {rank} computes with block {after.block}, which is not contiguous with the other "
-                "blocks of the call"
-            )
-
-
 def _operand(places: Sequence[Place], sizes: _Sizes) -> Operand:
+    """The copies of an operand, in runs that lie side by side."""
+    runs: list[list[Place]] = []
+    for place in places:
+        if runs and _follows(runs[-1][-1], place, sizes):
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    found = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
+    if len(found) == 1:
+        return found[0]
+    blocks = tuple(block for each in found for block in each.blocks)
+    since = tuple(step for each in found for step in each.since)
+    return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in found), tuple(found))
+
+
+def _follows(before: Place, after: Place, sizes: _Sizes) -> bool:
+    """Whether two copies lie side by side; tensors of the caller have their blocks in the order of numbers."""
+    if before.offset == OUTSIDE:
+        return after.offset == OUTSIDE and after.block == before.block + 1
+    return after.offset == before.offset + sizes.of(before) and sizes.are_alike(before, after)
+
+
+def _run(places: Sequence[Place], sizes: _Sizes) -> Operand:
     blocks = tuple(place.block for place in places)
     since = tuple(place.since for place in places)
-    return Operand(blocks, since, places[0].offset if places else 0, sum(map(sizes.of, places)))
+    return Operand(blocks, since, places[0].offset, sum(map(sizes.of, places)))
 
 
 def _joins(derived: Dependencies, layout: RankLayout) -> tuple[Join, ...]:

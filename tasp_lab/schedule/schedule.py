@@ -92,7 +92,8 @@ class Schedule:
                 values.flags.writeable = False
         if self.task is not None:
             try:
-                self.task.check(self.blocks.bytes, self.blocks.parts)
+                self.task.check(self.blocks)
+                self.task.contract.check(self.blocks, self.initial, self.final)
             except ScheduleError as error:
                 raise ScheduleError(f"schedule {self.name!r}: {error}") from None
         proved = self.steps.prove(self) if isinstance(self.steps, LazySteps) else None

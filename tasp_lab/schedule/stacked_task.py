@@ -11,7 +11,8 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects, Passing, Task, ranges
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, ranges
 from tasp_lab.workload.kernel_shapes import ShapeRows
 
 DENSE, DENSE_BACKWARD = "dense", "dense_backward"
@@ -46,6 +47,7 @@ class StackedTask:
     layers : the task of each layer.
     block_counts : the number of blocks of each.
     dense : the calls that make the inputs of layers, with numbers of blocks in the common table.
+    ranks : int array (layers, ranks of a layer), the ranks that act as rank 0, 1, ... of each; None if each is itself.
 
     Raises `ScheduleError` unless all layers have one dtype, and each kernel is of one pass.
     """
@@ -53,6 +55,7 @@ class StackedTask:
     layers: Sequence[Task]
     block_counts: Sequence[int]
     dense: Dense = NO_DENSE
+    ranks: IntArray | None = None
 
     def __post_init__(self) -> None:
         first = self.layers[0]
@@ -88,19 +91,37 @@ class StackedTask:
         more = tuple(
             None if each is None else tuple(each.tolist()) for each in (self.dense.moved_bytes, self.dense.part)
         )
-        return "stacked", layers, tuple(self.block_counts), calls, costs, more
+        ranks = None if self.ranks is None else self.ranks.tolist()
+        return "stacked", layers, tuple(self.block_counts), calls, costs, more, repr(ranks)
 
     @cached_property
     def first_block(self) -> IntArray:
         """The first block of each layer, and the number of blocks: int array (layers + 1,)."""
         return np.concatenate([[0], np.cumsum(self.block_counts)]).astype(np.int64)
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
+    @cached_property
+    def contract(self) -> Contract:
+        """Those of all layers; but what dense calls make starts empty, and what they read need not stay to the end."""
+        contracts = [self._on_its_ranks(number, task.contract) for number, task in enumerate(self.layers)]
+        columns = zip(*contracts, strict=True)
+        owner, starts_at, ends_at, saved = (np.concatenate(column) for column in columns)
+        made, read = self.dense.targets.block, self.dense.sources.block
+        starts_at[made], saved[made], ends_at[read] = -1, False, -1
+        return Contract(owner, starts_at, ends_at, saved)
+
+    def _on_its_ranks(self, number: int, contract: Contract) -> Contract:
+        if self.ranks is None:
+            return contract
+        ranks = np.append(self.ranks[number], -1)  # so that -1, no rank, stays -1
+        owner, starts_at, ends_at = (ranks[each] for each in contract[:3])
+        return Contract(owner, starts_at, ends_at, contract.saved)
+
+    def check(self, blocks: Blocks) -> None:
         """Raise `ScheduleError` unless the blocks of each layer are those of its task."""
         for number, task in enumerate(self.layers):
             own = slice(self.first_block[number], self.first_block[number + 1])
             try:
-                task.check(sizes_bytes[own], parts[own])
+                task.check(Blocks(blocks.kinds, blocks.kind[own], blocks.bytes[own], blocks.parts[own]))
             except ScheduleError as error:
                 raise ScheduleError(f"layer {number}: {error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -105,20 +104,10 @@ def _in_groups(one: Schedule, groups: IntArray) -> AttentionPass:
     """A pass of one group, in all of them."""
     task = one.task
     assert isinstance(task, LayerTask), "a pass of a layer has a task"
-    made = task.inputs()
-    if len(groups) > 1:
-        made = _spread(made, groups)
     schedule = one if len(groups) == 1 else replicated(one, groups)
+    assert schedule.task is not None, "a pass of a layer has a task"
+    made = schedule.task.contract.inputs(schedule.world_size)
     return AttentionPass(schedule, made, len(groups) * _flops(task), task.layout)
-
-
-def _spread(own: BoolArray, groups: Sequence[Sequence[int]] | IntArray) -> BoolArray:
-    """What the ranks of one group have, for all groups: blocks of group j follow those of group j - 1."""
-    count, blocks = own.shape[1], own.shape[1] * len(groups)
-    found = np.zeros((own.shape[0] * len(groups), blocks), dtype=np.bool_)
-    for number, ranks in enumerate(groups):
-        found[ranks, number * count : (number + 1) * count] = own
-    return found
 
 
 def _flops(task: LayerTask) -> int:

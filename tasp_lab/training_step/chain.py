@@ -149,7 +149,7 @@ class _Chain:
         blocks = Blocks.of_data(np.ones(2 * self._ranks, dtype=np.int64))
         own, none = np.eye(self._ranks, dtype=np.bool_), np.zeros((self._ranks, self._ranks), dtype=np.bool_)
         initial, final = _side_by_side([own, none]), _side_by_side([none, own])
-        return _Part(blocks, StatesTask(blocks, self._dtype), initial, final, final, (), 0)
+        return _Part(blocks, self._moved(blocks, initial, final), initial, final, final, (), 0)
 
     def _states(self) -> dict[tuple[str, int], _Part]:
         """Gathers by the link that opens a layer, reductions by the link that makes gradients."""
@@ -160,7 +160,7 @@ class _Chain:
                 blocks = replace(self._gather.blocks, kinds=(Kind("parameters", pool=pool),))
                 nothing = np.zeros_like(self._gather.initial)
                 steps = _on_lanes(self._gather.steps, self._lanes)
-                task = StatesTask(blocks, self._dtype)
+                task = self._moved(blocks, self._gather.initial, nothing)
                 found["gather", number] = _Part(
                     blocks, task, self._gather.initial, nothing, nothing, steps, step - self._slot
                 )
@@ -168,9 +168,15 @@ class _Chain:
                 blocks, final = self._reduction.blocks, self._reduction.final
                 kept = final if self._reduction.kept is None else final | self._reduction.kept
                 lanes = self._lanes + (0 if self._gather is None else self._gather.lanes)
-                steps, task = _on_lanes(self._reduction.steps, lanes), StatesTask(blocks, self._dtype)
-                found["reduce", number] = _Part(blocks, task, np.zeros_like(final), final, kept, steps, step + 1)
+                steps, nothing = _on_lanes(self._reduction.steps, lanes), np.zeros_like(final)
+                task = self._moved(blocks, nothing, final)
+                found["reduce", number] = _Part(blocks, task, nothing, final, kept, steps, step + 1)
         return found
+
+    def _moved(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> StatesTask:
+        """The task of blocks each of which is at one rank at the start, if any, and is promised to one, if any."""
+        starts_at, ends_at = (np.where(each.any(axis=0), each.argmax(axis=0), -1) for each in (initial, final))
+        return StatesTask(blocks, self._dtype, starts_at, ends_at)
 
     def _passes(self) -> list[_Part]:
         found = []

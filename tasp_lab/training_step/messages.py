@@ -17,7 +17,7 @@ from tasp_lab.collectives.all_gather import direct_all_gather, ring_all_gather
 from tasp_lab.collectives.ring_reductions import ring_reduce_scatter
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.calls import Calls, Effects, Passing, check_blocks
+from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, check_blocks
 from tasp_lab.schedule.composition import in_sequence, over_groups
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -86,10 +86,20 @@ def _direct_reduce_scatter(ranks: int, shard_bytes: int) -> Schedule:
 
 @dataclass(frozen=True, eq=False)
 class StatesTask:
-    """The task of blocks that are only moved, gathered or added up: parameters and gradients."""
+    """The task of blocks that are only moved, gathered or added up: parameters and gradients.
+
+    `starts_at` and `ends_at` are those of `contract`.
+    """
 
     blocks: Blocks
     dtype: str
+    starts_at: IntArray
+    ends_at: IntArray
+
+    @property
+    def contract(self) -> Contract:
+        none = np.full_like(self.starts_at, -1)
+        return Contract(none, self.starts_at, self.ends_at, np.zeros(len(none), dtype=np.bool_))
 
     @property
     def passing(self) -> Passing:
@@ -104,9 +114,9 @@ class StatesTask:
     def content(self) -> tuple[object, ...]:
         return "states", tuple(self.blocks.bytes.tolist()), tuple(self.blocks.parts.tolist())
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Raise `ScheduleError` unless blocks have these sizes and parts."""
-        check_blocks(sizes_bytes, parts, self.blocks.bytes, self.blocks.parts)
+    def check(self, blocks: Blocks) -> None:
+        """Raise `ScheduleError` unless these are the blocks of the task, up to their pools."""
+        check_blocks(blocks, self.blocks)
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         """All parts."""

@@ -16,6 +16,7 @@ from tasp_lab.arrays import IntArray
 from tasp_lab.errors import NoLinkError, ScheduleError
 from tasp_lab.hybrid.relayout import RelayoutTask, moved, relayout
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.rank_part import rank_part
@@ -93,7 +94,7 @@ def test_blocks_are_the_positions_of_a_pair_of_ranks(layouts: tuple[SequenceLayo
             seen += positions.tolist()
         assert sorted(seen) == list(range(layouts[0].sequence))
         assert len(set(zip(task.source.tolist(), task.destination.tolist(), strict=True))) == len(schedule.blocks)
-        assert (task.inputs() == schedule.initial).all()
+        assert (task.contract.inputs(schedule.world_size) == schedule.initial).all()
         assert not schedule.flops().any()
 
 
@@ -180,7 +181,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ScheduleError, match="attend in a relayout, which computes nothing"):
         task.effects(Calls.of("attend", [(0, [[0]], [])]))
     with pytest.raises(ScheduleError, match="blocks, expected"):
-        task.check(np.array([1]), np.array([1]))
+        task.check(Blocks.of_data(np.array([1])))
 
 
 def test_large_worlds() -> None:

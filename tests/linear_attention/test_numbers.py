@@ -131,7 +131,7 @@ def test_a_backward_pass_starts_with_what_its_forward_pass_left(name: str) -> No
     left = forward.final | forward.initial
     if forward.kept is not None:
         left = left | forward.kept
-    known = backward.task.inputs()  # type: ignore[attr-defined]
+    known = backward.task.contract.inputs(4)
     known[:, own] |= left[:, same]
     assert not (backward.initial & ~known).any()
     assert stacked([forward, forward, backward, backward]).transfers == 2 * (forward.transfers + backward.transfers)

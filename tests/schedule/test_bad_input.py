@@ -149,17 +149,6 @@ def test_parts_beyond_those_of_a_block(part: IntArray, message: str) -> None:
     assert_refused(message, lambda: replace(scatter, initial_part=part, steps=list(scatter.steps)))
 
 
-def test_parts_whose_mask_is_empty_do_not_exist() -> None:
-    """Results of the first rank have no part of the keys behind them."""
-    layer = ulysses(full_mesh(2), LAYER)
-    assert layer.task is not None
-    results = int(np.flatnonzero(layer.blocks.parts > 1)[0])
-    initial, part = layer.initial.copy(), np.full(layer.initial.shape, -1)
-    initial[1, results], part[1, results] = True, 1
-    message = rf"^schedule 'ulysses': rank 1 starts with part 1 of block {results} \(results\), which does not exist$"
-    assert_refused(message, lambda: replace(layer, initial=initial, initial_part=part, steps=list(layer.steps)))
-
-
 def test_more_than_can_be_counted_or_replayed() -> None:
     one = np.ones((1, 1), dtype=np.bool_)
     sums = Blocks.of_sums(np.array([8]), 2**31 - 1)

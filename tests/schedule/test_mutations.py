@@ -17,7 +17,7 @@ import pytest
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.calls import Calls, Effects
+from tasp_lab.schedule.calls import Calls, Contract, Effects
 from tasp_lab.workload.kernel_shapes import ShapeRows
 from tests.support.attention_worlds import Layer, ring, small
 from tests.support.mutations import Findings, campaign, is_accepted, is_right_in_orders
@@ -104,8 +104,14 @@ class MadeSum:
     def effects(self, calls: Calls) -> Effects:
         return Effects(np.arange(len(calls)), np.zeros(len(calls), dtype=np.int64), calls.params[:, 0])
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Blocks of any size will do."""
+    @property
+    def contract(self) -> Contract:
+        """The sum starts nowhere; who has it in the end is up to the schedule."""
+        nowhere = np.array([-1])
+        return Contract(nowhere, nowhere, nowhere, np.zeros(1, dtype=np.bool_))
+
+    def check(self, blocks: Blocks) -> None:
+        """Any blocks will do."""
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         return np.ones((len(blocks), 2), dtype=np.bool_)

@@ -16,7 +16,7 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
-from tasp_lab.schedule.calls import Calls, Effects, Passing
+from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing
 from tasp_lab.workload.kernel_shapes import ShapeRows
 from tests.support.world import KernelCall, Transfer, World, table, world
 
@@ -63,8 +63,21 @@ class ChunkTask:
         chunks = {"S": range(r), "T": range(r + 1, self.chunks), "dq": range(r + 1), "dk": range(r, self.chunks)}
         return list(chunks.get(tensor, range(1)))
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Blocks of any size will do."""
+    @property
+    def contract(self) -> Contract:
+        """Chunk r is at rank r; a forward pass leaves its keys and states."""
+        tensors, chunk = zip(*((tensor, r) for tensor, r, _ in self.keys), strict=True)
+        tensor, backward = np.array(tensors), self.passing == "backward"
+        saved = np.isin(tensor, ("k", "S")) & backward
+        inputs, outputs = np.isin(tensor, ("q", "k")) | saved, np.isin(tensor, ("o", "dq", "dk"))
+        return Contract.of(np.array(chunk), inputs, outputs, saved)
+
+    def check(self, blocks: Blocks) -> None:
+        """Raise `ScheduleError` unless sums, and no others, are added up."""
+        for block, (tensor, r, _) in enumerate(self.keys):
+            join = blocks.kind_of(block).join
+            if (join == "add") != (tensor in SUMS):
+                raise ScheduleError(f"block {block}, {tensor} of chunk {r}, is joined by {join!r}")
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         parts = [self.parts_of(self.keys[block]) for block in blocks.tolist()]

@@ -8,14 +8,14 @@ import numpy as np
 
 from tasp_lab.arrays import FloatArray
 from tests.support.linear_worlds import ChunkTask
-from tests.support.numeric_executor import CannotExecuteError, Kernel, part_of
+from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.world import KernelCall
 
 POSITIONS, VALUES, CHANNELS = 3, 2, 2
 """Positions of a chunk, elements of a value, channels of a piece of a state."""
 
 
-class ChunkNumbers:
+class ChunkNumbers(Sums):
     """Linear attention o_i = q_i S_i, S_i = diag(a) S_(i-1) + k_i v_i^T, with a decay a per channel."""
 
     def __init__(self, task: ChunkTask) -> None:
@@ -59,6 +59,9 @@ class ChunkNumbers:
     @staticmethod
     def _channels(piece: int) -> slice:
         return slice(piece * CHANNELS, (piece + 1) * CHANNELS)
+
+    def may_be_saved(self, block: int) -> bool:
+        return self.task.passing == "backward" and self.task.keys[block][0] in ("k", "S")
 
     def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
         operands = [[self.task.keys[block] for block in each] for each in call.operands]

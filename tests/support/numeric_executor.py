@@ -2,6 +2,11 @@
 
 It shares no code with the proof or with what the engines derive: it knows only what `tasp_lab.schedule.schedule` says.
 
+**Truth.** What is right is that of an unchanged world: a rank has at the start what it has there, with the parts that
+it has there, and anything else that a changed world lists is garbage. In the end all that the unchanged world promises
+must be right, and all that the changed one promises. Parts are joined as the changed world says, and a kind that lacks
+a tensor of the unchanged one loses the content of its blocks.
+
 Memory is that of real ranks. A resident copy has a place of its own. Any other copy of a pool with b buffers lies, from
 the step s at which it comes, in buffer s mod b, which is emptied at step s + b. Nothing is ever checked on the way: a
 transfer or call takes what it finds, NaN where there is nothing.
@@ -57,6 +62,31 @@ class Numbers(Protocol):
     def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
         """The blocks that a call adds to, and what it computes. Raises `CannotExecuteError`."""
 
+    def joined(self, block: int, how: str, first: FloatArray, second: FloatArray) -> FloatArray:
+        """Two contents of a block, joined by ``add`` or ``merge``. Raises `CannotExecuteError`."""
+
+    def may_be_saved(self, block: int) -> bool:
+        """Whether a pass before may have left a block at any rank."""
+
+
+class Sums:
+    """The numbers of blocks whose parts are added up, and that no pass before has left anywhere."""
+
+    def joined(self, block: int, how: str, first: FloatArray, second: FloatArray) -> FloatArray:
+        if how != "add":
+            raise CannotExecuteError(f"block {block} has no log-sum-exp to {how} by")
+        return first + second
+
+    def may_be_saved(self, block: int) -> bool:
+        return False
+
+
+def _initial_part(world: World, rank: int, block: int) -> int:
+    """The part that a rank is said to have of a block at the start, -1 for all; data have one part, which is all."""
+    if world.initial_part is None or world.blocks.parts[block] == 1:
+        return -1
+    return int(np.broadcast_to(world.initial_part, world.initial.shape)[rank, block])
+
 
 def part_of(parts: FloatArray, part: int) -> FloatArray:
     """One of the parts along the first axis, their sum for -1, NaN if there is no such part."""
@@ -64,10 +94,13 @@ def part_of(parts: FloatArray, part: int) -> FloatArray:
     return total if part < 0 else parts[part] if part < len(parts) else np.full_like(total, np.nan)
 
 
-def is_right(world: World, numbers: Numbers, order: random.Random | None = None) -> bool:
-    """Whether every promised block is right after all steps, executed one after another or in a random order."""
+def is_right(world: World, numbers: Numbers, order: random.Random | None = None, truth: World | None = None) -> bool:
+    """Whether every promised block is right after all steps, executed one after another or in a random order.
+
+    `truth` is the unchanged world, by default the world itself.
+    """
     try:
-        return Execution(world, numbers).run(order)
+        return Execution(world, numbers, truth).run(order)
     except CannotExecuteError:
         return False
 
@@ -90,8 +123,10 @@ class Execution:
     """The memory of all ranks. Contents have a generation, so that what was given or overwritten is never mistaken for
     what came later: the number of gives before of a resident copy, the step at which it came of one in a buffer."""
 
-    def __init__(self, world: World, numbers: Numbers) -> None:
-        self.world, self.numbers = world, numbers
+    def __init__(self, world: World, numbers: Numbers, truth: World | None = None) -> None:
+        self.world, self.numbers, self.truth = world, numbers, world if truth is None else truth
+        truth = self.truth
+        self.lost = [self._is_lost(block) for block in range(len(truth.blocks))]
         self.resident = world.residents.tolist()
         self.pools = [kind.pool for kind in world.blocks.kinds]
         self.kind = world.blocks.kind.tolist()
@@ -104,10 +139,25 @@ class Execution:
         for each in self.operations:
             for copy in each.writes:
                 self.lands[copy].append(each.step)
-        parts = None if world.initial_part is None else np.broadcast_to(world.initial_part, world.initial.shape)
         for rank, block in np.argwhere(world.initial).tolist():
-            value = numbers.content(block, -1 if parts is None else int(parts[rank, block]))
-            self.memory[rank, block] = (0, {block: value})
+            self.memory[rank, block] = (0, {block: self._given_at_start(rank, block)})
+
+    def _is_lost(self, block: int) -> bool:
+        """Whether the kind of a block lacks one of the tensors that the block consists of."""
+        here, there = (
+            {field.name for field in each.blocks.kind_of(block).fields} if block < len(each.blocks) else set()
+            for each in (self.world, self.truth)
+        )
+        return not there <= here
+
+    def _given_at_start(self, rank: int, block: int) -> FloatArray:
+        """What a rank has of a block before the first step; garbage, NaN, unless it has it in the unchanged world."""
+        part, true_part = _initial_part(self.world, rank, block), _initial_part(self.truth, rank, block)
+        is_left = self.numbers.may_be_saved(block) and self.truth.initial[:, block].any()
+        value = self.numbers.content(block, part)
+        if self.lost[block] or part != true_part or not (self.truth.initial[rank, block] or is_left):
+            return np.full_like(value, np.nan)
+        return value
 
     def _transfer(self, step: int, sent: Transfer) -> Operation:
         source, target = (sent.source, sent.block), (sent.destination, sent.block)
@@ -134,10 +184,12 @@ class Execution:
     def run(self, order: random.Random | None) -> bool:
         for operation, event in self._steps() if order is None else self._shuffled(order):
             self.happens(operation, event)
-        end = len(self.world.rows)
+        end, final = len(self.world.rows), self.truth.final.copy()
+        if self.world.final.shape == final.shape:
+            final |= self.world.final
         return all(
             np.allclose(self._read((rank, block), end), self.numbers.content(block), atol=TOLERANCE)
-            for rank, block in np.argwhere(self.world.final).tolist()
+            for rank, block in np.argwhere(final).tolist()
         )
 
     def happens(self, operation: Operation, event: int) -> None:
@@ -192,8 +244,12 @@ class Execution:
         there, values = self.memory.get(place, (generation, {}))
         if there != generation:
             values = {}
-        joins = block in values and self.world.blocks.kinds[self.kind[block]].join
-        self.memory[place] = (generation, values | {block: values[block] + value if joins else value})
+        how = self.world.blocks.kinds[self.kind[block]].join
+        if self.lost[block]:
+            value = np.full_like(value, np.nan)
+        elif block in values and how:
+            value = self.numbers.joined(block, how, values[block], value)
+        self.memory[place] = (generation, values | {block: value})
 
     # -- order --------------------------------------------------------------------------------------------------------
     def _steps(self) -> list[tuple[Operation, int]]:

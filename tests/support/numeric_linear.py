@@ -13,7 +13,7 @@ import numpy as np
 
 from tasp_lab.arrays import FloatArray
 from tasp_lab.linear_attention import task as linear
-from tests.support.numeric_executor import CannotExecuteError, Kernel, part_of
+from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.numeric_softmax import Inputs
 from tests.support.world import KernelCall
 
@@ -80,7 +80,7 @@ def differentiate_full(
     return Gradients(dq, dk, dv, np.zeros_like(k), own)
 
 
-class LinearNumbers:
+class LinearNumbers(Sums):
     """The numbers of a layer; queries, keys and values, and the gradient of the output, are drawn unless given."""
 
     def __init__(
@@ -120,6 +120,10 @@ class LinearNumbers:
         self.group = task.group.tolist()
         columns = zip(self.columns, self.group, strict=True)
         self.block = {(*column, group): block for block, (column, group) in enumerate(columns)}
+
+    def may_be_saved(self, block: int) -> bool:
+        saved = linear.KEYS, linear.GATES, linear.PREFIX_STATES
+        return self.task.is_backward and self.columns[block][0] in saved
 
     def _decays(self, start: int, end: int, gates: FloatArray | None, heads: slice) -> FloatArray:
         """Of positions from start to end, (positions, KV heads, elements): 0 where a document starts."""

@@ -10,14 +10,14 @@ import numpy as np
 
 from tasp_lab.arrays import FloatArray
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tests.support.numeric_executor import CannotExecuteError, Kernel, part_of
+from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.world import KernelCall
 
 Inputs = tuple[FloatArray, FloatArray, FloatArray]
 """Queries, keys and values of a layer, arrays (positions, heads, elements)."""
 
 
-class SoftmaxNumbers:
+class SoftmaxNumbers(Sums):
     """Blocks of an attention layer, arrays (positions, heads, elements); `inputs` and `dout` are drawn unless given."""
 
     def __init__(
@@ -75,6 +75,20 @@ class SoftmaxNumbers:
         tensor, index = self.where(block)
         whole: FloatArray = self.contents[tensor][index]
         return whole if part < 0 else part_of(whole[None], part)
+
+    def joined(self, block: int, how: str, first: FloatArray, second: FloatArray) -> FloatArray:
+        """Results are merged by their log-sum-exp; added up they are sums of outputs, and of logarithms."""
+        if self.where(block)[0] != RESULTS:
+            return super().joined(block, how, first, second)
+        if how == "merge":
+            return first + second
+        with np.errstate(invalid="ignore"):  # rows that see no key
+            out = self.outputs(first) + self.outputs(second)
+        denominator = first[:, :, -1:] * second[:, :, -1:]  # the exponential of the sum of logarithms
+        return np.concatenate([out * denominator, denominator], axis=2)
+
+    def may_be_saved(self, block: int) -> bool:
+        return self.task.is_backward and self.where(block)[0] == KEYS
 
     def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
         if call.kernel not in ("attend", "differentiate") or len(call.operands) != 2 or len(call.params) != 2:

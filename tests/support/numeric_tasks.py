@@ -14,7 +14,7 @@ from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.stacked_task import StackedTask
 from tests.support.linear_worlds import ChunkTask
 from tests.support.numeric_chunks import ChunkNumbers
-from tests.support.numeric_executor import CannotExecuteError, Kernel, Numbers, part_of
+from tests.support.numeric_executor import CannotExecuteError, Kernel, Numbers, Sums, part_of
 from tests.support.numeric_linear import LinearNumbers
 from tests.support.numeric_softmax import Inputs, SoftmaxNumbers
 from tests.support.world import KernelCall, World
@@ -46,7 +46,7 @@ HIDDEN = -1
 """The tensor of a re-layout."""
 
 
-class RelayoutNumbers:
+class RelayoutNumbers(Sums):
     """Hidden states, or their gradients, an array (positions, heads, elements)."""
 
     def __init__(self, task: RelayoutTask, hidden: FloatArray) -> None:
@@ -68,7 +68,7 @@ class RelayoutNumbers:
         raise CannotExecuteError("a re-layout has no kernels")
 
 
-class SumNumbers:
+class SumNumbers(Sums):
     """Every part is a random vector, every block the sum of its parts."""
 
     def __init__(self, parts: list[int]) -> None:
@@ -154,6 +154,14 @@ class StackedNumbers:
     def content(self, block: int, part: int = -1) -> FloatArray:
         layer, own = self._layer(block)
         return self.layers[layer].content(own, part)
+
+    def joined(self, block: int, how: str, first: FloatArray, second: FloatArray) -> FloatArray:
+        layer, own = self._layer(block)
+        return self.layers[layer].joined(own, how, first, second)
+
+    def may_be_saved(self, block: int) -> bool:
+        layer, own = self._layer(block)
+        return self.layers[layer].may_be_saved(own)
 
     def kernel(self, call: KernelCall) -> tuple[list[int], Kernel]:
         if call.kernel in ("dense", "dense_backward"):

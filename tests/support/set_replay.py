@@ -15,7 +15,8 @@ import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.calls import BlockLists, Calls, Effects
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.kernel_shapes import ShapeRows
 
@@ -37,8 +38,14 @@ class SmallTask:
             raise ScheduleError(f"unknown kernel {calls.kernel!r}, expected 'add'")
         return Effects(np.arange(len(calls)), calls.params[:, 0], calls.params[:, 1])
 
-    def check(self, sizes_bytes: IntArray, parts: IntArray) -> None:
-        """Blocks of any size will do."""
+    @property
+    def contract(self) -> Contract:
+        """Blocks may be anywhere at the start, and need not be anywhere in the end."""
+        nowhere = np.full(len(self.exists), -1)
+        return Contract(nowhere, nowhere, nowhere, np.ones(len(nowhere), dtype=np.bool_))
+
+    def check(self, blocks: Blocks) -> None:
+        """Any blocks will do."""
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         return self.exists[blocks]

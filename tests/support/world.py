@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.collectives.conditions import check_collective
+from tasp_lab.collectives.kinds import CollectiveKind
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls, Task
 from tasp_lab.schedule.schedule import Schedule
@@ -70,13 +72,18 @@ class World:
     initial_part: IntArray | None = None
     lazy: tuple[tuple[Row, ...], Sequence[Step]] | None = None
     """Rows and the lazy steps that generated them, whose form may prove the schedule as long as the rows are these."""
+    collective: tuple[CollectiveKind, int] | None = None
+    """The collective that it is, with its `shard_bytes`, if it has no task."""
 
     def schedule(self) -> Schedule:
-        """The schedule; `ScheduleError` if it is not valid."""
-        return Schedule(
+        """The schedule; `ScheduleError` if it is not valid, or not the collective."""
+        found = Schedule(
             self.name, self.world_size, self.lanes, self.blocks, self.initial.copy(), self.final.copy(),
             self._steps(), self.task, initial_part=self.initial_part, kept=self.kept.copy(),
         )  # fmt: skip
+        if self.collective is not None:
+            check_collective(found, *self.collective)
+        return found
 
     def _steps(self) -> Sequence[Step]:
         if self.lazy is not None and self.lazy[0] is self.rows:

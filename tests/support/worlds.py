@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from tasp_lab.attention.task import KEYS, QUERIES
+from tasp_lab.collectives.kinds import CollectiveKind
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.layer import Workload
@@ -33,7 +35,8 @@ def _sums(name: str, n: int, count: int, steps: list[list[Transfer]]) -> World:
     everything = np.ones((n, count), dtype=np.bool_)
     own = np.arange(n)[:, None] * np.ones((1, count), dtype=np.int64)
     blocks = Blocks.of_sums(np.full(count, 8), n)
-    return world(name, blocks, everything, everything.copy(), [(moves, []) for moves in steps], initial_part=own)
+    rows = [(moves, ()) for moves in steps]
+    return _collective(world(name, blocks, everything, everything.copy(), rows, initial_part=own))
 
 
 def ring_all_reduce(n: int) -> World:
@@ -71,7 +74,19 @@ def _heads(n: int, mask: str, groups: int) -> Layer:
 
 
 def _of_product(build: Callable[[], Schedule]) -> World:
-    return World.of(build())
+    found = World.of(build())
+    return found if found.task is not None else _collective(found)
+
+
+def _collective(found: World) -> World:
+    """A world without a task, as the collective that its name says."""
+    kinds: Mapping[str, CollectiveKind] = {
+        "reduce-scatter": "ReduceScatter", "all-reduce": "AllReduce", "all-to-all": "AllToAll", "": "AllGather"
+    }  # fmt: skip
+    kind = next(kind for word, kind in kinds.items() if word in found.name)
+    total = int(found.blocks.bytes.sum())
+    shards = found.world_size**2 if kind == "AllToAll" else found.world_size
+    return replace(found, collective=(kind, total // shards))
 
 
 WORLDS: Mapping[str, Callable[[], World]] = {

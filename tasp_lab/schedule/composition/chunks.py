@@ -130,7 +130,11 @@ def _cut_stack(blocks: Blocks, task: StackedTask, chunks: int) -> _Cut:
     numbers = [each.number + first * chunks for each, first in zip(found, task.first_block, strict=False)]
     return _Cut(
         tables_joined([each.blocks for each in found]),
-        StackedTask([each.task for each in found if each.task], [count * chunks for count in task.block_counts]),
+        StackedTask(
+            [each.task for each in found if each.task],
+            [count * chunks for count in task.block_counts],
+            ranks=task.ranks,
+        ),
         np.concatenate(numbers),
     )
 

@@ -59,7 +59,7 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
         initial=_placed(schedule.initial, groups),
         final=_placed(schedule.final, groups),
         steps=ReplicatedSteps(schedule.steps, groups, len(schedule.blocks)),
-        task=None if task is None else StackedTask((task,) * count, (len(schedule.blocks),) * count),
+        task=None if task is None else StackedTask((task,) * count, (len(schedule.blocks),) * count, ranks=groups),
         fused=schedule.fused,
         initial_part=None if own_part is None else _placed(np.broadcast_to(own_part, schedule.initial.shape), groups),
         kept=None if schedule.kept is None else _placed(schedule.kept, groups),

@@ -33,9 +33,6 @@ class LayerTask(Task, Protocol):
     def result_layout(self) -> SequenceLayout:
         """Where they lie in the end: for a layer as at the start."""
 
-    def inputs(self) -> BoolArray:
-        """Which blocks each rank makes of what the layer computed before yields: (world_size, blocks)."""
-
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """The blocks that a backward pass has from its forward pass, and the same blocks there."""
 
@@ -174,7 +171,8 @@ def _inputs(layers: Sequence[Schedule], tasks: Sequence[LayerTask], forward_of: 
     read: list[Mapping[int, BoolArray]] = [{}]
     for number in range(1, len(layers)):
         schedule, task, forward = layers[number], tasks[number], forward_of[number]
-        own, reads = task.inputs(), {number - 1: layers[number - 1].final}
+        own = task.contract.inputs(schedule.world_size)
+        reads = {number - 1: layers[number - 1].final}
         if forward is not None:
             of_forward = reads.get(forward, False) | layers[forward].final | layers[forward].initial
             blocks, same = task.saved(tasks[forward])

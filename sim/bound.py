@@ -1,0 +1,70 @@
+"""The least time that any schedule of the same work takes on a machine, whatever the engines say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.attention.bound import attention_bound_s
+from tasp_lab.attention.task import AttentionTask
+from tasp_lab.hybrid.bound import hybrid_bound_s
+from tasp_lab.hybrid.relayout import RelayoutTask
+from tasp_lab.linear_attention.bound import linear_bound_s
+from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.stacked_task import StackedTask
+from tasp_lab.topology.limits import like
+from tasp_lab.units import Number
+
+ROUNDING = 1e-9
+"""By how much of itself a time in floating point may lie below its bound."""
+
+
+def least_s(schedule: Schedule, machine: Machine) -> Number:
+    """Lower bound of the time in seconds, for every schedule with the same task, start and end.
+
+    Exact for exact numbers. A schedule without a task brings every block that a rank promises, and does not have
+    complete at the start, into that rank. 0 for tasks of which no bound is known.
+    """
+    task = schedule.task
+    if task is None:
+        return _communication_s(schedule, machine)
+    if isinstance(task, LinearTask):
+        return linear_bound_s(machine, task)
+    if isinstance(task, AttentionTask):
+        return attention_bound_s(machine, task, schedule.initial)
+    if isinstance(task, StackedTask) and task.ranks is None and all(
+        isinstance(each, AttentionTask | LinearTask | RelayoutTask) for each in task.layers
+    ):  # fmt: skip
+        return hybrid_bound_s(machine, schedule)
+    return 0
+
+
+def check_time(schedule: Schedule, machine: Machine, time_s: Number) -> None:
+    """Assert that a predicted time is possible: that no schedule of this work could be faster on the machine."""
+    bound_s = least_s(schedule, machine)
+    assert time_s >= bound_s * (1 if machine.topology.is_exact else 1 - ROUNDING), (
+        f"schedule {schedule.name!r} on {machine.topology.name}: predicted {float(time_s)} s, "
+        f"and nothing takes less than {float(bound_s)} s"
+    )
+
+
+def _communication_s(schedule: Schedule, machine: Machine) -> Number:
+    topology, block_bytes = machine.topology, schedule.block_bytes
+    into, latency = topology.bandwidths_into_ranks_bytes_per_s, topology.min_latencies_into_ranks_s
+    part = None
+    if schedule.initial_part is not None:
+        part = np.broadcast_to(schedule.initial_part, schedule.initial.shape)
+    found: Number = 0
+    for rank in range(schedule.world_size):
+        has = schedule.initial[rank] if part is None else schedule.initial[rank] & _is_whole(schedule, part[rank])
+        if missing := int(block_bytes[np.flatnonzero(schedule.final[rank] > has)].sum()):
+            found = max(found, like(topology, missing / into[rank]) + latency[rank])
+    return found
+
+
+def _is_whole(schedule: Schedule, part: IntArray) -> BoolArray:
+    """Whether an initial copy of each block, of which a rank has this part, or all for -1, is complete."""
+    found: BoolArray = (part < 0) | (schedule.blocks.parts == 1)
+    return found
