@@ -187,8 +187,8 @@ def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[St
     lanes = transfers.source * schedule.lanes + transfers.lane
     compute_lanes = calls.rank * (int(calls.lane.max(initial=0)) + 1) + calls.lane
     edges = [
-        _in_order(sent, lanes[sent]),
-        _in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
+        in_order(sent, lanes[sent]),
+        in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
         copies.arrivals(),
         *buffer_edges,
         *copies.changes(len(numbers)),
@@ -288,7 +288,7 @@ def _named_block(schedule: Schedule, calls: Calls) -> IntArray:
     return named
 
 
-def _in_order(operations: IntArray, lane: IntArray) -> Edges:
+def in_order(operations: IntArray, lane: IntArray) -> Edges:
     """Each operation waits until the previous one on its lane has been sent."""
     order = np.argsort(lane, kind="stable")
     follows = np.flatnonzero(np.diff(lane[order]) == 0)

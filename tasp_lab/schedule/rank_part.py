@@ -24,7 +24,7 @@ from tasp_lab.schedule.dependencies import (
     dependencies,
     steps_of,
 )
-from tasp_lab.schedule.joint_messages import joint_messages
+from tasp_lab.schedule.messages import joint_messages
 from tasp_lab.schedule.rank_waits import Condition, waits_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -113,7 +113,7 @@ class RankPart:
     """One rank's part of a schedule; rows are in the order of steps, and of lanes within a step.
 
     `messages_out` and `messages_in` are `sends` and `receives` as they are sent: the rows of a message lie side by side
-    in the memories of both ends, in their order (`tasp_lab.schedule.joint_messages`).
+    in the memories of both ends, in their order (`tasp_lab.schedule.messages`).
     `resident` maps the blocks with a resident copy in the memory to their offsets. `waits` maps operations to their
     conditions; buffers are released when theirs hold. Operations are numbered: messages, calls, buffers, joins.
     """
@@ -144,7 +144,7 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     layout = layouts.of(rank)
     joins = _joins(derived, layout)
     sends, receives = _messages(rank, steps, derived, layouts)
-    joint: list[int] = joint_messages(schedule, rank, steps).tolist()
+    joint: list[int] = joint_messages(schedule, rank, derived.transfers).tolist()
     return RankPart(
         rank,
         {block: offset for (block, since), offset in layout.copies.items() if since == RESIDENT},
