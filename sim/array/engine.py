@@ -30,8 +30,8 @@ from sim.gc_pause import without_garbage_collection
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.progress import ShareCallback, no_share
-from tasp_lab.runtimes.serial_messages import with_runtime
-from tasp_lab.schedule.messages import MessageDependencies, message_dependencies
+from tasp_lab.runtimes.serial_messages import messages_under
+from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 
@@ -116,7 +116,7 @@ def operations_of(schedule: Schedule, machine: Machine) -> tuple[Operations, Mes
     if is_ring_schedule(schedule):
         return ring_operations(schedule, machine), None
     check_fits(schedule, schedule.transfers)
-    derived = with_runtime(schedule, message_dependencies(schedule), machine.runtime)
+    derived = messages_under(schedule, machine.runtime)
     return step_operations(schedule, machine, derived), derived
 
 

@@ -115,5 +115,7 @@ def _transfer_costs(messages: Messages, table: CostTable) -> tuple[IntArray, Int
     pairs, pair = np.unique(messages.source * n + messages.destination, return_inverse=True)
     constraints, latencies_s = table.topology.routes(pairs // n, pairs % n)
     costs = [np.zeros(0, dtype=np.int64)]
-    costs += [table.of_pairs(*kinds, latencies_s[pair[own]]) for own, *kinds in table.messages.by_step(messages)]
+    costs += [
+        table.of_pairs(kinds, number, latencies_s[pair[own]]) for own, kinds, number in table.messages.by_step(messages)
+    ]
     return np.concatenate(costs), constraints[pair]

@@ -59,10 +59,9 @@ class _EventBuilder:
 
     def sends(self, messages: Messages) -> Iterator[Event]:
         """The events of messages; operations are numbered messages first."""
-        columns = (messages.step, messages.source, messages.destination, messages.lane, messages.bytes)
-        rows = zip(*(column.tolist() for column in columns), messages.blocks.lists(), strict=True)
-        for number, (step, *ends, size_bytes, blocks) in zip(self._class_of, rows, strict=False):
-            yield self._send(step, ends, blocks, size_bytes, number)
+        for number, row in zip(self._class_of, messages.rows(), strict=False):
+            step, source, destination, lane, size_bytes, blocks = row
+            yield self._send(step, (source, destination, lane), blocks, size_bytes, number)
 
     def sends_of_rings(self) -> Iterator[Event]:
         """The events of a schedule with one repeat per step; each message is of one block."""

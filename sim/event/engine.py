@@ -30,9 +30,9 @@ from tasp_lab.errors import ScheduleError
 from tasp_lab.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.runtimes.issue_times import issue_times
-from tasp_lab.runtimes.serial_messages import with_runtime
+from tasp_lab.runtimes.serial_messages import messages_under
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, SENT
-from tasp_lab.schedule.messages import MessageDependencies, message_dependencies
+from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
 from tasp_lab.units import Number
@@ -58,7 +58,7 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
     """
     schedule.check_routes(machine.topology)
     _check_fits(schedule, schedule.transfers)
-    derived = with_runtime(schedule, message_dependencies(schedule), machine.runtime)
+    derived = messages_under(schedule, machine.runtime)
     _check_fits(schedule, derived.first_call, len(derived.calls.step))
     with without_garbage_collection():
         timeline = _Run(schedule, machine, derived, explain).run()
@@ -136,10 +136,8 @@ class _Run:
         """The messages of each lane of each rank, in the order of ranks, lanes and steps."""
         found: dict[tuple[int, int], list[_Transfer]] = {}
         messages, library = self._derived.messages, LibraryMessages(self._schedule, self._comm_library)
-        columns = (messages.step, messages.source, messages.destination, messages.lane, messages.bytes)
-        rows = zip(*(column.tolist() for column in columns), messages.blocks.lists(), strict=True)
         costs = (kinds[which] for _, kinds, number in library.by_step(messages) for which in number.tolist())
-        for number, (row, cost) in enumerate(zip(rows, costs, strict=True)):
+        for number, (row, cost) in enumerate(zip(messages.rows(), costs, strict=True)):
             found.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, cost))
         return dict(sorted(found.items()))
 

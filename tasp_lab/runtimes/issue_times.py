@@ -51,19 +51,16 @@ def issue_times(schedule: Schedule, derived: MessageDependencies, runtime: Runti
 def _issued(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> tuple[_Issued, _Issued, _Issued]:
     """What has been issued with each message at its source, at its destination, and with each call."""
     moved, calls = derived.messages, derived.calls
-    owner, kinds = moved.blocks.owner, 1 if runtime.batches == "step" else len(schedule.blocks.kinds)
-    kind = schedule.blocks.kind[moved.blocks.block] if kinds > 1 else np.zeros_like(owner)
+    kinds = 1 if runtime.batches == "step" else len(schedule.blocks.kinds)
+    kind = schedule.blocks.kind[moved.blocks.first] if kinds > 1 else np.zeros_like(moved.step)
     posted = np.zeros((schedule.world_size, len(schedule.steps), kinds), dtype=np.int64)
-    for rank in (moved.source, moved.destination):
-        posted[rank[owner], moved.step[owner], kind] = 1
+    posted[moved.source, moved.step, kind] = posted[moved.destination, moved.step, kind] = 1
     batches = posted.reshape(len(posted), -1).cumsum(axis=1).reshape(posted.shape)
     made = np.zeros(posted.shape[:2], dtype=np.int64)
     np.add.at(made, (calls.rank, calls.step), 1)
     before = made.cumsum(axis=1) - made
-    last = np.zeros(len(moved.step), dtype=np.int64)  # of the kinds of a message, the one that is issued last
-    np.maximum.at(last, owner, kind)
     at_source, at_destination = (
-        _Issued(batches[rank, moved.step, last], before[rank, moved.step]) for rank in (moved.source, moved.destination)
+        _Issued(batches[rank, moved.step, kind], before[rank, moved.step]) for rank in (moved.source, moved.destination)
     )
     own = _Issued(batches[calls.rank, calls.step, -1], before[calls.rank, calls.step] + 1 + _place(calls))
     return at_source, at_destination, own

@@ -21,12 +21,16 @@ from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.runtimes.separate_messages import with_separate_messages
 from tasp_lab.schedule.calls import ranges
 from tasp_lab.schedule.dependencies import BLOCK, HANDED_OUT, SENT, Edges
-from tasp_lab.schedule.messages import MessageDependencies, Messages
+from tasp_lab.schedule.messages import MessageDependencies, Messages, message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 
 
-def with_runtime(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> MessageDependencies:
-    """The dependencies of a schedule with its messages, and with what calls and messages wait for, under a runtime."""
+def messages_under(schedule: Schedule, runtime: Runtime) -> MessageDependencies:
+    """The messages of a schedule, and what messages and calls wait for, under a runtime.
+
+    A runtime that posts a batch for each kind of block has no message of two kinds.
+    """
+    derived = message_dependencies(schedule, kinds_apart=runtime.batches == "kind")
     derived = with_separate_messages(schedule, derived, runtime)
     if not len(derived.calls.step):
         return derived

@@ -20,6 +20,7 @@ several blocks cannot cause a deadlock. On a lane, messages follow one another i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -61,8 +62,13 @@ class Messages(NamedTuple):
 
     def select(self, chosen: IntArray) -> Messages:
         """The messages with these numbers, in this order."""
+        step, source, destination, lane, size_bytes = (column[chosen] for column in self[:5])
+        return Messages(step, source, destination, lane, size_bytes, self.blocks.select(chosen))
+
+    def rows(self) -> Iterator[tuple[int, int, int, int, int, list[int]]]:
+        """The messages as rows of these columns."""
         columns = (self.step, self.source, self.destination, self.lane, self.bytes)
-        return Messages(*(column[chosen] for column in columns), self.blocks.select(chosen))
+        return zip(*(column.tolist() for column in columns), self.blocks.lists(), strict=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,26 +96,33 @@ class MessageDependencies:
 
 
 @lru_cache(maxsize=1)
-def message_dependencies(schedule: Schedule) -> MessageDependencies:
+def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> MessageDependencies:
     """The messages of a schedule, its calls and buffers, and what waits for what.
 
-    Those of the last schedule are kept: predictions simulate it with and without compute.
+    `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds. Those of the last
+    schedule are kept: predictions simulate it with and without compute.
     """
     derived = dependencies(schedule)
     transfers, size = derived.transfers, schedule.block_bytes
     if not _share(schedule, transfers).any():
         blocks = BlockLists(np.arange(derived.first_call + 1), transfers.block)
-        messages = Messages(*transfers[:-1], size[transfers.block], blocks)
+        messages = _messages(transfers, size[transfers.block], blocks)
         return MessageDependencies(messages, derived.calls, derived.buffers, derived.edges)
     layouts = Layouts(schedule, range(schedule.world_size), schedule.steps, derived)
-    message, in_memory = _joined(schedule, derived, layouts, np.arange(derived.first_call))
+    together = schedule.blocks.kind if kinds_apart else np.zeros_like(schedule.blocks.kind)
+    message, in_memory = _joined(schedule, derived, layouts, np.arange(derived.first_call), together)
     firsts = distinct(message)
     number = np.searchsorted(firsts, message)
     in_messages = in_memory[np.argsort(number[in_memory], kind="stable")]
     blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[in_messages])
-    bytes_ = np.add.reduceat(size[blocks.block], blocks.offset[:-1])
-    messages = Messages(*(column[firsts] for column in transfers[:-1]), bytes_, blocks)
+    size_bytes = np.add.reduceat(size[blocks.block], blocks.offset[:-1])
+    messages = _messages(Transfers(*(column[firsts] for column in transfers)), size_bytes, blocks)
     return MessageDependencies(messages, derived.calls, derived.buffers, _edges(schedule, derived, messages, number))
+
+
+def _messages(first: Transfers, size_bytes: IntArray, blocks: BlockLists) -> Messages:
+    """Messages with the steps, ends and lanes of their first transfers."""
+    return Messages(first.step, first.source, first.destination, first.lane, size_bytes, blocks)
 
 
 def _edges(schedule: Schedule, derived: Dependencies, messages: Messages, number: IntArray) -> Edges:
@@ -139,7 +152,7 @@ def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntAr
     derived = accesses(schedule, ranks, steps)
     layouts = Layouts(schedule, ranks, steps, derived)
     own = np.flatnonzero((derived.transfers.source == rank) | (derived.transfers.destination == rank))
-    return _joined(schedule, derived, layouts, own)[0]
+    return _joined(schedule, derived, layouts, own, np.zeros_like(schedule.blocks.kind))[0]
 
 
 def _share(schedule: Schedule, transfers: Transfers) -> BoolArray:
@@ -153,16 +166,18 @@ def _share(schedule: Schedule, transfers: Transfers) -> BoolArray:
     return found
 
 
-def _joined(schedule: Schedule, derived: Accesses, layouts: Layouts, own: IntArray) -> tuple[IntArray, IntArray]:
+def _joined(
+    schedule: Schedule, derived: Accesses, layouts: Layouts, own: IntArray, together: IntArray
+) -> tuple[IntArray, IntArray]:
     """The messages of the transfers `own`, which have both ends at ranks of the layouts, and their order in memory.
 
-    Two int arrays of numbers in `own`: the first transfer in the message of each; all, those of a message one after
-    another as they lie in memory.
+    Only blocks of one group in `together`, int array (blocks,), share a message. Two int arrays of numbers in `own`:
+    the first transfer in the message of each; all, those of a message one after another as they lie in memory.
     """
     received, sent, ready = _ends(derived, layouts, own)
     transfers = Transfers(*(column[own] for column in derived.transfers))
     size = schedule.block_bytes[transfers.block]
-    same = (transfers.step, transfers.source, transfers.destination, transfers.lane)
+    same = (transfers.step, transfers.source, transfers.destination, transfers.lane, together[transfers.block])
     order = np.lexsort((received, *same))
     before, after = order[:-1], order[1:]
     joins = (received[before] != OUTSIDE) & (sent[before] != OUTSIDE)
