@@ -45,13 +45,14 @@ RESIDENT = -1
 
 
 class Transfers(NamedTuple):
-    """All transfers in the order of steps, arrays (transfers,)."""
+    """All transfers in the order of steps, arrays (transfers,); `gives` as in `Step`."""
 
     step: IntArray
     source: IntArray
     destination: IntArray
     lane: IntArray
     block: IntArray
+    gives: BoolArray
 
 
 class CallTable(NamedTuple):
@@ -239,10 +240,11 @@ class _Uses(NamedTuple):
 def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
     """All transfers and calls, in the order of steps."""
     nothing = np.zeros(0, dtype=np.int64)
-    transfers: list[tuple[IntArray, ...]] = [(nothing,) * 5]
+    transfers = [Transfers(*[nothing] * 5, np.zeros(0, dtype=bool))]
     calls: list[tuple[int, Calls]] = []
     for index, step in enumerate(steps):
-        transfers.append((np.full(len(step), index), step.source, step.destination, step.lane, step.block))
+        number = np.full(len(step), index)
+        transfers.append(Transfers(number, step.source, step.destination, step.lane, step.block, step.gives))
         calls += ((index, each) for each in step.calls if len(each))
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
     return Transfers(*columns), _call_table(schedule, calls)

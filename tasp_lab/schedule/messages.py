@@ -31,6 +31,8 @@ from tasp_lab.arrays import BoolArray, IntArray, distinct
 from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (
+    HANDED_OUT,
+    HOST,
     LANE,
     Accesses,
     Buffers,
@@ -45,6 +47,8 @@ from tasp_lab.schedule.dependencies import (
     steps_of,
 )
 from tasp_lab.schedule.schedule import Schedule
+
+_EVENTS, _CAUSES = HANDED_OUT + 1, HOST + 1
 
 
 class Messages(NamedTuple):
@@ -104,17 +108,20 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     """
     derived = dependencies(schedule)
     transfers, size = derived.transfers, schedule.block_bytes
-    if not _share(schedule, transfers).any():
+    shared = np.flatnonzero(_share(schedule, transfers))
+    if not len(shared):
         blocks = BlockLists(np.arange(derived.first_call + 1), transfers.block)
         messages = _messages(transfers, size[transfers.block], blocks)
         return MessageDependencies(messages, derived.calls, derived.buffers, derived.edges)
-    layouts = Layouts(schedule, range(schedule.world_size), schedule.steps, derived)
+    layouts = Layouts(schedule, range(schedule.world_size), derived)
     together = schedule.blocks.kind if kinds_apart else np.zeros_like(schedule.blocks.kind)
-    message, in_memory = _joined(schedule, derived, layouts, np.arange(derived.first_call), together)
-    firsts = distinct(message)
-    number = np.searchsorted(firsts, message)
-    in_messages = in_memory[np.argsort(number[in_memory], kind="stable")]
-    blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[in_messages])
+    message, place = np.arange(derived.first_call), np.zeros(derived.first_call, dtype=np.int64)
+    first, place[shared] = _joined(schedule, derived, layouts, shared, together)
+    message[shared] = shared[first]
+    is_first = message == np.arange(len(message))
+    firsts = np.flatnonzero(is_first)
+    number = (np.cumsum(is_first) - 1)[message]
+    blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[np.lexsort((place, number))])
     size_bytes = np.add.reduceat(size[blocks.block], blocks.offset[:-1])
     messages = _messages(Transfers(*(column[firsts] for column in transfers)), size_bytes, blocks)
     return MessageDependencies(messages, derived.calls, derived.buffers, _edges(schedule, derived, messages, number))
@@ -132,10 +139,11 @@ def _edges(schedule: Schedule, derived: Dependencies, messages: Messages, number
     old = derived.edges
     kept = np.flatnonzero((old.cause != LANE) | (old.before >= derived.first_call))
     edges = Edges(operations[old.before[kept]], operations[old.after[kept]], old.event[kept], old.cause[kept])
-    key = ((edges.before * len(operations) + edges.after) * 4 + edges.event) * 4 + edges.cause
-    once = np.sort(np.unique(key, return_index=True)[1])
+    pair = (edges.before * len(operations) + edges.after) * _EVENTS * _CAUSES
+    pair, what = np.divmod(distinct(pair + edges.event * _CAUSES + edges.cause), _EVENTS * _CAUSES)
+    once = Edges(*np.divmod(pair, len(operations)), *np.divmod(what, _CAUSES))
     on_lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
-    return Edges.joined([on_lanes, Edges(*(column[once] for column in edges))])
+    return Edges.joined([on_lanes, once])
 
 
 def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntArray:
@@ -150,7 +158,7 @@ def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntAr
     ranks = [rank, *(each for each in distinct(ends).tolist() if each != rank)]
     steps = steps_of(schedule, *ranks)
     derived = accesses(schedule, ranks, steps)
-    layouts = Layouts(schedule, ranks, steps, derived)
+    layouts = Layouts(schedule, ranks, derived)
     own = np.flatnonzero((derived.transfers.source == rank) | (derived.transfers.destination == rank))
     return _joined(schedule, derived, layouts, own, np.zeros_like(schedule.blocks.kind))[0]
 
@@ -171,8 +179,8 @@ def _joined(
 ) -> tuple[IntArray, IntArray]:
     """The messages of the transfers `own`, which have both ends at ranks of the layouts, and their order in memory.
 
-    Only blocks of one group in `together`, int array (blocks,), share a message. Two int arrays of numbers in `own`:
-    the first transfer in the message of each; all, those of a message one after another as they lie in memory.
+    Only blocks of one group in `together`, int array (blocks,), share a message. Two int arrays of `own`: the
+    first one in the message of each, as an index, and a place; by these, those of a message are as they lie in memory.
     """
     received, sent, ready = _ends(derived, layouts, own)
     transfers = Transfers(*(column[own] for column in derived.transfers))
@@ -188,25 +196,27 @@ def _joined(
     starts = np.flatnonzero(np.concatenate([[True], ~joins])[: len(order)])
     sizes = np.diff(np.append(starts, len(order)))
     first = np.minimum.reduceat(order, starts) if len(order) else order
-    found = np.empty_like(order)
-    found[order] = np.repeat(first, sizes)
-    return found, order
+    found, place = np.empty_like(order), np.empty_like(order)
+    found[order], place[order] = np.repeat(first, sizes), np.arange(len(order))
+    return found, place
 
 
 def _ends(
     derived: Accesses, layouts: Layouts, transfers: IntArray
 ) -> tuple[IntArray, IntArray, tuple[IntArray, IntArray, IntArray]]:
     """Where the data of transfers lie at their destinations and sources, and what comes last to them there."""
-    arrives = np.flatnonzero(derived.parts.operation < derived.first_call)
-    leaves = np.flatnonzero(derived.reads.operation < derived.first_call)
-    received = np.full(derived.first_call, OUTSIDE)
-    received[derived.parts.operation[arrives]] = layouts.received[arrives]
+    number = np.full(len(derived.transfers.step) + len(derived.calls.step), OUTSIDE)
+    number[transfers] = np.arange(len(transfers))
+    arrives = np.flatnonzero(number[derived.parts.operation] >= 0)
+    leaves = np.flatnonzero(number[derived.reads.operation] >= 0)
     reads = Uses(*(column[leaves] for column in derived.reads))
-    sent = np.full(derived.first_call, OUTSIDE)
-    sent[reads.operation] = layouts.sent(reads)
-    ready = []
-    for column in layouts.ready_after(reads):
-        found = np.full(derived.first_call, OUTSIDE)
-        found[reads.operation] = column
-        ready.append(found[transfers])
-    return received[transfers], sent[transfers], (ready[0], ready[1], ready[2])
+
+    def of_transfers(operations: IntArray, values: IntArray) -> IntArray:
+        found = np.full(len(transfers), OUTSIDE)
+        found[number[operations]] = values
+        return found
+
+    received = of_transfers(derived.parts.operation[arrives], layouts.received[arrives])
+    sent = of_transfers(reads.operation, layouts.sent(reads))
+    step, first, last = (of_transfers(reads.operation, column) for column in layouts.ready_after(reads))
+    return received, sent, (step, first, last)

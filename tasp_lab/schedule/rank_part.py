@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from tasp_lab.arrays import IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, Layouts, RankLayout, parts_of
@@ -140,10 +138,10 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     """
     steps = steps_of(schedule, rank)
     derived = dependencies(schedule, rank, steps)
-    layouts = Layouts(schedule, [rank], steps, derived)
+    layouts = Layouts(schedule, [rank], derived)
     layout = layouts.of(rank)
     joins = _joins(derived, layout)
-    sends, receives = _messages(rank, steps, derived, layouts)
+    sends, receives = _messages(rank, derived, layouts)
     joint: list[int] = joint_messages(schedule, rank, derived.transfers).tolist()
     return RankPart(
         rank,
@@ -162,13 +160,12 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     )
 
 
-def _messages(rank: int, steps: Sequence[Step], derived: Dependencies, layouts: Layouts) -> tuple[list[Row], list[Row]]:
+def _messages(rank: int, derived: Dependencies, layouts: Layouts) -> tuple[list[Row], list[Row]]:
     """What a rank sends and what it receives."""
     sent = _places(derived.reads, layouts.sent(derived.reads))
     received = _places(derived.parts, layouts.received)
-    gives = np.concatenate([np.zeros(0, dtype=bool), *(step.gives for step in steps)])
     sends, receives = [], []
-    columns = (*(column.tolist() for column in derived.transfers), gives.tolist())
+    columns = (column.tolist() for column in derived.transfers)
     for operation, (step, source, destination, lane, block, given) in enumerate(zip(*columns, strict=True)):
         if source == rank:
             sends.append(Row(operation, step, lane, destination, block, *sent[operation], given))
