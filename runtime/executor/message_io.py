@@ -145,19 +145,11 @@ class MessageIO:
             self._computed.append((row, began, self.streams.mark()))
 
     def sent(self) -> tuple[Sent, ...]:
-        return tuple(
-            Sent(row.step, row.lane, row.peer, row.block, start_s)
-            for message, posted in self._sent
-            for start_s in [posted()]
-            for row in message.rows
-        )
+        return tuple(Sent(each.step, each.lane, each.peer, each.block_numbers, posted()) for each, posted in self._sent)
 
     def received(self) -> tuple[Received, ...]:
         return tuple(
-            Received(row.step, row.lane, row.peer, row.block, end_s)
-            for message, noticed in self._received
-            for end_s in [noticed()]
-            for row in message.rows
+            Received(each.step, each.lane, each.peer, each.block_numbers, noticed()) for each, noticed in self._received
         )
 
     def computed(self) -> tuple[Computed, ...]:

@@ -40,9 +40,14 @@ class PlannedMessage(NamedTuple):
         return self.offset == OUTSIDE
 
     @property
+    def block_numbers(self) -> tuple[int, ...]:
+        """The blocks in the order in which they lie."""
+        return tuple(row.block for row in self.rows)
+
+    @property
     def blocks(self) -> str:
         """The blocks as text."""
-        numbers = ", ".join(str(row.block) for row in self.rows)
+        numbers = ", ".join(map(str, self.block_numbers))
         return f"block{'s' * (len(self.rows) > 1)} {numbers}"
 
 

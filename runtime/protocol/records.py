@@ -10,22 +10,22 @@ from tasp_lab.timeline.events import COMPUTE_LANE, SEND, Event, Timeline
 
 
 class Sent(NamedTuple):
-    """A send as recorded by its sender: posted at `start_s`."""
+    """A message as recorded by its sender: posted at `start_s`; its blocks in the order in which they lie."""
 
     step: int
     lane: int
     peer: int
-    block: int
+    blocks: tuple[int, ...]
     start_s: float
 
 
 class Received(NamedTuple):
-    """A receive as recorded by its receiver: completed at `end_s`."""
+    """A message as recorded by its receiver: completed at `end_s`."""
 
     step: int
     lane: int
     peer: int
-    block: int
+    blocks: tuple[int, ...]
     end_s: float
 
 
@@ -75,14 +75,14 @@ def _begins_s(records: Sequence[RankRecord]) -> list[float]:
 
 
 def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_name: str) -> Timeline:
-    """Merge the records of all ranks: a transfer starts when its send is posted and ends when its receive completes.
+    """Merge the records of all ranks: a message starts when its send is posted and ends when its receive completes.
 
     Times are since the first rank started, so the timeline may end later than `duration_s`, by the skew of starts.
     """
     begins_s = _begins_s(records)
     since_s = {record.rank: begin_s - min(begins_s) for begin_s, record in zip(begins_s, records, strict=True)}
     ends = {
-        (r.rank, row.step, row.lane, row.block, row.peer): row.end_s + since_s[r.rank]
+        (r.rank, row.step, row.lane, row.blocks, row.peer): row.end_s + since_s[r.rank]
         for r in records
         for row in r.received
     }
@@ -94,10 +94,11 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
             step=sent.step,
             kind=SEND,
             peer=sent.peer,
-            block=sent.block,
-            bytes=sizes[sent.block],
+            block=sent.blocks[0],
+            others=sent.blocks[1:],
+            bytes=sum(sizes[block] for block in sent.blocks),
             start_s=start_s,
-            end_s=max(start_s, ends[sent.peer, sent.step, sent.lane, sent.block, record.rank]),
+            end_s=max(start_s, ends[sent.peer, sent.step, sent.lane, sent.blocks, record.rank]),
             bound_by="",
             waited_for="",
         )

@@ -8,13 +8,13 @@ schedule and machine (`sim.array.symmetry`); without any symmetry every operatio
 3. `sim.array.event_loop` runs the program; `sim.array.flows` and `sim.array.max_min` are the network, and
    `sim.array.compiled` turns large runs into machine code.
    `sim.array.recurrence` replaces the event loop for rings that share no constraint.
-4. `sim.array.timeline` turns the result into events of single transfers and calls.
+4. `sim.array.timeline` turns the result into events of single messages and calls.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from sim.array.event_loop import Run
 from sim.array.from_rings import is_ring_schedule, ring_operations
@@ -30,8 +30,8 @@ from sim.gc_pause import without_garbage_collection
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.progress import ShareCallback, no_share
-from tasp_lab.runtimes.serial_messages import with_runtime
-from tasp_lab.schedule.dependencies import CallTable, dependencies
+from tasp_lab.runtimes.serial_messages import messages_under
+from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 
@@ -44,12 +44,12 @@ class ArrayRun:
     machine: Machine
     explain: bool
     program: Program
-    calls: CallTable | None = None
+    derived: MessageDependencies | None = None
     progress: ShareCallback = no_share
 
     @cached_property
     def time_s(self) -> float:
-        """The end of the last transfer or call, in seconds; 0 for an empty schedule."""
+        """The end of the last message or call, in seconds; 0 for an empty schedule."""
         if is_contention_free(self.program):
             return end_s(self.program)
         return float(self.record.end_s.max(initial=0.0)) if "record" in vars(self) else self._run.end_s()
@@ -67,12 +67,12 @@ class ArrayRun:
 
     @property
     def classes(self) -> int:
-        """The number of simulated classes of transfers and calls; all steps of a hop are one class."""
+        """The number of simulated classes of messages and calls; all steps of a hop are one class."""
         return int((self.program.kinds != FREED).sum())
 
     @property
     def operations(self) -> int:
-        """The number of transfers and calls."""
+        """The number of messages and calls."""
         operations = self.program.operations
         return int((operations.kind != FREED).sum()) * operations.repeats
 
@@ -80,11 +80,11 @@ class ArrayRun:
         """All events, in the order of the SimPy engine. Raises `ScheduleError` for more than `limit` of them."""
         if self.operations > limit:
             raise ScheduleError(
-                f"schedule {self.schedule.name!r} has {self.operations:,} transfers and kernel calls; "
+                f"schedule {self.schedule.name!r} has {self.operations:,} messages and kernel calls; "
                 f"a timeline has at most {limit:,}"
             )
         with without_garbage_collection():
-            return timeline_of(self.schedule, self.machine, self.program, self.record, self.calls, self.explain)
+            return timeline_of(self.schedule, self.machine, self.program, self.record, self.derived, self.explain)
 
 
 def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: ShareCallback = no_share) -> ArrayRun:
@@ -104,24 +104,20 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
     """
     schedule.check_routes(machine.topology)
     with without_garbage_collection():
-        operations, calls = operations_of(schedule, machine)
+        operations, derived = operations_of(schedule, machine)
         program = program_of(operations, classes_of(operations))
     if not is_contention_free(program):
         check_fits(schedule, program.plan.size)
-    return ArrayRun(schedule, machine, explain, program, calls, progress)
+    return ArrayRun(schedule, machine, explain, program, derived, progress)
 
 
-def operations_of(schedule: Schedule, machine: Machine) -> tuple[Operations, CallTable | None]:
-    """The operations of a schedule, and its kernel calls unless it is ring-based."""
+def operations_of(schedule: Schedule, machine: Machine) -> tuple[Operations, MessageDependencies | None]:
+    """The operations of a schedule, and its messages and calls unless it is ring-based."""
     if is_ring_schedule(schedule):
         return ring_operations(schedule, machine), None
     check_fits(schedule, schedule.transfers)
-    derived = with_runtime(schedule, _derived(schedule), machine.runtime)
-    return step_operations(schedule, machine, derived), derived.calls
-
-
-_derived = lru_cache(maxsize=1)(dependencies)
-"""The dependencies of the last schedule are kept: predictions simulate it with and without compute."""
+    derived = messages_under(schedule, machine.runtime)
+    return step_operations(schedule, machine, derived), derived
 
 
 def check_fits(schedule: Schedule, operations: int) -> None:

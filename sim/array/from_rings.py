@@ -2,7 +2,8 @@
 
 A hop connects a position of a ring to the next one. At each step it forwards the block that the previous hop delivered
 `lag` steps earlier (`RingSteps`, of copies or of sums), after its own block of the previous step has left. Its route is
-the same at every step. Its messages are that of step 0, then those of steps 1 to `lag` repeatedly.
+the same at every step. Its messages are that of step 0, then those of steps 1 to `lag` repeatedly. Each ring is a lane
+and each hop brings one block, so all messages are of one block (`tasp_lab.schedule.messages`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.array.operations import TRANSFER, CostTable, Edges, Incidence, Operations, hosts
-from sim.messages import Messages
+from sim.messages import LibraryMessages
 from tasp_lab.arrays import numbered
 from tasp_lab.collectives.all_gather import RingSteps
 from tasp_lab.machines.machine import Machine
@@ -36,9 +37,10 @@ def ring_operations(schedule: Schedule, machine: Machine) -> Operations:
     rings, lag = steps.rings, steps.lag
     source, destination = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
     constraints, latencies_s = topology.routes(source, destination)
-    table = CostTable(topology, Messages(schedule, machine.comm_library))
-    variants = range(min(lag + 1, len(steps)))
-    cost = np.stack([table.of_pairs(*table.messages.kinds(each, steps[each]), latencies_s) for each in variants])
+    table = CostTable(topology, LibraryMessages(schedule, machine.comm_library))
+    size_bytes = [schedule.block_bytes[steps[each].block] for each in range(min(lag + 1, len(steps)))]
+    kinds = [table.messages.kinds(index, source, destination, size) for index, size in enumerate(size_bytes)]
+    cost = np.stack([table.of_pairs(*each, latencies_s) for each in kinds])
     costs = list(table.costs)
     hop = np.arange(rings.size)
     before = np.roll(hop.reshape(rings.shape), 1, axis=1).ravel()

@@ -23,20 +23,20 @@ from sim.array.operations import (
     Operations,
     hosts,
 )
-from sim.messages import Messages
+from sim.messages import LibraryMessages
 from tasp_lab.arrays import IntArray, numbered
 from tasp_lab.machines.machine import Machine
 from tasp_lab.runtimes.issue_times import issue_times
-from tasp_lab.runtimes.separate_messages import messages_of
-from tasp_lab.schedule.dependencies import ARRIVED, HOST, Dependencies, Transfers
+from tasp_lab.schedule.dependencies import ARRIVED, HOST
+from tasp_lab.schedule.messages import MessageDependencies, Messages
 from tasp_lab.schedule.schedule import Schedule
 
 
-def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies) -> Operations:
-    """The operations of a schedule, as one repeat: transfers, calls, buffers, hosts, then calls until handed out."""
-    per_block = messages_of(schedule, machine.runtime)
-    table = CostTable(machine.topology, Messages(schedule, machine.comm_library, per_block))
-    transfer_cost, routes = _transfer_costs(schedule, derived.transfers, table)
+def step_operations(schedule: Schedule, machine: Machine, derived: MessageDependencies) -> Operations:
+    """The operations of a schedule, as one repeat: messages, calls, buffers, hosts, then calls until handed out."""
+    table = CostTable(machine.topology, LibraryMessages(schedule, machine.comm_library))
+    messages = derived.messages
+    transfer_cost, routes = _transfer_costs(messages, table)
     calls, buffers = derived.calls, derived.buffers
     call_cost = call_costs(machine, machine.compute.time_s, calls, np.arange(len(calls.step)), table)
     free = table.number(Cost(0.0, 0.0, 0.0, None, ""))
@@ -46,12 +46,12 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
     freed_cost = np.concatenate([np.full(len(buffers.step), free), issued_cost, handed.cost])
     cost = np.concatenate([transfer_cost, call_cost, freed_cost])
     late = np.zeros(len(issued_cost) + len(handed.cost), dtype=np.int64)
-    step = np.concatenate([derived.transfers.step, calls.step, buffers.step, late])
+    step = np.concatenate([messages.step, calls.step, buffers.step, late])
     kind = np.repeat([TRANSFER, CALL, FREED], [len(transfer_cost), len(calls.step), len(freed_cost)])
     host, lane = np.full(len(kind), -1), np.zeros(len(kind), dtype=np.int64)
     moved = slice(len(transfer_cost))
-    host[moved] = hosts(machine, list(table.costs), transfer_cost, derived.transfers.source)
-    lane[moved] = np.where(host[moved] >= 0, derived.transfers.lane, 0)
+    host[moved] = hosts(machine, list(table.costs), transfer_cost, messages.source)
+    lane[moved] = np.where(host[moved] >= 0, messages.lane, 0)
     return Operations(
         repeats=1,
         kind=kind,
@@ -67,14 +67,14 @@ def step_operations(schedule: Schedule, machine: Machine, derived: Dependencies)
     )
 
 
-def _at_once(derived: Dependencies) -> Edges:
+def _at_once(derived: MessageDependencies) -> Edges:
     """The edges of a schedule, in one repeat."""
     return Edges(*derived.edges, np.zeros(len(derived.edges.before), dtype=np.int64))
 
 
 def _gpu_uses(
     machine: Machine,
-    derived: Dependencies,
+    derived: MessageDependencies,
     costs: Sequence[Cost],
     transfer_cost: IntArray,
     call_cost: IntArray,
@@ -85,17 +85,19 @@ def _gpu_uses(
     called = np.flatnonzero(np.array([each.launch_s > 0 for each in costs])[call_cost])
     if not (machine.contention.slows and len(sent) and len(called)):
         return GpuUses.none()
-    transfers = derived.transfers
+    messages = derived.messages
     begun = np.flatnonzero(np.array([each.launch_s > 0 for each in costs])[handed.cost])
     ranks = np.concatenate([derived.calls.rank[called], handed.rank[begun]])
     return GpuUses(
         np.concatenate([sent, sent, derived.first_call + called, handed.first + begun]),
-        np.concatenate([transfers.source[sent], transfers.destination[sent], ranks]),
+        np.concatenate([messages.source[sent], messages.destination[sent], ranks]),
         np.repeat([SENDS, RECEIVES, COMPUTES], [len(sent), len(sent), len(ranks)]),
     )
 
 
-def _issues(schedule: Schedule, machine: Machine, derived: Dependencies, table: CostTable) -> tuple[IntArray, Edges]:
+def _issues(
+    schedule: Schedule, machine: Machine, derived: MessageDependencies, table: CostTable
+) -> tuple[IntArray, Edges]:
     """What waits for hosts: an operation that takes until then for each time at which one has issued something."""
     nothing = np.zeros(0, dtype=np.int64)
     found = issue_times(schedule, derived, machine.runtime)
@@ -107,15 +109,13 @@ def _issues(schedule: Schedule, machine: Machine, derived: Dependencies, table: 
     return np.array(costs), Edges.of(first + found.number, after, ARRIVED, HOST)
 
 
-def _transfer_costs(schedule: Schedule, transfers: Transfers, table: CostTable) -> tuple[IntArray, IntArray]:
-    """The cost of each transfer, and its route as an int array (transfers, constraints) padded with -1."""
+def _transfer_costs(messages: Messages, table: CostTable) -> tuple[IntArray, IntArray]:
+    """The cost of each message, and its route as an int array (messages, constraints) padded with -1."""
     n = table.topology.world_size
-    pairs, pair = np.unique(transfers.source * n + transfers.destination, return_inverse=True)
+    pairs, pair = np.unique(messages.source * n + messages.destination, return_inverse=True)
     constraints, latencies_s = table.topology.routes(pairs // n, pairs % n)
-    ends = np.searchsorted(transfers.step, np.arange(len(schedule.steps)), side="right").tolist()
     costs = [np.zeros(0, dtype=np.int64)]
-    for index, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        if end > first:
-            step = Transfers(*(column[first:end] for column in transfers))
-            costs.append(table.of_pairs(*table.messages.kinds(index, step), latencies_s[pair[first:end]]))
+    costs += [
+        table.of_pairs(kinds, number, latencies_s[pair[own]]) for own, kinds, number in table.messages.by_step(messages)
+    ]
     return np.concatenate(costs), constraints[pair]

@@ -10,7 +10,8 @@ from sim.array.call_costs import call_costs
 from sim.array.operations import CostTable, Edges
 from tasp_lab.arrays import IntArray
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedule.dependencies import ARRIVED, HANDED_OUT, Dependencies
+from tasp_lab.schedule.dependencies import ARRIVED, HANDED_OUT
+from tasp_lab.schedule.messages import MessageDependencies
 
 
 class HandedOut(NamedTuple):
@@ -22,7 +23,7 @@ class HandedOut(NamedTuple):
     cost: IntArray
 
     @classmethod
-    def of(cls, machine: Machine, derived: Dependencies, first: int, table: CostTable) -> HandedOut:
+    def of(cls, machine: Machine, derived: MessageDependencies, first: int, table: CostTable) -> HandedOut:
         """Those of the calls that an edge waits for."""
         operation = np.unique(derived.edges.before[derived.edges.event == HANDED_OUT])
         call, calls = operation - derived.first_call, derived.calls

@@ -1,9 +1,10 @@
 """A schedule as operations: their dependencies and shared constraints, as arrays.
 
-An *operation* is a transfer, a kernel call, or the freeing of a buffer. It starts when all its incoming *edges* are
-satisfied. An edge waits until another operation has SENT its last byte, or until that byte has ARRIVED; for calls and
-buffers both coincide. The operation then launches, moves its bytes over the constraints that it passes, and arrives one
-latency after the last byte was sent. With serial launches it also passes its rank's host.
+An *operation* is a message (a transfer of one or several blocks), a kernel call, or the freeing of a buffer. It starts
+when all its incoming *edges* are satisfied. An edge waits until another operation has SENT its last byte, or until that
+byte has ARRIVED; for calls and buffers both coincide. The operation then launches, moves its bytes over the constraints
+that it passes, and arrives one latency after the last byte was sent. With serial launches it also passes its rank's
+host.
 
 The operations form one *repeat*; there may be many repeats, and an edge then leads to an operation `delay` repeats
 later. A general schedule is a single repeat (`sim.array.from_steps`); a ring schedule has one repeat per step, with one
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.messages import Messages
+from sim.messages import LibraryMessages
 from tasp_lab.arrays import FloatArray, IntArray, numbered
 from tasp_lab.libraries.library import Message
 from tasp_lab.machines.contention import NONE, Contention
@@ -129,14 +130,14 @@ class CostTable:
     """Numbers costs in the order of first use."""
 
     topology: Topology
-    messages: Messages
+    messages: LibraryMessages
     costs: dict[Cost, int] = field(default_factory=dict)
 
     def number(self, cost: Cost) -> int:
         return self.costs.setdefault(cost, len(self.costs))
 
     def of_pairs(self, messages: Sequence[Message], kind: IntArray, latencies_s: FloatArray) -> IntArray:
-        """The costs of transfers of these kinds over routes with these latencies."""
+        """The costs of messages of these kinds over routes with these latencies."""
         firsts, number = numbered(kind, latencies_s)
         pairs = zip(kind[firsts].tolist(), latencies_s[firsts].tolist(), strict=True)
         costs = [self.number(Cost.of(messages[which], latency_s)) for which, latency_s in pairs]

@@ -1,4 +1,4 @@
-"""The timeline of a simulated program: one event for each transfer and each call."""
+"""The timeline of a simulated program: one event for each message and each call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sim.array.quotient import Program
 from sim.array.record import Record
 from sim.max_min import OWN_LIMIT
 from tasp_lab.machines.machine import Machine
-from tasp_lab.runtimes.separate_messages import messages_of
 from tasp_lab.schedule.dependencies import BLOCK, BUFFER, HOST, LANE, CallTable
+from tasp_lab.schedule.messages import MessageDependencies, Messages
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
 from tasp_lab.units import Number
@@ -28,12 +28,15 @@ def timeline_of(
     machine: Machine,
     program: Program,
     record: Record,
-    calls: CallTable | None,
+    derived: MessageDependencies | None,
     explain: bool = False,
 ) -> Timeline:
-    """The timeline of a schedule and its kernel calls, given the record of its program."""
+    """The timeline of a schedule, given the record of its program; `derived` is None for ring schedules."""
     builder = _EventBuilder(schedule, machine, program, record, explain)
-    events = [*builder.sends(), *(() if calls is None else builder.calls(calls))]
+    if derived is None:
+        events = list(builder.sends_of_rings())
+    else:
+        events = [*builder.sends(derived.messages), *builder.calls(derived.calls)]
     keys = np.array([(event.lane, event.rank, event.start_s, event.end_s) for event in events]).reshape(-1, 4)
     in_order = tuple(events[each] for each in np.lexsort(keys.T).tolist())
     return Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, in_order)
@@ -50,26 +53,26 @@ class _EventBuilder:
         self._class_of_constraint = dict(
             zip(program.operations.constraints.tolist(), program.classes.of_resource.tolist(), strict=False)
         )  # hosts come after the constraints
-        per_block = messages_of(schedule, machine.runtime)
-        self._messages: list[int] = per_block.tolist()
-        self._sizes: list[int] = (schedule.block_bytes // per_block).tolist()
         times: list[list[float]] = [each.tolist() for each in record.times()]
         self._free_s, self._there_s, self._start_s, self._launched_s, self._end_s = times
         self._waited_for = [_WAITED_FOR[each] for each in record.waited_for.tolist()]
 
-    def sends(self) -> Iterator[Event]:
-        """The events of transfers, step by step; operations are numbered transfers first."""
-        classes, repeated = self._program.plan.classes, self._program.operations.repeats > 1
-        sent = 0
+    def sends(self, messages: Messages) -> Iterator[Event]:
+        """The events of messages; operations are numbered messages first."""
+        for number, row in zip(self._class_of, messages.rows(), strict=False):
+            step, source, destination, lane, size_bytes, blocks = row
+            yield self._send(step, (source, destination, lane), blocks, size_bytes, number)
+
+    def sends_of_rings(self) -> Iterator[Event]:
+        """The events of a schedule with one repeat per step; each message is of one block."""
+        sizes: list[int] = self._schedule.block_bytes.tolist()
         for index, step in enumerate(self._schedule.steps):
-            first, offset = (0, index * classes) if repeated else (sent, 0)
-            rows = [row for row in step.rows() for _ in range(self._messages[row[-1]])]
-            for operation, row in enumerate(rows, start=first):
-                yield self._send(index, row, offset + self._class_of[operation])
-            sent += len(rows)
+            first = index * self._program.plan.classes
+            for number, (*ends, block) in zip(self._class_of, step.rows(), strict=True):
+                yield self._send(index, ends, (block,), sizes[block], first + number)
 
     def calls(self, calls: CallTable) -> Iterator[Event]:
-        """The events of kernel calls, step by step; operations are numbered after the transfers."""
+        """The events of kernel calls, step by step; operations are numbered after the messages."""
         columns = (calls.step, calls.rank, calls.kernel, calls.block, calls.flops, calls.shape)
         parts = [self._machine.compute.parts(shape) for shape in calls.shapes] if self._explain else []
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -99,9 +102,9 @@ class _EventBuilder:
         own = [(what, float(self._machine.call_s(seconds, rank))) for what, seconds in parts]
         return lasting([*self._waiting(number), *own, *self._lost(number)])
 
-    def _send(self, index: int, row: tuple[int, int, int, int], number: int) -> Event:
-        """The event of a transfer, represented by operation `number` of the program."""
-        source, destination, lane, block = row
+    def _send(self, step: int, ends: Sequence[int], blocks: Sequence[int], size_bytes: int, number: int) -> Event:
+        """The event of a message, represented by operation `number` of the program."""
+        source, destination, lane = ends
         cost = self._program.cost(number)
         bounds = self._bounds(number, source, destination)
         launch_s = self._launched_s[number] - self._start_s[number]
@@ -110,11 +113,12 @@ class _EventBuilder:
         return Event(
             rank=source,
             lane=lane,
-            step=index,
+            step=step,
             kind=SEND,
             peer=destination,
-            block=block,
-            bytes=self._sizes[block],
+            block=blocks[0],
+            others=tuple(blocks[1:]),
+            bytes=size_bytes,
             start_s=self._start_s[number],
             end_s=self._end_s[number],
             bound_by=self._bound_by(number, bounds, cost, launch_s),
@@ -133,7 +137,7 @@ class _EventBuilder:
         return found
 
     def _bound_by(self, number: int, bounds: dict[int, float], cost: Cost, launch_s: float) -> str:
-        """The dominant share of a transfer's time; ties up to rounding go to the first constraint."""
+        """The dominant share of a message's time; ties up to rounding go to the first constraint."""
         rounding_s = SAME * self._end_s[number]
         max_s = max(bounds.values())
         longest = min(constraint for constraint, seconds in bounds.items() if seconds >= max_s - rounding_s)

@@ -1,8 +1,9 @@
 """The SimPy engine: predicts the timeline of a schedule on a machine.
 
-Each lane of each rank is a SimPy process that executes the schedule's steps. It starts a transfer as soon as the
-previous transfer on the same lane has left, the block to send is available, and the destination buffer is free; there
-is no barrier between steps. The network shares its capacity among all transfers in progress (`sim.event.network`).
+Each lane of each rank is a SimPy process that sends the schedule's messages (`tasp_lab.schedule.messages`). It starts a
+message as soon as the previous one on the same lane has left, its blocks are available, and the destination buffer is
+free; there is no barrier between steps. The network shares its capacity among all messages in progress
+(`sim.event.network`).
 
 Each rank that computes has one more process. It starts a kernel call as soon as the previous call has ended and all
 blocks that it reads are available; in a backward pass also the buffer of the gradients that it adds to must be free. A
@@ -24,14 +25,14 @@ from sim.event.network import Flow, Network
 from sim.event.progress import Progress
 from sim.gc_pause import without_garbage_collection
 from sim.max_min import OWN_LIMIT
-from sim.messages import Messages
+from sim.messages import LibraryMessages
 from tasp_lab.errors import ScheduleError
 from tasp_lab.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.runtimes.issue_times import issue_times
-from tasp_lab.runtimes.separate_messages import messages_of
-from tasp_lab.runtimes.serial_messages import with_runtime
-from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, SENT, Dependencies, dependencies
+from tasp_lab.runtimes.serial_messages import messages_under
+from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, SENT
+from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
 from tasp_lab.units import Number
@@ -57,11 +58,11 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
     """
     schedule.check_routes(machine.topology)
     _check_fits(schedule, schedule.transfers)
-    derived = with_runtime(schedule, dependencies(schedule), machine.runtime)
-    _check_fits(schedule, schedule.transfers, len(derived.calls.step))
+    derived = messages_under(schedule, machine.runtime)
+    _check_fits(schedule, derived.first_call, len(derived.calls.step))
     with without_garbage_collection():
         timeline = _Run(schedule, machine, derived, explain).run()
-    assert len(timeline.events) == derived.first_buffer, "every transfer and every kernel call ended"
+    assert len(timeline.events) == derived.first_buffer, "every message and every kernel call ended"
     return timeline
 
 
@@ -75,9 +76,9 @@ def _check_fits(schedule: Schedule, transfers: int, calls: int = 0) -> None:
 
 
 class _Transfer:
-    """A transfer in progress: operation `number`; when it started and was launched, and what it waited for.
+    """A message in progress: operation `number`; when it started and was launched, and what it waited for.
 
-    `waited_s` are the seconds it waited for its block, then for the buffer.
+    `waited_s` are the seconds it waited for its blocks, then for the buffer.
     """
 
     start_s: Number
@@ -85,18 +86,28 @@ class _Transfer:
     waited_for: str
     waited_s: tuple[Number, Number]
 
-    __slots__ = ("block", "lane", "launched_s", "message", "number", "peer", "rank", "start_s", "step", "waited_for",
-                 "waited_s")  # fmt: skip
+    __slots__ = ("blocks", "lane", "launched_s", "message", "number", "peer", "rank", "size_bytes", "start_s", "step",
+                 "waited_for", "waited_s")  # fmt: skip
 
-    def __init__(self, number: int, step: int, rank: int, peer: int, lane: int, block: int, message: Message) -> None:
+    def __init__(
+        self,
+        number: int,
+        step: int,
+        rank: int,
+        peer: int,
+        lane: int,
+        size_bytes: int,
+        blocks: Sequence[int],
+        message: Message,
+    ) -> None:
         self.number, self.step, self.rank, self.peer, self.lane = number, step, rank, peer, lane
-        self.block, self.message = block, message
+        self.size_bytes, self.blocks, self.message = size_bytes, blocks, message
 
 
 class _Run:
     """One simulation."""
 
-    def __init__(self, schedule: Schedule, machine: Machine, derived: Dependencies, explain: bool) -> None:
+    def __init__(self, schedule: Schedule, machine: Machine, derived: MessageDependencies, explain: bool) -> None:
         self._schedule, self._derived, self._explain = schedule, derived, explain
         self._topology, self._machine = machine.topology, machine
         self._call_s = [machine.compute.time_s(shape) for shape in derived.calls.shapes]
@@ -109,9 +120,6 @@ class _Run:
         self._gpus = [Gpu(self._env, machine.contention) for _ in self._hosts] if machine.contention.slows else []
         self._progress = Progress(self._env, derived)
         self._issued = issue_times(schedule, derived, machine.runtime)
-        per_block = messages_of(schedule, machine.runtime)
-        self._messages = Messages(schedule, machine.comm_library, per_block)
-        self._sizes = (schedule.block_bytes // per_block).tolist()
         self._events: list[Event] = []
 
     def run(self) -> Timeline:
@@ -125,12 +133,12 @@ class _Run:
         return Timeline("predicted", name, self._topology.name, self._schedule.world_size, tuple(events))
 
     def _transfers_by_lane(self) -> Mapping[tuple[int, int], list[_Transfer]]:
-        """The transfers of each lane of each rank, in the order of ranks, lanes and steps."""
+        """The messages of each lane of each rank, in the order of ranks, lanes and steps."""
         found: dict[tuple[int, int], list[_Transfer]] = {}
-        rows = zip(*(column.tolist() for column in self._derived.transfers), strict=True)
-        messages = self._messages.of_all(self._derived.transfers)
-        for number, ((step, rank, peer, lane, block), message) in enumerate(zip(rows, messages, strict=True)):
-            found.setdefault((rank, lane), []).append(_Transfer(number, step, rank, peer, lane, block, message))
+        messages, library = self._derived.messages, LibraryMessages(self._schedule, self._comm_library)
+        costs = (kinds[which] for _, kinds, number in library.by_step(messages) for which in number.tolist())
+        for number, (row, cost) in enumerate(zip(messages.rows(), costs, strict=True)):
+            found.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, cost))
         return dict(sorted(found.items()))
 
     def _calls_by_lane(self) -> Mapping[tuple[int, int], list[int]]:
@@ -254,8 +262,9 @@ class _Run:
                 step=transfer.step,
                 kind=SEND,
                 peer=transfer.peer,
-                block=transfer.block,
-                bytes=self._sizes[transfer.block],
+                block=transfer.blocks[0],
+                others=tuple(transfer.blocks[1:]),
+                bytes=transfer.size_bytes,
                 start_s=transfer.start_s,
                 end_s=self._env.now,
                 bound_by=self._name_bound(transfer, flow),

@@ -12,20 +12,20 @@ from tasp_lab.schedule.dependencies import (
     HANDED_OUT,
     LANE,
     SENT,
-    Dependencies,
 )
+from tasp_lab.schedule.messages import MessageDependencies
 
 Condition = tuple[int, int]
 """An operation and its event."""
 
 
 class Progress:
-    """The state of all operations (`tasp_lab.schedule.dependencies`); buffers are released as their uses end.
+    """The state of all operations (`tasp_lab.schedule.messages`); buffers are released as their uses end.
 
     `handed_out` are the calls that others wait for until they have been handed out.
     """
 
-    def __init__(self, env: simpy.Environment, derived: Dependencies) -> None:
+    def __init__(self, env: simpy.Environment, derived: MessageDependencies) -> None:
         self._env = env
         self._happened = tuple(bytearray(len(derived)) for _ in (SENT, ARRIVED, HANDED_OUT))
         self._awaited: dict[Condition, simpy.Event] = {}

@@ -383,6 +383,7 @@ def _transfers(timeline: Timeline) -> list[dict[str, object]]:
             "peer": e.peer,
             "lane": e.lane,
             "block": e.block,
+            "blocks": list(e.blocks),
             "bytes": e.bytes,
             "start_s": float(e.start_s),
             "end_s": float(e.end_s),

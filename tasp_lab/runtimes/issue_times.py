@@ -1,7 +1,7 @@
-"""When the host of each rank has issued each transfer and kernel call (`tasp_lab.runtimes.runtime`).
+"""When the host of each rank has issued each message and kernel call (`tasp_lab.runtimes.runtime`).
 
 Hosts do not wait, so these times follow from the schedule alone: what a rank has issued before, in program order. A
-transfer needs both its ends.
+message needs both its ends.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import numpy as np
 
 from tasp_lab.arrays import IntArray
 from tasp_lab.runtimes.runtime import Runtime
-from tasp_lab.schedule.dependencies import CallTable, Dependencies
+from tasp_lab.schedule.dependencies import CallTable
+from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.units import Number
 
 
 class IssueTimes(NamedTuple):
-    """The distinct times in seconds, ascending; for each transfer, then each call, the index of its own, int array."""
+    """The distinct times in seconds, ascending; for each message, then each call, the index of its own, int array."""
 
     times_s: Sequence[Number]
     number: IntArray
 
     def of(self, operation: int) -> Number:
-        """The time of a transfer or call by its number."""
+        """The time of a message or call by its number."""
         return self.times_s[int(self.number[operation])]
 
 
@@ -36,22 +37,22 @@ class _Issued(NamedTuple):
     calls: IntArray
 
 
-def issue_times(schedule: Schedule, derived: Dependencies, runtime: Runtime) -> IssueTimes | None:
-    """When each transfer and call has been issued; None if nothing waits for the host.
+def issue_times(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> IssueTimes | None:
+    """When each message and call has been issued; None if nothing waits for the host.
 
     Collectives are single calls of a library, so only schedules with kernel calls wait.
     """
     if runtime.is_instant or schedule.task is None or not len(derived.calls.step):
         return None
     seconds = runtime.batch_s, runtime.of_call_s(schedule.task.passing)
-    return _times(_issued(schedule, derived, runtime), len(derived.transfers.step), *seconds)
+    return _times(_issued(schedule, derived, runtime), derived.first_call, *seconds)
 
 
-def _issued(schedule: Schedule, derived: Dependencies, runtime: Runtime) -> tuple[_Issued, _Issued, _Issued]:
-    """What has been issued with each transfer at its source, at its destination, and with each call."""
-    moved, calls = derived.transfers, derived.calls
+def _issued(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> tuple[_Issued, _Issued, _Issued]:
+    """What has been issued with each message at its source, at its destination, and with each call."""
+    moved, calls = derived.messages, derived.calls
     kinds = 1 if runtime.batches == "step" else len(schedule.blocks.kinds)
-    kind = schedule.blocks.kind[moved.block] if kinds > 1 else np.zeros_like(moved.block)
+    kind = schedule.blocks.kind[moved.blocks.first] if kinds > 1 else np.zeros_like(moved.step)
     posted = np.zeros((schedule.world_size, len(schedule.steps), kinds), dtype=np.int64)
     posted[moved.source, moved.step, kind] = posted[moved.destination, moved.step, kind] = 1
     batches = posted.reshape(len(posted), -1).cumsum(axis=1).reshape(posted.shape)
@@ -74,8 +75,8 @@ def _place(calls: CallTable) -> IntArray:
     return place
 
 
-def _times(issued: tuple[_Issued, _Issued, _Issued], transfers: int, batch_s: Number, call_s: Number) -> IssueTimes:
-    """The times; of a transfer the later one of its ends."""
+def _times(issued: tuple[_Issued, _Issued, _Issued], messages: int, batch_s: Number, call_s: Number) -> IssueTimes:
+    """The times; of a message the later one of its ends."""
     batches, calls = (np.concatenate(column) for column in zip(*issued, strict=True))
     width = int(calls.max()) + 1
     pairs, pair = np.unique(batches * width + calls, return_inverse=True)
@@ -83,5 +84,5 @@ def _times(issued: tuple[_Issued, _Issued, _Issued], transfers: int, batch_s: Nu
     times_s = sorted(set(seconds))
     place = {each: number for number, each in enumerate(times_s)}
     number = np.array([place[each] for each in seconds], dtype=np.int64)[pair]
-    latest = np.maximum(number[:transfers], number[transfers : 2 * transfers])
-    return IssueTimes(times_s, np.concatenate([latest, number[2 * transfers :]]))
+    latest = np.maximum(number[:messages], number[messages : 2 * messages])
+    return IssueTimes(times_s, np.concatenate([latest, number[2 * messages :]]))

@@ -1,6 +1,6 @@
-"""Blocks of two tensors as two messages: runtimes that send keys and values, or their gradients, one by one.
+"""Messages of two tensors as two messages: runtimes that send keys and values, or their gradients, one by one.
 
-Where a shard is several blocks, as the halves of a zigzag one, these are messages of their own already.
+A shard that goes as several messages, as gradients that become ready one after another do, is left so.
 """
 
 from __future__ import annotations
@@ -13,44 +13,47 @@ from tasp_lab.arrays import IntArray
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.schedule.blocks import Kind
 from tasp_lab.schedule.calls import ranges
-from tasp_lab.schedule.dependencies import LANE, SENT, Dependencies, Edges, Transfers
+from tasp_lab.schedule.dependencies import LANE, SENT, Edges
+from tasp_lab.schedule.messages import MessageDependencies, Messages
 from tasp_lab.schedule.schedule import Schedule
 
 
-def messages_of(schedule: Schedule, runtime: Runtime) -> IntArray:
-    """How many messages of equal size each block is, an int array (blocks,)."""
-    blocks = schedule.blocks
-    separate = schedule.task is not None and schedule.task.passing in runtime.separate
-    whole = np.bincount(blocks.kind, minlength=len(blocks.kinds)) <= schedule.world_size
-    of_kind = [2 if separate and one and _is_pair(kind) else 1 for kind, one in zip(blocks.kinds, whole, strict=True)]
-    found: IntArray = np.array(of_kind, dtype=np.int64)[blocks.kind]
+def with_separate_messages(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> MessageDependencies:
+    """The dependencies with two messages of equal size for each one that carries two tensors of a shard.
+
+    They follow one another, and whoever waits for one of them waits for both.
+    """
+    if schedule.task is None or schedule.task.passing not in runtime.separate:
+        return derived
+    count = np.ones(len(derived), dtype=np.int64)
+    count[: derived.first_call] += _carry_two_tensors(schedule, derived.messages)
+    if count.max(initial=1) == 1:
+        return derived
+    first = np.cumsum(count) - count
+    of_messages = count[: derived.first_call]
+    messages = derived.messages.select(np.repeat(np.arange(derived.first_call), of_messages))
+    again = np.flatnonzero(np.diff(np.repeat(np.arange(len(count)), count), prepend=-1) == 0)
+    return replace(
+        derived,
+        messages=messages._replace(bytes=messages.bytes // np.repeat(of_messages, of_messages)),
+        edges=Edges.joined([_of_messages(derived.edges, first, count), Edges.of(again - 1, again, SENT, LANE)]),
+    )
+
+
+def _carry_two_tensors(schedule: Schedule, messages: Messages) -> IntArray:
+    """Whether each message is of one kind of two tensors, and has at least as many blocks as a shard; 0 or 1."""
+    blocks, kind = schedule.blocks, schedule.blocks.kind[messages.blocks.first]
+    pairs = np.array([_is_pair(each) for each in blocks.kinds])
+    of_shard = np.bincount(blocks.kind, minlength=len(blocks.kinds)) / schedule.world_size
+    different = schedule.blocks.kind[messages.blocks.block] != np.repeat(kind, messages.blocks.sizes)
+    mixed = np.bincount(messages.blocks.owner[different], minlength=len(kind)) > 0
+    found: IntArray = (pairs[kind] & ~mixed & (messages.blocks.sizes >= of_shard[kind])).astype(np.int64)
     return found
 
 
 def _is_pair(kind: Kind) -> bool:
     """Whether the blocks of a kind are two tensors of one shape."""
     return len(kind.fields) == 2 and len({(each.dtype, each.shape) for each in kind.fields}) == 1
-
-
-def with_separate_messages(schedule: Schedule, derived: Dependencies, runtime: Runtime) -> Dependencies:
-    """The dependencies with a transfer per message.
-
-    Those of a block follow one another, and whoever waits for the block waits for all of them.
-    """
-    messages = messages_of(schedule, runtime)
-    if not len(messages) or messages.max() == 1:
-        return derived
-    count = np.ones(len(derived), dtype=np.int64)
-    count[: derived.first_call] = messages[derived.transfers.block]
-    first = np.cumsum(count) - count
-    again = np.flatnonzero(np.diff(np.repeat(np.arange(len(count)), count), prepend=-1) == 0)
-    return replace(
-        derived,
-        transfers=Transfers(*(np.repeat(column, count[: derived.first_call]) for column in derived.transfers)),
-        parts=derived.parts._replace(operation=first[derived.parts.operation]),
-        reads=derived.reads._replace(operation=first[derived.reads.operation]),
-        edges=Edges.joined([_of_messages(derived.edges, first, count), Edges.of(again - 1, again, SENT, LANE)]),
-    )
 
 
 def _of_messages(edges: Edges, first: IntArray, count: IntArray) -> Edges:

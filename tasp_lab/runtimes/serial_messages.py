@@ -20,12 +20,17 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.runtimes.separate_messages import with_separate_messages
 from tasp_lab.schedule.calls import ranges
-from tasp_lab.schedule.dependencies import BLOCK, HANDED_OUT, SENT, Dependencies, Edges, Transfers
+from tasp_lab.schedule.dependencies import BLOCK, HANDED_OUT, SENT, Edges
+from tasp_lab.schedule.messages import MessageDependencies, Messages, message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 
 
-def with_runtime(schedule: Schedule, derived: Dependencies, runtime: Runtime) -> Dependencies:
-    """The dependencies of a schedule with its messages, and with what calls and messages wait for, under a runtime."""
+def messages_under(schedule: Schedule, runtime: Runtime) -> MessageDependencies:
+    """The messages of a schedule, and what messages and calls wait for, under a runtime.
+
+    A runtime that posts a batch for each kind of block has no message of two kinds.
+    """
+    derived = message_dependencies(schedule, kinds_apart=runtime.batches == "kind")
     derived = with_separate_messages(schedule, derived, runtime)
     if not len(derived.calls.step):
         return derived
@@ -37,9 +42,9 @@ def with_runtime(schedule: Schedule, derived: Dependencies, runtime: Runtime) ->
     return replace(derived, edges=Edges.joined(edges))
 
 
-def _after_calls(schedule: Schedule, derived: Dependencies) -> list[Edges]:
+def _after_calls(schedule: Schedule, derived: MessageDependencies) -> list[Edges]:
     """Messages wait for calls at both ends: keys for those of their step, the second half of sums for the next ones."""
-    moved = derived.transfers
+    moved = derived.messages
     waits = [(np.flatnonzero(_reads_beside(schedule, derived)), 0), (np.flatnonzero(_second_sums(schedule, moved)), 1)]
     edges = []
     for which, later in waits:
@@ -49,25 +54,27 @@ def _after_calls(schedule: Schedule, derived: Dependencies) -> list[Edges]:
     return edges
 
 
-def _after_sends(schedule: Schedule, derived: Dependencies) -> Edges:
+def _after_sends(schedule: Schedule, derived: MessageDependencies) -> Edges:
     """The calls of a step wait until what their rank has sent at the step before has left, but for sums."""
-    moved = derived.transfers
+    moved = derived.messages
     sent = np.flatnonzero(~_is_sum(schedule, moved))
     transfer, call = _calls_of(schedule, derived, moved.source[sent], moved.step[sent] + 1)
     return Edges.of(sent[transfer], call, SENT, BLOCK)
 
 
-def _reads_beside(schedule: Schedule, derived: Dependencies) -> BoolArray:
-    """Whether calls of its step and sender read the block of each transfer."""
-    calls, moved = derived.calls, derived.transfers
+def _reads_beside(schedule: Schedule, derived: MessageDependencies) -> BoolArray:
+    """Whether calls of its step and sender read a block of each message."""
+    calls, moved = derived.calls, derived.messages
     steps, blocks, reader = len(schedule.steps), len(schedule.blocks), calls.reads.owner
     read = (calls.rank[reader] * steps + calls.step[reader]) * blocks + calls.reads.block
-    found: BoolArray = np.isin((moved.source * steps + moved.step) * blocks + moved.block, read)
+    owner = moved.blocks.owner
+    sent = (moved.source[owner] * steps + moved.step[owner]) * blocks + moved.blocks.block
+    found: BoolArray = np.bincount(owner[np.isin(sent, read)], minlength=len(moved.step)) > 0
     return found
 
 
-def _second_sums(schedule: Schedule, moved: Transfers) -> BoolArray:
-    """Whether each transfer is in the second half of the sums that its rank sends on its lane at its step."""
+def _second_sums(schedule: Schedule, moved: Messages) -> BoolArray:
+    """Whether each message is in the second half of the sums that its rank sends on its lane at its step."""
     is_sum = _is_sum(schedule, moved)
     cell = (moved.step * schedule.world_size + moved.source) * schedule.lanes + moved.lane
     order = np.flatnonzero(is_sum)[np.argsort(cell[is_sum], kind="stable")]
@@ -77,12 +84,17 @@ def _second_sums(schedule: Schedule, moved: Transfers) -> BoolArray:
     return found
 
 
-def _is_sum(schedule: Schedule, moved: Transfers) -> BoolArray:
-    found: BoolArray = np.array([bool(kind.join) for kind in schedule.blocks.kinds])[schedule.blocks.kind[moved.block]]
+def _is_sum(schedule: Schedule, moved: Messages) -> BoolArray:
+    """Whether each message has sums only."""
+    is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)
+    data = moved.blocks.owner[~is_sum[schedule.blocks.kind[moved.blocks.block]]]
+    found: BoolArray = np.bincount(data, minlength=len(moved.step)) == 0
     return found
 
 
-def _calls_of(schedule: Schedule, derived: Dependencies, rank: IntArray, step: IntArray) -> tuple[IntArray, IntArray]:
+def _calls_of(
+    schedule: Schedule, derived: MessageDependencies, rank: IntArray, step: IntArray
+) -> tuple[IntArray, IntArray]:
     """The calls of these ranks at these steps: for each the index in `rank`, and the operation."""
     calls, steps = derived.calls, len(schedule.steps)
     cell = calls.rank * steps + calls.step

@@ -21,8 +21,7 @@ Layouts are derived for several ranks at once: both ends of a message know that 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -33,7 +32,6 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 
 OUTSIDE = -1
 """In place of an offset: the copy is a tensor of the caller."""
@@ -74,13 +72,13 @@ class RankLayout:
 
 
 class Layouts:
-    """The memories of some `ranks`, from what these have to do with each step, and what they change and read then.
+    """The memories of some `ranks`, from what these change and read at each step.
 
     `received` is where each part of `derived.parts` is received, in the memory of its rank, in bytes; `OUTSIDE` for
     what calls add. `memory_bytes` is the size of each rank's memory.
     """
 
-    def __init__(self, schedule: Schedule, ranks: Sequence[int], steps: Iterable[Step], derived: Accesses) -> None:
+    def __init__(self, schedule: Schedule, ranks: Sequence[int], derived: Accesses) -> None:
         self._schedule, self._blocks, self._ranks = schedule, schedule.blocks, ranks
         self._derived, self._parts, self._size = derived, derived.parts, schedule.blocks.bytes
         self._steps = len(schedule.steps) + 1
@@ -97,8 +95,7 @@ class Layouts:
         coming = np.flatnonzero(self._resident & self._arrives & ~np.isin(np.arange(len(self._at)), lands))
         is_sum, rank, block = sums(self._blocks), self._parts.rank[coming], self._parts.block[coming]
         elsewhere = outside(schedule, rank, block) | wide_at_home(self._blocks)[block]
-        alone = np.isin(self._parts.operation[coming], _alone(schedule, ranks, steps, derived))
-        in_place = ~elsewhere & (~is_sum[block] | alone)
+        in_place = ~elsewhere & (~is_sum[block] | self._alone(coming))
         places, staged = coming[in_place], coming[~in_place]
         found = np.searchsorted(resident, self._copy_keys(self._parts)[places])
         self.received[places] = resident_offset[found]
@@ -139,8 +136,12 @@ class Layouts:
     def _resident_copies(self) -> tuple[IntArray, IntArray, IntArray]:
         """The keys of resident copies, ascending, their offsets, and where they end at each rank."""
         keys, offsets, ends = [], [], []
-        for rank in self._ranks:
-            blocks = _resident_blocks(self._schedule, rank, self._derived)
+        derived, parts, reads = self._derived, self._parts, self._derived.reads
+        calls = np.flatnonzero(reads.operation >= derived.first_call)
+        coming = _by_rank(parts.rank, parts.block, self._ranks)
+        by_calls = _by_rank(reads.rank[calls], reads.block[calls], self._ranks)
+        for rank, comes, read in zip(self._ranks, coming, by_calls, strict=True):
+            blocks = _resident_blocks(self._schedule, rank, comes, read)
             size = self._blocks.home_bytes[blocks]
             end = np.cumsum(size)
             keys.append((rank * len(self._blocks) + blocks) * (self._steps + 1) + RESIDENT + 1)
@@ -223,6 +224,24 @@ class Layouts:
         first, final = (np.where(comes, np.append(each, 0)[which], 0) for each in self.last_to_come)
         return np.where(comes, last - start, -1), first, final
 
+    def _alone(self, arrivals: IntArray) -> BoolArray:
+        """Whether each of these arrivals comes alone to an empty resident sum, until it is given away or to the end."""
+        blocks, transfers = self._blocks, self._derived.transfers
+        found, concerned = np.zeros(len(self._at), dtype=bool), sums(blocks) & (blocks.pool < 0)
+        comes = np.flatnonzero(self._resident & concerned[self._parts.block])
+        if len(comes):
+            rank, block, step = (column[comes] for column in (self._parts.rank, self._parts.block, self._parts.step))
+            given = np.flatnonzero(transfers.gives & concerned[transfers.block])
+            gifts = (transfers.source * len(blocks) + transfers.block)[given] * self._steps + transfers.step[given]
+            gifts.sort()
+            copy = (rank * len(blocks) + block) * self._steps
+            before, epoch = (np.searchsorted(gifts, copy + step, side=side) for side in ("left", "right"))
+            _, cell = np.unique(copy * (len(gifts) + 1) + epoch, return_inverse=True)
+            is_empty = (epoch > np.searchsorted(gifts, copy)) | ~self._schedule.initial[rank, block]
+            # What is given at the step of an arrival may still be there when that arrives.
+            found[comes] = (np.bincount(cell)[cell] == 1) & (before == epoch) & is_empty
+        return found[arrivals]
+
     def _one_after_another(self, parts: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
         """Offsets of parts from the `end` of each rank's memory on, and its new end."""
         order = np.argsort(self._at[parts], kind="stable")
@@ -234,40 +253,18 @@ class Layouts:
         return found, end + added
 
 
-def _alone(schedule: Schedule, ranks: Sequence[int], steps: Iterable[Step], derived: Accesses) -> list[int]:
-    """The arrivals that come alone to an empty resident sum without a pool, until it is given away or to the end."""
-    blocks, uses = schedule.blocks, derived.parts
-    concerned = sums(blocks) & (blocks.pool < 0)
-    chosen = np.flatnonzero((uses.since == RESIDENT) & concerned[uses.block])
-    if not len(chosen):
-        return []
-    given: dict[tuple[int, int], list[int]] = {}
-    for index, step in enumerate(steps):
-        gives = step.gives & concerned[step.block] & np.isin(step.source, ranks)
-        for key in zip(step.source[gives].tolist(), step.block[gives].tolist(), strict=True):
-            given.setdefault(key, []).append(index)
-    together: dict[tuple[int, int, int], list[int]] = {}
-    columns = (uses.operation, uses.rank, uses.block, uses.step)
-    for operation, rank, block, at in zip(*(column[chosen].tolist() for column in columns), strict=True):
-        gone = given.get((rank, block), ())
-        epoch = bisect_right(gone, at)
-        together.setdefault((rank, block, epoch), []).append(operation)
-        if at in gone:  # what is given is still there when it may arrive
-            together[rank, block, epoch].append(operation)
-    return [
-        parts[0]
-        for (rank, block, epoch), parts in together.items()
-        if len(parts) == 1 and not (epoch == 0 and schedule.initial[rank, block])
-    ]
+def _by_rank(rank: IntArray, block: IntArray, ranks: Sequence[int]) -> Iterator[IntArray]:
+    """The blocks of each of some ranks, in their order."""
+    order = np.argsort(rank, kind="stable")
+    first, end = (np.searchsorted(rank[order], ranks, side=side).tolist() for side in ("left", "right"))
+    return (block[order[slice(*each)]] for each in zip(first, end, strict=True))
 
 
-def _resident_blocks(schedule: Schedule, rank: int, derived: Accesses) -> IntArray:
+def _resident_blocks(schedule: Schedule, rank: int, coming: IntArray, read_by_calls: IntArray) -> IntArray:
     """The blocks with a resident copy in the memory of a rank, in their order."""
-    parts, reads = derived.parts, derived.reads
-    blocks = np.flatnonzero(residents(schedule, rank, parts.block[parts.rank == rank]))
-    by_calls = reads.block[(reads.operation >= derived.first_call) & (reads.rank == rank)]
-    read, first = np.unique(by_calls, return_index=True)
-    position = np.full(len(schedule.blocks), len(by_calls))
+    blocks = np.flatnonzero(residents(schedule, rank, coming))
+    read, first = np.unique(read_by_calls, return_index=True)
+    position = np.full(len(schedule.blocks), len(read_by_calls))
     position[read] = first
     kind = np.full(len(schedule.blocks), len(schedule.blocks.kinds))
     kind[read] = schedule.blocks.kind[read]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -61,6 +62,11 @@ class BlockLists:
         if not len(self.block):
             return np.full(len(self), -1)
         return np.where(self.sizes > 0, self.block[np.minimum(self.offset[:-1], len(self.block) - 1)], -1)
+
+    def lists(self) -> Iterator[list[int]]:
+        """The lists, one after another."""
+        blocks, ends = self.block.tolist(), self.offset.tolist()
+        return (blocks[first:end] for first, end in pairwise(ends))
 
     def select(self, chosen: IntArray) -> BlockLists:
         """The lists with these numbers, in this order."""

@@ -45,13 +45,14 @@ RESIDENT = -1
 
 
 class Transfers(NamedTuple):
-    """All transfers in the order of steps, arrays (transfers,)."""
+    """All transfers in the order of steps, arrays (transfers,); `gives` as in `Step`."""
 
     step: IntArray
     source: IntArray
     destination: IntArray
     lane: IntArray
     block: IntArray
+    gives: BoolArray
 
 
 class CallTable(NamedTuple):
@@ -187,8 +188,8 @@ def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[St
     lanes = transfers.source * schedule.lanes + transfers.lane
     compute_lanes = calls.rank * (int(calls.lane.max(initial=0)) + 1) + calls.lane
     edges = [
-        _in_order(sent, lanes[sent]),
-        _in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
+        in_order(sent, lanes[sent]),
+        in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
         copies.arrivals(),
         *buffer_edges,
         *copies.changes(len(numbers)),
@@ -239,10 +240,11 @@ class _Uses(NamedTuple):
 def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
     """All transfers and calls, in the order of steps."""
     nothing = np.zeros(0, dtype=np.int64)
-    transfers: list[tuple[IntArray, ...]] = [(nothing,) * 5]
+    transfers = [Transfers(*[nothing] * 5, np.zeros(0, dtype=bool))]
     calls: list[tuple[int, Calls]] = []
     for index, step in enumerate(steps):
-        transfers.append((np.full(len(step), index), step.source, step.destination, step.lane, step.block))
+        number = np.full(len(step), index)
+        transfers.append(Transfers(number, step.source, step.destination, step.lane, step.block, step.gives))
         calls += ((index, each) for each in step.calls if len(each))
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
     return Transfers(*columns), _call_table(schedule, calls)
@@ -288,7 +290,7 @@ def _named_block(schedule: Schedule, calls: Calls) -> IntArray:
     return named
 
 
-def _in_order(operations: IntArray, lane: IntArray) -> Edges:
+def in_order(operations: IntArray, lane: IntArray) -> Edges:
     """Each operation waits until the previous one on its lane has been sent."""
     order = np.argsort(lane, kind="stable")
     follows = np.flatnonzero(np.diff(lane[order]) == 0)

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from tasp_lab.arrays import IntArray
 from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, Layouts, RankLayout, parts_of
 from tasp_lab.schedule.dependencies import (
@@ -22,7 +20,7 @@ from tasp_lab.schedule.dependencies import (
     dependencies,
     steps_of,
 )
-from tasp_lab.schedule.joint_messages import joint_messages
+from tasp_lab.schedule.messages import joint_messages
 from tasp_lab.schedule.rank_waits import Condition, waits_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -116,7 +114,7 @@ class RankPart:
     """One rank's part of a schedule; rows are in the order of steps, and of lanes within a step.
 
     `messages_out` and `messages_in` are `sends` and `receives` as they are sent: the rows of a message lie side by side
-    in the memories of both ends, in their order (`tasp_lab.schedule.joint_messages`).
+    in the memories of both ends, in their order (`tasp_lab.schedule.messages`).
     `resident` maps the blocks with a resident copy in the memory to their offsets. `waits` maps operations to their
     conditions; buffers are released when theirs hold. Operations are numbered: messages, calls, buffers, joins.
     """
@@ -140,11 +138,11 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     """One rank's part of a schedule."""
     steps = steps_of(schedule, rank)
     derived = dependencies(schedule, rank, steps)
-    layouts = Layouts(schedule, [rank], steps, derived)
+    layouts = Layouts(schedule, [rank], derived)
     layout = layouts.of(rank)
     joins = _joins(derived, layout)
-    sends, receives = _messages(rank, steps, derived, layouts)
-    joint: list[int] = joint_messages(schedule, rank, steps).tolist()
+    sends, receives = _messages(rank, derived, layouts)
+    joint: list[int] = joint_messages(schedule, rank, derived.transfers).tolist()
     return RankPart(
         rank,
         {block: offset for (block, since), offset in layout.copies.items() if since == RESIDENT},
@@ -162,13 +160,12 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     )
 
 
-def _messages(rank: int, steps: Sequence[Step], derived: Dependencies, layouts: Layouts) -> tuple[list[Row], list[Row]]:
+def _messages(rank: int, derived: Dependencies, layouts: Layouts) -> tuple[list[Row], list[Row]]:
     """What a rank sends and what it receives."""
     sent = _places(derived.reads, layouts.sent(derived.reads))
     received = _places(derived.parts, layouts.received)
-    gives = np.concatenate([np.zeros(0, dtype=bool), *(step.gives for step in steps)])
     sends, receives = [], []
-    columns = (*(column.tolist() for column in derived.transfers), gives.tolist())
+    columns = (column.tolist() for column in derived.transfers)
     for operation, (step, source, destination, lane, block, given) in enumerate(zip(*columns, strict=True)):
         if source == rank:
             sends.append(Row(operation, step, lane, destination, block, *sent[operation], given))

@@ -127,7 +127,9 @@ def _describe(event: Event) -> tuple[str, Record]:
     """A description of the event, and the arguments specific to its kind."""
     if event.kind != SEND:
         return f"{_CALLS.get(event.kind, f'{event.kind} of')} block {event.block}", {"flops": event.flops}
-    return f"block {event.block} to rank {event.peer}", {"peer": event.peer, "bytes": event.bytes}
+    numbers = ", ".join(map(str, event.blocks))
+    what = f"block{'s' * bool(event.others)} {numbers} to rank {event.peer}"
+    return what, {"blocks": list(event.blocks), "peer": event.peer, "bytes": event.bytes}
 
 
 def _metadata(name: str, args: Record, pid: int, tid: int | None = None) -> Record:

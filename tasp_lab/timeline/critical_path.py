@@ -74,7 +74,8 @@ class _Index:
             self._place[id(event)] = len(self._on_lane[event.rank, event.lane])
             self._on_lane[event.rank, event.lane].append(event)
         for event in events:
-            self._delivered[event.peer, event.block].append(event)
+            for block in event.blocks:
+                self._delivered[event.peer, block].append(event)
             self._to[event.peer].append(event)
 
     def previous(self, event: Event) -> Event | None:
@@ -83,9 +84,11 @@ class _Index:
         return self._on_lane[event.rank, event.lane][at - 1] if at else None
 
     def delivering(self, event: Event) -> Event | None:
-        """The last event that delivered its block before it started; for a call, the last delivery of any block."""
-        delivered = self._delivered[event.rank, event.block] if event.kind == SEND else []
-        return _last_until(delivered, event) or _last_until(self._to[event.rank], event)
+        """The last event that delivered a block of it before it started; for a call, the last delivery of any."""
+        blocks = event.blocks if event.kind == SEND else ()
+        delivered = [_last_until(self._delivered[event.rank, block], event) for block in blocks]
+        latest = max(filter(None, delivered), key=lambda other: float(other.end_s), default=None)
+        return latest or _last_until(self._to[event.rank], event)
 
 
 def _last_until(events: Sequence[Event], event: Event) -> Event | None:

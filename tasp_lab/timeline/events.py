@@ -19,20 +19,22 @@ COMPUTE_LANE = -1
 
 
 class Event(NamedTuple):
-    """One transfer as its sender sees it, or one kernel call. Times in seconds from the start of the run.
+    """One message as its sender sees it, or one kernel call. Times in seconds from the start of the run.
 
-    For a transfer (kind `SEND`), `start_s` is the time of posting and `end_s` the arrival of its last byte at `peer`.
+    A message is a transfer of one block or of several (`tasp_lab.schedule.messages`): `block` is the first of them,
+    `others` are the rest, and `bytes` is the size of all.
+    For a message (kind `SEND`), `start_s` is the time of posting and `end_s` the arrival of its last byte at `peer`.
     `bound_by` names what took most of that time: a constraint of the topology, ``latency`` or ``launch`` (empty if
-    unknown, as in measurements). `waited_for` names the last condition for its start: ``lane`` (the previous
-    transfer), ``block`` (the arrival of its block), ``buffer`` (the release of the buffer at its receiver) or ``host``
-    (a host that had not issued it, see `tasp_lab.runtimes`); empty if it did not wait.
+    unknown, as in measurements). `waited_for` names the last condition for its start: ``lane`` (the previous message),
+    ``block`` (the arrival of its last block), ``buffer`` (the release of the buffer at its receiver) or ``host`` (a
+    host that had not issued it, see `tasp_lab.runtimes`); empty if it did not wait.
 
     A kernel call (kind `ATTEND` or `DIFFERENTIATE`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block`
     the first of its circulating blocks, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block``,
-    a ``buffer`` or ``compute``, the previous call. `flops` are 0 for transfers.
+    a ``buffer`` or ``compute``, the previous call. `flops` are 0 for messages.
 
     `spent` is filled on request: what the time was spent on, and for how long, in seconds. It starts when the previous
-    transfer of the lane had left (the previous call had ended) and lists ``waiting for block`` and ``waiting for
+    message of the lane had left (the previous call had ended) and lists ``waiting for block`` and ``waiting for
     buffer`` or ``host``, then ``launch``, each constraint while it was the bottleneck, and ``latency``; for a call
     ``compute`` or the parts of its kernel, its time alone, and `CONTENTION`, what it lost to messages in flight. What
     took no time is not listed.
@@ -51,6 +53,12 @@ class Event(NamedTuple):
     waited_for: str
     flops: int = 0
     spent: tuple[tuple[str, Number], ...] = ()
+    others: tuple[int, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """All blocks of a message, in the order in which they lie in memory; of a call the one that names it."""
+        return self.block, *self.others
 
 
 def lasting(spent: Iterable[tuple[str, Number]]) -> tuple[tuple[str, Number], ...]:

@@ -13,10 +13,10 @@ from tasp_lab.attention.forward import attention
 from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.choices import Dtype
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.timeline.events import ATTEND, SEND
+from tasp_lab.timeline.events import ATTEND
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
-from tests.support.schedules import task_of
+from tests.support.schedules import assert_every_transfer_once, task_of
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of, token_ring_passes
 
@@ -46,11 +46,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
 def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ahead: int, whole_steps: bool) -> None:
     """Walked by lanes or by steps; the timeline has every transfer and every kernel call once."""
     timeline = run_in_process(schedule, receives_ahead, whole_steps)
-    sends = {(e.step, e.rank, e.peer, e.lane, e.block): e.bytes for e in timeline.events if e.kind == SEND}
     calls = [(e.step, e.rank, e.block, e.flops) for e in timeline.events if e.kind == ATTEND]
     steps = list(enumerate(schedule.steps))
-    assert sends == {(at, *row): int(schedule.block_bytes[row[3]]) for at, step in steps for row in step.rows()}
-    assert len(sends) == schedule.transfers
+    assert_every_transfer_once(timeline.events, schedule)
     expected = [
         (at, *row)
         for at, step in steps

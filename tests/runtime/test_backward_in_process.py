@@ -24,10 +24,10 @@ from tasp_lab.errors import RunError
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import Join
-from tasp_lab.timeline.events import DIFFERENTIATE, SEND
+from tasp_lab.timeline.events import DIFFERENTIATE
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_backward import Case, cases_of
-from tests.support.schedules import task_of
+from tests.support.schedules import assert_every_transfer_once, task_of
 
 COMPUTE = ComputeRate(1e12)
 """Test patterns instead of attention; a call takes no time worth waiting for."""
@@ -47,10 +47,9 @@ def test_every_gradient_is_the_sum_of_its_parts(case: Case, transport: tuple[int
     """The timeline has every transfer and every kernel call once."""
     schedule = case.backward
     timeline = run_in_process(schedule, *transport, compute=COMPUTE)
-    sends = Counter((e.step, e.rank, e.peer, e.lane, e.block, e.bytes) for e in timeline.events if e.kind == SEND)
     calls = Counter((e.step, e.rank, e.flops) for e in timeline.events if e.kind == DIFFERENTIATE)
     steps = list(enumerate(schedule.steps))
-    assert sends == Counter((at, *row, int(schedule.block_bytes[row[3]])) for at, step in steps for row in step.rows())
+    assert_every_transfer_once(timeline.events, schedule)
     assert calls == Counter(
         (at, *row)
         for at, step in steps

@@ -12,10 +12,10 @@ from runtime.trials.in_process import run_in_process
 from tasp_lab.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.schedule.composition import in_chunks
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tests.support.schedules import assert_every_transfer_once
 from tests.support.systems import lasp2, token_ring_passes, ulysses_passes
 
 SYSTEMS: dict[str, Callable[[Topology, Workload], Sequence[Schedule]]] = {
@@ -45,6 +45,6 @@ def test_layers_in_chunks_compute_exact_attention(
     for schedule in SYSTEMS[name](full_mesh(n), layer):
         chunked = in_chunks(schedule, chunks)
         timeline = run_in_process(chunked, 3, whole_steps)
-        sent = [event.bytes for event in timeline.events if event.kind == SEND]
-        assert len(sent) == chunks * schedule.transfers
-        assert sum(sent) == schedule.bytes_sent().sum()
+        assert_every_transfer_once(timeline.events, chunked)
+        assert chunked.transfers == chunks * schedule.transfers
+        assert chunked.bytes_sent().sum() == schedule.bytes_sent().sum()

@@ -21,6 +21,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Mask, Workload
 from tests.support.home_dtype import with_home_dtype
+from tests.support.schedules import assert_every_transfer_once
 from tests.support.systems import lasp2, token_ring_passes, ulysses_passes
 
 pytestmark = pytest.mark.distributed
@@ -53,7 +54,8 @@ def assert_runs(ranks: LaunchedRanks, schedule: Schedule, transport: str) -> Non
             ledger[event.step, event.rank, event.lane] += event.bytes
     assert np.array_equal(ledger, schedule.bytes_sent())
     calls = sum(len(each) for step in schedule.steps for each in step.calls)
-    assert len(events) == schedule.transfers + calls
+    assert_every_transfer_once(events, schedule)
+    assert sum(event.kind != SEND for event in events) == calls
 
 
 @pytest.mark.parametrize("transport", ["p2p", "batched"])

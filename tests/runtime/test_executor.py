@@ -28,7 +28,8 @@ from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.schedule.test_joint_messages import either
+from tests.schedule.test_messages import either
+from tests.support.schedules import assert_every_transfer_once
 from tests.support.strategies import topologies_and_schedules
 
 IN_PIECES = {
@@ -47,13 +48,7 @@ def test_every_schedule_gathers_every_bit(
     topology, name = case
     schedule = collective(name, topology, shard)
     timeline = run_in_process(schedule, receives_ahead, whole_steps)
-    expected = {
-        (index, *row): int(schedule.block_bytes[row[3]])
-        for index, step in enumerate(schedule.steps)
-        for row in step.rows()
-    }
-    assert {(e.step, e.rank, e.peer, e.lane, e.block): e.bytes for e in timeline.events} == expected
-    assert len(timeline.events) == schedule.transfers
+    assert_every_transfer_once(timeline.events, schedule)
     assert all(event.end_s >= event.start_s >= 0 for event in timeline.events)
 
 
@@ -224,7 +219,8 @@ def test_several_blocks_on_one_lane_of_one_step() -> None:
     """A lane takes its blocks one after the other, also when a step gives it several for the same peer."""
     schedule = collective("multi-ring", full_mesh(3), 10)
     steps = [Step.of((s, d, 0, b) for s, d, _, b in step.rows()) for step in schedule.steps]
-    assert len(run_in_process(replace(schedule, steps=steps)).events) == schedule.transfers
+    several = replace(schedule, steps=steps)
+    assert_every_transfer_once(run_in_process(several).events, several)
 
 
 @settings(max_examples=50)

@@ -18,7 +18,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_home_dtype import SYSTEMS
-from tests.schedule.test_joint_messages import sums_at_home
+from tests.schedule.test_messages import sums_at_home
 from tests.support.home_dtype import with_home_dtype
 from tests.support.systems import token_ring_passes
 

@@ -18,7 +18,7 @@ from tasp_lab.schedule.rank_part import Join, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.schedule.test_joint_messages import either
+from tests.schedule.test_messages import either
 
 
 @settings(max_examples=60)

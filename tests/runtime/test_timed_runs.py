@@ -62,11 +62,12 @@ def test_timelines_are_shifted_by_each_ranks_start() -> None:
     (row,) = [row for row in schedule.steps[0].rows() if row[0] == 0]
     (back,) = [row for row in schedule.steps[0].rows() if row[0] == 1]
     first = record(
-        0, "a", 10.0, 4.0, sent=(Sent(0, row[2], 1, row[3], 0.25),), received=(Received(0, back[2], 1, back[3], 4.0),),
+        0, "a", 10.0, 4.0, sent=(Sent(0, row[2], 1, row[3:], 0.25),),
+        received=(Received(0, back[2], 1, back[3:], 4.0),),
         computed=(Computed(0, "k", 0, 1, 1.0, 2.0),),
     )  # fmt: skip
     second = record(
-        1, "a", 13.0, 1.0, sent=(Sent(0, back[2], 0, back[3], 0.5),), received=(Received(0, row[2], 0, row[3], 0.75),)
+        1, "a", 13.0, 1.0, sent=(Sent(0, back[2], 0, back[3:], 0.5),), received=(Received(0, row[2], 0, row[3:], 0.75),)
     )
     times = {(e.rank, e.kind): (e.start_s, e.end_s) for e in merge_records([first, second], schedule, "m").events}
     assert times[0, "send"] == (0.25, 3.75)

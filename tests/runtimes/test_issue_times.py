@@ -171,5 +171,5 @@ def test_messages_that_do_not_overlap_follow_the_calls_on_their_block(case: tupl
         if event.kind != SEND:
             ends[event.rank, event.step] = max(ends.get((event.rank, event.step), 0), event.end_s)
     for event in exact.events:
-        if event.kind == SEND and (event.rank, event.step, event.block) in reads:
+        if event.kind == SEND and any((event.rank, event.step, block) in reads for block in event.blocks):
             assert event.start_s >= max(ends.get((end, event.step), 0) for end in (event.rank, event.peer))

@@ -75,6 +75,6 @@ def test_a_buffer_waits_for_what_keeps_its_sum_from_joining() -> None:
     topology = Topology("one slow link", 8, links)
     timeline = simulate(world.schedule(), Machine(topology, CommLibrary("none", none)))
     events = timeline.events
-    times = {(each.step, each.rank, each.peer, each.lane, each.block): (each.start_s, each.end_s) for each in events}
-    assert times[2, 4, 0, 0, 0][0] == times[0, 0, 1, 0, 0][1] == 8
+    times = {(each.step, each.rank, each.peer, each.lane, each.blocks): (each.start_s, each.end_s) for each in events}
+    assert times[2, 4, 0, 0, (0,)][0] == times[0, 0, 1, 0, (0,)][1] == 8
     assert (times, {}) == reference_times(world.schedule(), topology, none)

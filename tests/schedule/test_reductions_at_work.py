@@ -23,6 +23,7 @@ from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
 from tests.support.reductions import Case, reductions
+from tests.support.schedules import assert_every_transfer_once
 from tests.support.strategies import exact_bandwidths, exact_latencies
 
 
@@ -30,16 +31,18 @@ from tests.support.strategies import exact_bandwidths, exact_latencies
 def test_a_transfer_starts_when_its_lane_is_free_and_all_that_came_before_it_is_there(
     case: Case, bandwidth: Fraction, latency: Fraction, build: Callable[..., Topology]
 ) -> None:
-    """Not later, and not earlier: a part that comes at a later step, or at the same one, is not waited for."""
+    """Not later, and not earlier: a part that comes at a later step, or at the same one, is not waited for.
+
+    Of a message, for all its blocks.
+    """
     topology = build(len(case.part), bandwidth, latency)
-    events = {(e.step, e.rank, e.peer, e.lane, e.block): e for e in simulate(case.schedule(), Machine(topology)).events}
+    events = simulate(case.schedule(), Machine(topology)).events
     left: dict[tuple[int, int], Number] = {}
-    for step, rows in enumerate(case.steps):
-        for source, destination, lane, block, _ in rows:
-            event = events[step, source, destination, lane, block]
-            came = [e.end_s for e in events.values() if (e.peer, e.block) == (source, block) and e.step < step]
-            assert event.start_s == max([0, left.get((source, lane), 0), *came])
-            left[source, lane] = event.end_s - latency
+    for event in sorted(events, key=lambda each: (each.step, each.start_s)):
+        needed = set(event.blocks)
+        came = [e.end_s for e in events if e.peer == event.rank and e.step < event.step and needed & set(e.blocks)]
+        assert event.start_s == max([0, left.get((event.rank, event.lane), 0), *came])
+        left[event.rank, event.lane] = event.end_s - latency
 
 
 @settings(max_examples=50)
@@ -54,8 +57,7 @@ def test_both_engines_agree(case: Case, bandwidth: Fraction, latency: Fraction, 
 def test_every_rank_ends_with_the_sums_it_must_have(case: Case, receives_ahead: int, whole_steps: bool) -> None:
     """The executor checks every bit; the timeline has every transfer once."""
     timeline = run_in_process(case.schedule(), receives_ahead, whole_steps)
-    found = sorted((event.step, event.rank, event.peer, event.lane, event.block) for event in timeline.events)
-    assert found == sorted((index, s, d, lane, b) for index, rows in enumerate(case.steps) for s, d, lane, b, _ in rows)
+    assert_every_transfer_once(timeline.events, case.schedule())
 
 
 @given(reductions())

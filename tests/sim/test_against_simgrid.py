@@ -40,6 +40,7 @@ from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.units import Number
 from tests.sim.test_engine_against_reference import gossip_cases
+from tests.support.schedules import parts
 
 Case = tuple[Topology, Schedule, Number | None]
 """What runs on what, and how many bytes per second each message reaches at most."""
@@ -136,30 +137,32 @@ def simgrid_python() -> str:
     return pytest.fail(missing) if "CI" in os.environ else pytest.skip(missing)
 
 
-Key = tuple[int, int, int, int, int]
-"""Rank, lane, step, peer and block of a transfer."""
+Key = tuple[int, int, int, int, tuple[int, ...]]
+"""Rank, lane, step, peer and blocks of a message."""
 
 
-def transfers_of(schedule: Schedule) -> list[Key]:
-    """All transfers, in the order of steps."""
-    rows = ((index, *row) for index, step in enumerate(schedule.steps) for row in step.rows())
-    return [(rank, lane, index, peer, block) for index, rank, peer, lane, block in rows]
+def messages_of(schedule: Schedule) -> list[Key]:
+    """All messages that the executor sends, in the order in which each rank posts them."""
+    sent = ((part.rank, rows) for part in parts(schedule) for rows in part.messages_out)
+    return [(rank, rows[0].lane, rows[0].step, rows[0].peer, tuple(row.block for row in rows)) for rank, rows in sent]
 
 
-def waits_of(transfers: Sequence[Key]) -> list[list[int]]:
-    """For each transfer those of its block to its rank at steps before: without buffers it waits for no others."""
+def waits_of(messages: Sequence[Key]) -> list[list[int]]:
+    """For each message those of its blocks to its rank at steps before: without buffers it waits for no others."""
     came: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, (_, _, _, peer, block) in enumerate(transfers):
-        came[peer, block].append(number)
+    for number, (_, _, _, peer, blocks) in enumerate(messages):
+        for block in blocks:
+            came[peer, block].append(number)
     return [
-        [other for other in came[rank, block] if transfers[other][2] < index] for rank, _, index, _, block in transfers
+        sorted({other for block in blocks for other in came[rank, block] if messages[other][2] < index})
+        for rank, _, index, _, blocks in messages
     ]
 
 
 def as_scenario(case: Case, latency_inside: bool) -> dict[str, object]:
     """What `tests.support.simgrid.arrivals` reads; latency is waited for inside SimGrid's network or outside of it."""
     topology, schedule, limit = case
-    transfers = transfers_of(schedule)
+    transfers = messages_of(schedule)
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, (rank, lane, *_) in enumerate(transfers):
         lanes[rank, lane].append(number)
@@ -174,7 +177,8 @@ def as_scenario(case: Case, latency_inside: bool) -> dict[str, object]:
             (*pair, route.constraints, float(route.latency_s) - after_s[pair]) for pair, route in routes.items()
         ],
         "transfers": [
-            (rank, peer, sizes[block], max_bytes_per_s, after_s[rank, peer]) for rank, _, _, peer, block in transfers
+            (rank, peer, sum(sizes[block] for block in blocks), max_bytes_per_s, after_s[rank, peer])
+            for rank, _, _, peer, blocks in transfers
         ],
         "lanes": list(lanes.values()),
         "waits": waits_of(transfers),
@@ -182,15 +186,15 @@ def as_scenario(case: Case, latency_inside: bool) -> dict[str, object]:
 
 
 def assert_equal_arrivals(cases: Sequence[Case], latency_inside: bool = False) -> None:
-    """One SimGrid process for all cases; then every transfer of each with both engines."""
+    """One SimGrid process for all cases; then every message of each with both engines."""
     command = [simgrid_python(), str(SCRIPT)]
     asked = json.dumps([as_scenario(case, latency_inside) for case in cases])
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True, timeout=120)
     for (topology, schedule, limit), times_s in zip(cases, json.loads(done.stdout), strict=True):
-        found = dict(zip(transfers_of(schedule), times_s, strict=True))
+        found = dict(zip(messages_of(schedule), times_s, strict=True))
         machine = Machine(topology, Limited("limited", max_bytes_per_s=limit))
         for events in (simulate(schedule, machine).events, run(schedule, machine).timeline().events):
-            ours = {(e.rank, e.lane, e.step, e.peer, e.block): float(e.end_s) for e in events}
+            ours = {(e.rank, e.lane, e.step, e.peer, e.blocks): float(e.end_s) for e in events}
             assert found == pytest.approx(ours, rel=TOLERANCE, abs=0), (topology.name, schedule.name, limit)
 
 

@@ -96,7 +96,7 @@ def _by_operation(timeline: Timeline) -> dict[tuple[object, ...], list[Event]]:
     """The events of each transfer and of equal calls. Calls of a rank come in their order."""
     found: dict[tuple[object, ...], list[Event]] = defaultdict(list)
     for e in timeline.events:
-        found[e.kind, e.step, e.rank, e.peer, e.lane, e.block, e.bytes, e.flops].append(e)
+        found[e.kind, e.step, e.rank, e.peer, e.lane, e.blocks, e.bytes, e.flops].append(e)
     return found
 
 
@@ -265,7 +265,7 @@ def test_a_timeline_that_does_not_fit_is_refused() -> None:
     mesh = full_mesh(8)
     found = array_engine.run(collective("ring", mesh, 8), Machine(mesh))
     assert len(found.timeline(56).events) == 56
-    with pytest.raises(ScheduleError, match=r"'ring' has 56 transfers and kernel calls; a timeline has at most 55"):
+    with pytest.raises(ScheduleError, match=r"'ring' has 56 messages and kernel calls; a timeline has at most 55"):
         found.timeline(55)
 
 

@@ -22,7 +22,7 @@ from tasp_lab.attention.forward import attention
 from tasp_lab.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.collectives.registry import collective
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
-from tasp_lab.schedule.dependencies import dependencies
+from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.edits import with_links
@@ -74,7 +74,9 @@ def _are_alike(classes: list[int], members: Iterable[tuple[int, Counter[Hashable
 @given(gossip_cases(), launches)
 def test_classes_are_equitable(case: tuple[Topology, Schedule], launch_s: Fraction) -> None:
     topology, schedule = case
-    operations = step_operations(schedule, Machine(topology, CommLibrary("t", launch_s)), dependencies(schedule))
+    operations = step_operations(
+        schedule, Machine(topology, CommLibrary("t", launch_s)), message_dependencies(schedule)
+    )
     assert counted_by_hand(operations, classes_of(operations))
     assert counted_by_hand(operations, one_by_one(operations))
 

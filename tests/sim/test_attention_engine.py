@@ -29,7 +29,7 @@ from tasp_lab.units import Number
 from tasp_lab.workload.layer import Mask, Workload
 from tests.sim.test_engine_against_reference import attention_cases, computes, launches, rates, uneven_topologies
 from tests.support.kernel_calls import buffers_of
-from tests.support.schedules import task_of, time_s
+from tests.support.schedules import assert_every_transfer_once, task_of, time_s
 
 seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
 latencies = st.just(Fraction(0)) | st.fractions(Fraction(0), Fraction(5), max_denominator=5)
@@ -223,10 +223,10 @@ class History:
     def __init__(self, topology: Topology, schedule: Schedule, events: tuple[Event, ...]) -> None:
         self._buffers = buffers_of(schedule)
         self._parts = [rank_part(schedule, rank) for rank in range(schedule.world_size)]
-        self._sends = {(e.rank, e.step, e.lane, e.block): e for e in events if e.kind == SEND}
+        self._sends = {(e.rank, e.step, e.lane, each): e for e in events if e.kind == SEND for each in e.blocks}
         self._calls = [[e for e in events if e.kind == ATTEND and e.rank == part.rank] for part in self._parts]
         self._left_s = {k: e.end_s - topology.route(e.rank, e.peer).latency_s for k, e in self._sends.items()}
-        self._arrived_s = {(e.peer, e.block, e.step): e.end_s for e in self._sends.values()}
+        self._arrived_s = {(e.peer, key[-1], e.step): e.end_s for key, e in self._sends.items()}
         self._emptied_s: defaultdict[tuple[int, int], Number] = defaultdict(Fraction)
         for part, calls in zip(self._parts, self._calls, strict=True):
             users: defaultdict[int, set[Condition]] = defaultdict(set)
@@ -243,7 +243,7 @@ class History:
             users.pop(RESIDENT, None)
             released = [set(part.waits[each]) for each in range(part.first_buffer, part.first_join)]
             assert sorted(map(sorted, released)) == sorted(map(sorted, users.values()))
-        assert len(events) == len(self._sends) + sum(map(len, self._calls))
+        assert_every_transfer_once(events, schedule)
 
     def _use(self, rank: int, since: int, until_s: Number) -> None:
         if since != RESIDENT:
@@ -261,16 +261,17 @@ class History:
         return found
 
     def sends(self, rank: int) -> list[tuple[Event, dict[str, Number]]]:
-        """A rank's transfers, each with the times before which it may not start."""
+        """A rank's messages, each with the times before which it may not start: with all blocks of it."""
         found = []
         before: dict[int, dict[str, Number]] = defaultdict(lambda: {"": 0})
-        for row in self._parts[rank].sends:
-            key = rank, row.step, row.lane, row.block
-            arrived_s = 0 if row.since == RESIDENT else self._arrived_s[rank, row.block, row.since]
-            before_in_buffer = range(row.step - self._buffers, -1, -self._buffers) if self._buffers else ()
-            buffer_s = max((self._emptied_s[row.peer, step] for step in before_in_buffer), default=0)
-            found.append((self._sends[key], before[row.lane] | {"block": arrived_s, "buffer": buffer_s}))
-            before[row.lane] = {"lane": self._left_s[key]}
+        for rows in self._parts[rank].messages_out:
+            first = rows[0]
+            key = rank, first.step, first.lane, first.block
+            arrived_s = max(0 if row.since == RESIDENT else self._arrived_s[rank, row.block, row.since] for row in rows)
+            before_in_buffer = range(first.step - self._buffers, -1, -self._buffers) if self._buffers else ()
+            buffer_s = max((self._emptied_s[first.peer, step] for step in before_in_buffer), default=0)
+            found.append((self._sends[key], before[first.lane] | {"block": arrived_s, "buffer": buffer_s}))
+            before[first.lane] = {"lane": self._left_s[key]}
         return found
 
 

@@ -23,7 +23,7 @@ from tasp_lab.workload.layer import Workload
 from tests.attention.test_backward import workloads
 from tests.sim.test_engine_against_reference import computes, launches, uneven_topologies
 from tests.support.reference import reference_times
-from tests.support.schedules import time_s
+from tests.support.schedules import assert_every_transfer_once, time_s
 from tests.support.strategies import exact_bandwidths
 
 dataflows = st.sampled_from(DATAFLOWS)
@@ -59,13 +59,13 @@ def test_every_transfer_and_call_begins_and_ends_when_the_reference_says(
 ) -> None:
     topology, schedule = case
     events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events
-    sends = {(e.step, e.rank, e.peer, e.lane, e.block): (e.start_s, e.end_s) for e in events if e.kind == SEND}
+    sends = {(e.step, e.rank, e.peer, e.lane, e.blocks): (e.start_s, e.end_s) for e in events if e.kind == SEND}
     calls: dict[int, list[tuple[int, tuple[Number, Number]]]] = defaultdict(list)
     for e in events:
         if e.kind == DIFFERENTIATE:
             calls[e.rank].append((e.step, (e.start_s, e.end_s)))
     assert (sends, calls) == reference_times(schedule, topology, launch_s, compute)
-    assert len(events) == schedule.transfers + sum(len(calls) for step in schedule.steps for calls in step.calls)
+    assert_every_transfer_once(events, schedule)
 
 
 # ---------------------------------------------------------------------------------------------------- closed forms

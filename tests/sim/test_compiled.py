@@ -22,7 +22,7 @@ from sim.array.symmetry import classes_of
 from tasp_lab.collectives.registry import collective
 from tasp_lab.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Compute, Machine
-from tasp_lab.schedule.dependencies import dependencies
+from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Topology
@@ -34,7 +34,7 @@ some = settings(max_examples=40, suppress_health_check=[HealthCheck.function_sco
 
 
 def program(schedule: Schedule, machine: Machine) -> Program:
-    operations = step_operations(schedule, machine, dependencies(schedule))
+    operations = step_operations(schedule, machine, message_dependencies(schedule))
     return program_of(operations, classes_of(operations))
 
 
@@ -101,7 +101,7 @@ def _twice(number: int) -> int:
 def test_a_route_of_too_many_constraints_is_refused() -> None:
     mesh = full_mesh(2)
     schedule = collective("ring", mesh, 8)
-    operations = step_operations(schedule, Machine(mesh), dependencies(schedule))
+    operations = step_operations(schedule, Machine(mesh), message_dependencies(schedule))
     many = MAX_PASSES + 1
     operations.__dict__.update(
         constraints=np.arange(many),

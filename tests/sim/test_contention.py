@@ -22,7 +22,7 @@ from tasp_lab.errors import TopologyError
 from tasp_lab.libraries.library import TcpLibrary
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import IDEAL, INSTANT, CommLibrary, ComputeRate, Machine
-from tasp_lab.schedule.dependencies import dependencies
+from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh, nodes, switch
@@ -126,7 +126,7 @@ def test_messages_to_several_peers_add_up_to_the_cap() -> None:
 
 def assert_times_of_reference(schedule: Schedule, machine: Machine) -> None:
     found = simulate(schedule, machine).events
-    sends = {(e.step, e.rank, e.peer, e.lane, e.block): (e.start_s, e.end_s) for e in found if e.kind == SEND}
+    sends = {(e.step, e.rank, e.peer, e.lane, e.blocks): (e.start_s, e.end_s) for e in found if e.kind == SEND}
     calls: dict[int, list[tuple[Number, Number]]] = defaultdict(list)
     for e in found:
         if e.kind != SEND:
@@ -216,7 +216,7 @@ def test_classes_are_equitable(
 ) -> None:
     """Those found; and in classes found without contention, counting by hand and the check agree whether they are."""
     machine = Machine(case[0], ChannelsByPair("channels", launch_s), compute, contention=contention)
-    operations = step_operations(case[1], machine, dependencies(case[1]))
+    operations = step_operations(case[1], machine, message_dependencies(case[1]))
     assert counted_by_hand(operations, classes_of(operations))
 
 

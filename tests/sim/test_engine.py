@@ -18,6 +18,7 @@ from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, both_ways
 from tasp_lab.units import Number
+from tests.support.schedules import assert_every_transfer_once
 from tests.support.strategies import exact_bandwidths, exact_latencies, topologies_and_schedules
 
 world_sizes = st.integers(2, 9)
@@ -76,12 +77,7 @@ def test_what_is_transferred_is_what_the_schedule_says(case: tuple[Topology, str
     topology, name = case
     schedule = collective(name, topology, shard)
     events = simulate(schedule, Machine(topology)).events
-    expected = {
-        (index, *row): int(schedule.block_bytes[row[3]])
-        for index, step in enumerate(schedule.steps)
-        for row in step.rows()
-    }
-    assert {(e.step, e.rank, e.peer, e.lane, e.block): e.bytes for e in events} == expected
+    assert_every_transfer_once(events, schedule)
     arrival = {(e.peer, e.block): e.end_s for e in events}
     for event in events:
         assert event.start_s >= arrival.get((event.rank, event.block), 0)

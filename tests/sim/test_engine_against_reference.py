@@ -131,9 +131,9 @@ def gossip_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
 
 def assert_equal_times(schedule: Schedule, topology: Topology, launch_s: Fraction) -> None:
     timeline = simulate(schedule, Machine(topology, CommLibrary("t", launch_s)))
-    found = {(e.step, e.rank, e.peer, e.lane, e.block): (e.start_s, e.end_s) for e in timeline.events}
+    found = {(e.step, e.rank, e.peer, e.lane, e.blocks): (e.start_s, e.end_s) for e in timeline.events}
     assert (found, {}) == reference_times(schedule, topology, launch_s)
-    assert len(timeline.events) == schedule.transfers
+    assert sum(len(event.blocks) for event in timeline.events) == schedule.transfers
     for event in timeline.events:
         under = (topology.constraints[index].name for index in topology.route(event.rank, event.peer).constraints)
         assert event.bound_by in {*under, "latency", "launch"}
@@ -186,7 +186,7 @@ computes = rates | tile_times()
 def test_attention(case: tuple[Topology, Schedule], launch_s: Fraction, compute: Compute) -> None:
     topology, schedule = case
     events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events
-    sends = {(e.step, e.rank, e.peer, e.lane, e.block): (e.start_s, e.end_s) for e in events if e.kind == SEND}
+    sends = {(e.step, e.rank, e.peer, e.lane, e.blocks): (e.start_s, e.end_s) for e in events if e.kind == SEND}
     calls: dict[int, list[tuple[int, tuple[Number, Number]]]] = defaultdict(list)
     for e in events:
         if e.kind == ATTEND:

@@ -107,7 +107,7 @@ def test_the_engines_agree_on_composed_collectives(case: tuple[Topology, Schedul
 def test_the_reference_agrees(case: tuple[Topology, Schedule], launch_s: Fraction, compute: Compute) -> None:
     topology, schedule = case
     events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events
-    sends = {(e.step, e.rank, e.peer, e.lane, e.block): (e.start_s, e.end_s) for e in events if e.kind == SEND}
+    sends = {(e.step, e.rank, e.peer, e.lane, e.blocks): (e.start_s, e.end_s) for e in events if e.kind == SEND}
     calls = defaultdict(list)
     for e in events:
         if e.kind != SEND:

@@ -1,7 +1,8 @@
 """A second implementation of what the simulator computes: naive, global, exact.
 
 At every instant everything is looked at anew: who has sent, arrived, computed, been launched, may begin; then all rates
-are computed from scratch and time moves on to whatever comes first. Nothing is shared with `sim`.
+are computed from scratch and time moves on to whatever comes first. Nothing is shared with `sim`; messages are those
+that the executor posts.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from tasp_lab.schedule.call_shapes import call_shapes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
+from tests.support.schedules import parts
 
-Key = tuple[int, int, int, int, int]
-"""Step, rank, peer, lane and block of a transfer."""
+Key = tuple[int, int, int, int, tuple[int, ...]]
+"""Step, rank, peer, lane and blocks of a message."""
 
 Place = tuple[int, int]
 """Rank and block."""
@@ -31,7 +33,7 @@ Span = tuple[Fraction, Fraction]
 
 @dataclass(eq=False)
 class Transfer:
-    """One transfer of a block from its rank, and how far it is: each time is None until it is known."""
+    """One message from its rank, and how far it is: each time is None until it is known."""
 
     key: Key
     under: tuple[int, ...]
@@ -51,11 +53,11 @@ class Transfer:
 
     @property
     def reads(self) -> set[Place]:
-        return {(self.key[1], self.key[4])}
+        return {(self.key[1], block) for block in self.key[4]}
 
     @property
     def adds(self) -> set[Place]:
-        return {(self.key[2], self.key[4])}
+        return {(self.key[2], block) for block in self.key[4]}
 
     def streams(self, now: Fraction) -> bool:
         return self.launched_s is not None and self.launched_s <= now and self.bytes_left > 0
@@ -193,9 +195,9 @@ def reference_times(
     contention: Contention = NONE,
     channels: Callable[[int, int], int] = lambda rank, peer: 0,
 ) -> tuple[dict[Key, Span], dict[int, list[tuple[int, Span]]]]:
-    """When every transfer starts and ends; and for each rank that computes its calls' steps, starts and ends.
+    """When every message starts and ends; and for each rank that computes its calls' steps, starts and ends.
 
-    A transfer from a rank to a peer takes `channels` at both.
+    A message from a rank to a peer takes `channels` at both.
     """
     capacity = [Fraction(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
     transfers, computations = list(_transfers(schedule, topology)), list(_computations(schedule, compute))
@@ -232,11 +234,14 @@ def reference_times(
 
 
 def _transfers(schedule: Schedule, topology: Topology) -> Iterator[Transfer]:
-    for index, step in enumerate(schedule.steps):
-        for rank, peer, lane, block in step.rows():
-            route = topology.route(rank, peer)
-            size = Fraction(int(schedule.block_bytes[block]))
-            yield Transfer((index, rank, peer, lane, block), route.constraints, Fraction(route.latency_s), size)
+    """The messages of each rank in the order in which it posts them on each lane."""
+    for part in parts(schedule):
+        for rows in part.messages_out:
+            step, lane, peer = rows[0].step, rows[0].lane, rows[0].peer
+            route, blocks = topology.route(part.rank, peer), tuple(row.block for row in rows)
+            size = Fraction(sum(int(schedule.block_bytes[block]) for block in blocks))
+            key = (step, part.rank, peer, lane, blocks)
+            yield Transfer(key, route.constraints, Fraction(route.latency_s), size)
 
 
 def _computations(schedule: Schedule, compute: Compute) -> Iterator[Computation]:

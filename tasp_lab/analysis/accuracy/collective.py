@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from sim.messages import Messages
+from sim.messages import LibraryMessages
 from sim.simulate import simulate
 from tasp_lab.analysis.accuracy.judged import CollectiveAccuracy, RowAccuracy
 from tasp_lab.analysis.accuracy.machines import machine_of
@@ -62,7 +62,8 @@ def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float
     step, topology = schedule.steps[0], machine.topology
     capacity = [float(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
     longest: list[tuple[str, float]] = []
-    messages, kinds = Messages(schedule, machine.comm_library).kinds(0, step)
+    library, size_bytes = LibraryMessages(schedule, machine.comm_library), schedule.block_bytes[step.block]
+    messages, kinds = library.kinds(0, step.source, step.destination, size_bytes)
     for kind, message in enumerate(messages):
         at = int((kinds == kind).argmax())
         source = int(step.source[at])

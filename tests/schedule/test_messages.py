@@ -14,6 +14,7 @@ from tasp_lab.attention.backward import DATAFLOWS
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.buffer_layout import OUTSIDE
+from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.rank_part import RankPart, Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
@@ -63,6 +64,18 @@ def test_both_ends_agree(schedule: Schedule) -> None:
 def message(rows: tuple[Row, ...], source: int, destination: int) -> Message:
     assert len({(row.step, row.lane, row.peer) for row in rows}) == 1
     return rows[0].step, rows[0].lane, source, destination, tuple(row.block for row in rows)
+
+
+@settings(max_examples=100)
+@given(either)
+def test_a_rank_derives_the_messages_of_the_whole_schedule(schedule: Schedule) -> None:
+    """The engines derive all messages at once, each rank only its own: ends, lanes, blocks in order, and bytes."""
+    found, sizes = message_dependencies(schedule).messages, schedule.block_bytes.tolist()
+    columns = (found.step, found.lane, found.source, found.destination)
+    rows = zip(*(column.tolist() for column in columns), map(tuple, found.blocks.lists()), strict=True)
+    posted = [message(rows, part.rank, rows[0].peer) for part in parts(schedule) for rows in part.messages_out]
+    assert sorted(rows) == sorted(posted)
+    assert found.bytes.tolist() == [sum(sizes[block] for block in blocks) for blocks in found.blocks.lists()]
 
 
 @settings(max_examples=100)

@@ -1,0 +1,90 @@
+"""Both engines simulate the messages that the executor posts: steps, ends, lanes, blocks in order, and bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.trials.in_process import run_in_process
+from sim.simulate import simulate
+from tasp_lab.analysis.registry import build_schedules
+from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.attention.registry import attention_names_on
+from tasp_lab.collectives.registry import COLLECTIVES, collective
+from tasp_lab.linear_attention.registry import LINEAR
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.timeline.events import SEND, Event
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Mask, Workload
+from tests.schedule.test_messages import either
+from tests.sim.test_engine_against_reference import gossips
+from tests.support.star_trail import star_trail
+
+RANKS = 4
+NO_TIME = ComputeRate(1e15)
+
+
+@st.composite
+def star_trails(draw: st.DrawFn) -> Schedule:
+    members = draw(st.sampled_from([1, 2]))
+    n = draw(st.sampled_from([2, 3] if members == 1 else [4, 8]))
+    mask: Mask = draw(st.sampled_from(["full", "causal"]))
+    return star_trail(full_mesh(n), Workload(draw(st.integers(2 * n, 40)), heads=1, head_dim=8, mask=mask), members)
+
+
+@settings(max_examples=100, deadline=None)
+@given(either | star_trails() | gossips(full_mesh(4)), st.booleans())
+def test_drawn_schedules(schedule: Schedule, whole_steps: bool) -> None:
+    check(schedule, whole_steps)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives(name: str) -> None:
+    check(collective(name, full_mesh(RANKS), 97))
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("name", attention_names_on(RANKS, variants=True))
+def test_attention(name: str, mask: Mask) -> None:
+    for schedule in passes(name, Workload(48, heads=4, head_dim=8, mask=mask)):
+        check(schedule)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_attention(name: str) -> None:
+    for schedule in passes(name, Workload(48, heads=4, head_dim=8, mask="causal", kind="linear")):
+        check(schedule)
+
+
+def passes(name: str, layer: Workload) -> Sequence[Schedule]:
+    """Both passes of a schedule."""
+    return build_schedules(name, full_mesh(RANKS), layer, None, AttentionOptions("both"))
+
+
+def check(schedule: Schedule, whole_steps: bool = False) -> None:
+    posted = messages_in(run_in_process(schedule, 2, whole_steps, NO_TIME).events)
+    machine = Machine(full_mesh(schedule.world_size), compute=NO_TIME)
+    for engine in ("simpy", "array"):
+        assert messages_in(simulate(schedule, machine, engine).events) == posted  # type: ignore[arg-type]
+    assert posted.total() <= schedule.transfers
+
+
+def messages_in(events: Iterable[Event]) -> Counter[Sequence[object]]:
+    """The messages among some events, one event each."""
+    return Counter((e.step, e.rank, e.peer, e.lane, e.blocks, e.bytes) for e in events if e.kind == SEND)
+
+
+def test_which_blocks_a_star_trail_sends_together() -> None:
+    """On 2 x 4 ranks a rank shares two queries and two keys, then passes on those of its mate apart from its own.
+
+    Four keys that came together leave together; results are ready one after another.
+    """
+    schedule = star_trail(full_mesh(8), Workload(64, heads=1, head_dim=8), 2)
+    posted = messages_in(run_in_process(schedule).events)
+    sent = Counter((step, len(blocks)) for step, _, _, _, blocks, _ in posted)  # type: ignore[arg-type, misc]
+    assert sent == {(0, 2): 16, (1, 2): 8, (2, 2): 8, (2, 4): 4, (4, 1): 16}
