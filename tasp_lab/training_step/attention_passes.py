@@ -21,6 +21,7 @@ from tasp_lab.linear_attention.registry import linear_schedules
 from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.composition.layers import LayerTask
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.parts import equal_parts
@@ -115,7 +116,7 @@ def _in_groups(one: Schedule, groups: IntArray) -> AttentionPass:
 def _spread(own: BoolArray, groups: Sequence[Sequence[int]] | IntArray) -> BoolArray:
     """What the ranks of one group have, for all groups: blocks of group j follow those of group j - 1."""
     count, blocks = own.shape[1], own.shape[1] * len(groups)
-    found = np.zeros((own.shape[0] * len(groups), blocks), dtype=np.bool_)
+    found = no_copies(own.shape[0] * len(groups), blocks)
     for number, ranks in enumerate(groups):
         found[ranks, number * count : (number + 1) * count] = own
     return found
