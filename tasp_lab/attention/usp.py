@@ -36,7 +36,7 @@ from tasp_lab.choices import Dataflow
 from tasp_lab.errors import NoLinkError, ScheduleError, TopologyError
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.composition.merged_steps import joined
-from tasp_lab.schedule.proof import no_copies
+from tasp_lab.schedule.proof import check_holdings, no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.between_groups import between_groups
@@ -201,6 +201,7 @@ class HeadGroups:
         cells = np.array(list(_cells(outer, members)), dtype=np.int64)
         block, of_keys = cells[:, 0], np.isin(outer.tensor[cells[:, 0]], (KEYS, KEY_GRADIENTS))
         self._groups = np.where(of_keys, min(members, kv_heads), members)
+        check_holdings(outer.layout.world_size * members, int(self._groups.sum()))
         self._first_cell = np.searchsorted(block, np.arange(len(outer.tensor) + 1))
         cell, group = ranges(np.zeros_like(self._groups), self._groups)
         self._first_block = np.cumsum(self._groups) - self._groups

@@ -25,9 +25,9 @@ from functools import cached_property
 import numpy as np
 
 from tasp_lab.arrays import Int32Array
-from tasp_lab.decomposition.closed_forms import closed_forms
+from tasp_lab.decomposition.closed_forms import closed_forms, gray_ring
 from tasp_lab.decomposition.complete_digraph import verify_cycles
-from tasp_lab.decomposition.few_rings import best_few
+from tasp_lab.decomposition.few_rings import best_few, max_of_one_ring
 from tasp_lab.decomposition.link_loads import constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.decomposition.problem import is_searchable
 from tasp_lab.decomposition.rings import RELATIVE_TOLERANCE, Rings
@@ -292,6 +292,11 @@ def _with_lanes(
     """The best few rings of several searches."""
     if fold is not None:
         raise NoDecompositionError("a fold and a number of lanes cannot be combined")
+    known = gray_ring(topology) if lanes == 1 and not rail_aligned else None
+    if known is not None:
+        one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
+        if one.proved_optimal:
+            return one
     found: list[Decomposition] = []
     for part in _rounds(budget):
         try:

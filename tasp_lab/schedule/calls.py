@@ -151,7 +151,7 @@ class Calls:
         return Calls(self.kernel, self.rank[chosen], operands, self.params[chosen], self.lane)
 
     def batches(self) -> Iterator[tuple[int, Calls]]:
-        """The calls in order, at most `TILES_AT_ONCE` tiles (or one call) at once, and the number of the first call.
+        """The calls in order, `TILES_AT_ONCE` tiles and at most one call more at once, and the number of the first.
 
         A call over q blocks of queries and k blocks of keys has q k tiles, each of which adds a part: the calls of
         Ulysses on 512 ranks have 134 million, which would take 20 GB at once.
