@@ -136,9 +136,9 @@ def _shortest(
 def _made_by(calls: Calls, task: AttentionTask) -> BoolArray:
     """The blocks of keys and queries for which each rank computes something: bool array (world_size, blocks)."""
     found = no_copies(task.layout.world_size, len(task.tensor) + 1)
-    for _, some in calls.batches():
-        effects = task.effects(some)
-        found[some.rank[effects.call], effects.block] = True
+    for _, batch in calls.batches():
+        effects = task.effects(batch)
+        found[batch.rank[effects.call], effects.block] = True
     made: BoolArray = found[:, task.output_of]  # the last column, of no block, is False
     return made
 

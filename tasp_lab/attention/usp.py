@@ -282,9 +282,9 @@ def _with_parts(steps: Sequence[Step], task: AttentionTask) -> list[Step]:
         found.append(Step(source, destination, step.lane[some], block, step.gives[some], step.calls))
         has[step.source[step.gives], step.block[step.gives]] = False
         for calls in step.calls:
-            for _, some in calls.batches():
-                effects = task.effects(some)
-                has[some.rank[effects.call], effects.block] = True
+            for _, batch in calls.batches():
+                effects = task.effects(batch)
+                has[batch.rank[effects.call], effects.block] = True
         has[destination, block] = True
     return found
 

@@ -32,7 +32,7 @@ def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None
         return
     if topology.is_complete:
         own_links = len(topology.vertices) == topology.world_size and not topology.shared
-        uniform = own_links and len(set(topology.link_bandwidths_bytes_per_s.tolist())) < 2
+        uniform = own_links and topology.table.is_uniform
         if fold != 1 or uniform or topology.world_size not in (4, 6):
             yield _of_complete_digraph(topology.world_size, fold)
     links = topology.linked_pairs

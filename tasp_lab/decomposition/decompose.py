@@ -39,6 +39,9 @@ from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_bandwidth
 
+MANY_RANKS = 256
+"""The flows that bound the rate of rings may take more than a few seconds for so many ranks or more."""
+
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
@@ -260,6 +263,8 @@ def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBud
         yield _as_decomposition(topology, rings)
     if known and not is_searchable(topology):
         return
+    if topology.world_size >= MANY_RANKS:
+        budget.progress(f"bounding the rate of rings of {topology.world_size:,} ranks; this may take a while")
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
     for rings in search.best(known):
         yield _as_decomposition(topology, rings)

@@ -39,19 +39,19 @@ def added_parts(schedule: Schedule, copies: Copies, calls: tuple[Calls, ...]) ->
         if schedule.task is None:
             raise ScheduleError(f"rank {each.rank[0]} computes, but there is no task to compute")
         _check_operands(schedule, copies, each)
-        for _, some in each.batches():
-            effects = schedule.task.effects(some)
-            _check_parts(schedule, some, effects)
-            codes.append((some.rank[effects.call] * blocks + effects.block << shift) + effects.part)
+        for _, batch in each.batches():
+            effects = schedule.task.effects(batch)
+            _check_parts(schedule, batch, effects)
+            codes.append((batch.rank[effects.call] * blocks + effects.block << shift) + effects.part)
             if sum(map(len, codes)) > TILES_AT_ONCE:
                 words.add(np.concatenate(codes))
                 codes = codes[:1]
     words.add(np.concatenate(codes))
     word, bits, twice = words.joined()
     if twice is not None:
-        rank, block = divmod(twice >> shift, max(blocks, 1))
-        name = part_name(schedule, block, twice & (1 << shift) - 1)
-        raise ScheduleError(f"rank {rank} computes {name} twice in this step")
+        at, of = divmod(twice >> shift, max(blocks, 1))
+        name = part_name(schedule, of, twice & (1 << shift) - 1)
+        raise ScheduleError(f"rank {at} computes {name} twice in this step")
     copy, place = np.divmod(word, 1 << shift - _WORD_BITS)
     rank, block = np.divmod(copy, max(blocks, 1))
     return AddedParts(rank, block, place, bits)

@@ -16,7 +16,7 @@ from tasp_lab.analysis import predict as prediction
 from tasp_lab.analysis.registry import build_schedules
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.attention.task import AttentionTask
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import NoDecompositionError, ScheduleError
 from tasp_lab.schedule import added_parts, calls
 from tasp_lab.schedule.calls import Calls, Effects
 from tasp_lab.schedule.dependencies import dependencies
@@ -57,6 +57,28 @@ def test_a_refusal_on_the_command_line_needs_less_than_two_gibibytes() -> None:
         "tasp-lab: schedule 'ulysses': 16384 ranks and 805306368 blocks are too many to replay, expected at most "
         "1073741824 pairs of them",
     ]
+
+
+def test_a_full_mesh_takes_no_memory_for_each_of_its_links() -> None:
+    tasp_lab.predict("full-mesh:4", "ring", "1MiB", engine="array", samples=0)  # imports
+    tracemalloc.start()
+    try:
+        (found,) = tasp_lab.predict("full-mesh:4096", "ring", "1MiB", engine="array", samples=0)
+        with pytest.raises(NoDecompositionError, match=r"the 8191 rings of K\*_8192 are too many"):
+            tasp_lab.decompose("full-mesh:8192")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.time_s == pytest.approx(4095 * (2**20 / 50e9 + 1e-6))
+    assert most < 4096 * 4095 * 8
+
+
+def test_a_search_over_many_ranks_is_announced_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("tasp_lab.decomposition.decompose.MANY_RANKS", 12)
+    found = tasp_lab.decompose("torus:3x4", progress=lines.append)
+    assert found.proved_optimal
+    assert lines[0] == "bounding the rate of rings of 12 ranks; this may take a while"
 
 
 def test_large_worlds_are_announced_before_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
