@@ -65,6 +65,10 @@ class ScheduleError(TaspLabError):
     """An invalid schedule. The message names step, rank and block."""
 
 
+class TooManyBlocksError(ScheduleError):
+    """A schedule whose ranks and blocks are too many to prove. The message names both numbers."""
+
+
 class NoLinkError(ScheduleError):
     """A transfer for which the topology has no link: `where` it is, its two ranks, and the topology's name."""
 

@@ -158,11 +158,15 @@ class Incidence(NamedTuple):
         passing, column = np.nonzero(routes >= 0)
         passed = routes[passing, column].astype(np.int64)
         shared = np.array([float(each.bandwidth_bytes_per_s) for each in topology.shared])
-        capacity = np.concatenate([topology.link_bandwidths_bytes_per_s, shared])
-        constraints = np.flatnonzero(np.bincount(passed, minlength=len(capacity)))
-        place = np.zeros(len(capacity), dtype=np.int64)
-        place[constraints] = np.arange(len(constraints))
-        return cls(constraints, capacity[constraints], passing, place[passed])
+        constraints, place = np.unique(passed, return_inverse=True)
+        links = np.searchsorted(constraints, len(topology.links))
+        capacity = np.concatenate(
+            [
+                topology.link_bandwidths_bytes_per_s[constraints[:links]],
+                shared[constraints[links:] - len(topology.links)],
+            ]
+        )
+        return cls(constraints, capacity, passing, place)
 
     def that_can_saturate(self, max_bytes_per_s: FloatArray) -> Incidence:
         """The passes of those constraints that can saturate.

@@ -65,6 +65,9 @@ from tasp_lab.workload.layer import Workload
 
 _Given = TypeVar("_Given", ComputeLike | None, str | None)
 
+MANY_RANKS = 256
+"""Building and proving a schedule, and its bound, may take more than a few seconds for so many ranks or more."""
+
 MANY_TRANSFERS = {"simpy": 10_000, "array": 200_000}
 """An engine may take more than a few seconds for more transfers than this, which is reported as progress."""
 
@@ -127,7 +130,7 @@ def predict(
         time only.
     samples, seed : of the constants, from which intervals are made, see `tasp_lab.analysis.uncertainty`; 0 samples for
         none.
-    progress : called with stages of searches and with simulations that take long.
+    progress : called with stages of searches, and before schedules are built or simulated that take long.
     options, attention : `AttentionOptions` of a layer, and its fields as keywords: ``passes="both"``.
 
     Returns a `CollectivePrediction` or a `LayerPrediction` per schedule; with the passes ``both`` three: forward,
@@ -206,6 +209,8 @@ class _OneSchedule:
         return [*passes, together(*passes)] if self.options.passes == "both" else passes
 
     def _passes(self, name: str, found: Decomposition | None) -> list[tuple[Prediction, Schedule]]:
+        if (ranks := self.machine.topology.world_size) >= MANY_RANKS:
+            self.progress(f"building {name} for {ranks:,} ranks; this may take a while")
         schedules = build_schedules(name, self.machine.topology, self.work, found, self.options)
         return [(self._predict(schedule), schedule) for schedule in schedules]
 

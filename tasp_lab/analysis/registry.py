@@ -24,7 +24,7 @@ from tasp_lab.choices import Pass as Pass
 from tasp_lab.collectives.kinds import with_article
 from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.decomposition.decompose import Decomposition
-from tasp_lab.errors import ScheduleError, unknown
+from tasp_lab.errors import ScheduleError, TooManyBlocksError, unknown
 from tasp_lab.hybrid import registry as hybrid
 from tasp_lab.hybrid.stack import hybrid_schedules
 from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
@@ -86,7 +86,10 @@ def build_schedules(
             raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
         return (collective(name, topology, work, decomposition),)
     build = {"softmax": attention_schedules, "linear": linear_schedules, "hybrid": hybrid_schedules}[work.kind]
-    return build(name, topology, work, decomposition, options)
+    try:
+        return build(name, topology, work, decomposition, options)
+    except TooManyBlocksError as error:
+        raise ScheduleError(f"schedule {name!r}: {error}") from None
 
 
 def uses_rings(name: str) -> bool:

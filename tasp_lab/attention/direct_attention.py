@@ -42,6 +42,7 @@ from tasp_lab.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.composition.merged_steps import NO_STEP, joined
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
@@ -75,7 +76,7 @@ def direct_pass(
     pools: dict[int, Pool | None] = {KEYS: Pool("keys", options.buffers)}
     kept = None
     if options.stages <= options.buffers:
-        pools[KEYS], kept = None, np.zeros((n, len(task.tensor)), dtype=np.bool_)
+        pools[KEYS], kept = None, no_copies(n, len(task.tensor))
         kept[uses.rank, circulation.blocks[uses.block]] = True
     if backward:
         pools[KEY_GRADIENTS] = Pool("key gradients", min(options.buffers, options.stages + 1))

@@ -51,22 +51,24 @@ class Routes:
         """The inner rings, then the directions of the outer ring."""
         return 1 + int(self.outer_lane.max())
 
-    def paths(self) -> IntArray:
-        """The ranks at which the parts of all ranks are hop by hop.
+    def paths(self, hops: IntArray | None = None) -> IntArray:
+        """The ranks at which the parts of all ranks are at these hops, int array (hops,), by default hop by hop at all.
 
-        An int array (parts * world_size, world_size); row ``part * world_size + rank`` is that of a rank's part.
+        An int array (parts * world_size, hops); row ``part * world_size + rank`` is that of a rank's part.
         """
-        group, place = np.divmod(np.arange(self.groups * self.window), self.window)
+        ranks = np.arange(self.groups * self.window)
+        group, place = np.divmod(ranks, self.window)
+        windows, places = np.divmod(ranks if hops is None else hops, self.window)
         first = np.argsort(self.inner, axis=1)[:, place]
-        around = np.take_along_axis(self.inner[:, None], (first[:, :, None] + place) % self.window, axis=2)
-        between = (group[:, None] + self.direction[:, None, None] * group) % self.groups
-        paths: IntArray = (between * self.window + around[self.lane]).reshape(-1, len(group))
+        around = np.take_along_axis(self.inner[:, None], (first[:, :, None] + places) % self.window, axis=2)
+        between = (group[:, None] + self.direction[:, None, None] * windows) % self.groups
+        paths: IntArray = (between * self.window + around[self.lane]).reshape(-1, len(places))
         return paths
 
     def has_links(self, topology: Topology) -> bool:
-        """Whether the topology has links for all hops."""
-        paths = self.paths()
-        return bool(topology.linked_pairs[paths[:, [0]], paths[:, [1, self.window]]].all())
+        """Whether the topology has links for all hops: each follows the ring of the first hop, or that of a window."""
+        paths = self.paths(np.array([0, 1, self.window]))
+        return bool(topology.have_routes(paths[:, [0, 0]], paths[:, 1:]).all())
 
 
 def routes_of(name: str, topology: Topology, split: tuple[int, int], variant: str) -> list[Routes]:

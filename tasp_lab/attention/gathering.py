@@ -19,6 +19,7 @@ from tasp_lab.collectives.gather_steps import carried
 from tasp_lab.collectives.registry import collective
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
@@ -49,7 +50,7 @@ def steps_along(
 
 def read_by(calls: Calls, task: AttentionTask) -> BoolArray:
     """The blocks that each rank calls with: bool array (world_size, blocks)."""
-    found = np.zeros((task.layout.world_size, len(task.tensor)), dtype=np.bool_)
+    found = no_copies(task.layout.world_size, len(task.tensor))
     for operand in calls.operands:
         found[calls.rank[operand.owner], operand.block] = True
     return found

@@ -43,6 +43,7 @@ from tasp_lab.errors import NoDecompositionError, ScheduleError, TopologyError
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.composition.groups import replicated
 from tasp_lab.schedule.composition.merged_steps import NO_STEP, joined
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh
@@ -134,9 +135,10 @@ def _shortest(
 
 def _made_by(calls: Calls, task: AttentionTask) -> BoolArray:
     """The blocks of keys and queries for which each rank computes something: bool array (world_size, blocks)."""
-    effects = task.effects(calls)
-    found = np.zeros((task.layout.world_size, len(task.tensor) + 1), dtype=np.bool_)
-    found[calls.rank[effects.call], effects.block] = True
+    found = no_copies(task.layout.world_size, len(task.tensor) + 1)
+    for _, batch in calls.batches():
+        effects = task.effects(batch)
+        found[batch.rank[effects.call], effects.block] = True
     made: BoolArray = found[:, task.output_of]  # the last column, of no block, is False
     return made
 

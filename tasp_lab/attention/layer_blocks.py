@@ -16,6 +16,7 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.choices import WHAT_IF_DTYPE
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
@@ -268,7 +269,7 @@ class LayerBlocks:
 
     def owned(self, *tensors: int) -> BoolArray:
         """Bool array (world_size, blocks): the owner of each block of these tensors."""
-        held = np.zeros((self.layout.world_size, len(self.tensor)), dtype=np.bool_)
+        held = no_copies(self.layout.world_size, len(self.tensor))
         blocks = np.flatnonzero(np.isin(self.tensor, tensors))
         held[self.owner[blocks], blocks] = True
         return held

@@ -10,6 +10,7 @@ from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.attention.layer_blocks import query_spans
 from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, TENSORS, AttentionTask
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.proof import check_holdings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
@@ -28,15 +29,18 @@ def span_task(
 ) -> AttentionTask:
     """The task whose blocks are the spans of a layout, for each of equal groups of heads.
 
-    `dtype` is that of results or gradients. Blocks are numbered by tensor, group, rank and span.
+    `dtype` is that of results or gradients. Blocks are numbered by tensor, group, rank and span. Raises
+    `TooManyBlocksError`.
     """
     spans_of = {KEYS: _table(layout.spans), QUERIES: _table(query_spans(workload, layout))}
+    of_keys, of_queries = key_groups * spans_of[KEYS].shape[1], query_groups * spans_of[QUERIES].shape[1]
+    check_holdings(layout.world_size, (1 + backward) * of_keys + 2 * of_queries)
     columns = []
     for tensor in (KEYS, QUERIES, KEY_GRADIENTS, QUERY_GRADIENTS) if backward else (KEYS, QUERIES, RESULTS):
-        of_keys = tensor in (KEYS, KEY_GRADIENTS)
-        groups = key_groups if of_keys else query_groups
-        heads = (workload.kv_head_count if of_keys else workload.heads) // groups
-        spans = spans_of[KEYS if of_keys else QUERIES]
+        is_key = tensor in (KEYS, KEY_GRADIENTS)
+        groups = key_groups if is_key else query_groups
+        heads = (workload.kv_head_count if is_key else workload.heads) // groups
+        spans = spans_of[KEYS if is_key else QUERIES]
         first_head = np.repeat(np.arange(groups) * heads, spans.shape[1])
         fixed = (np.full_like(first_head, tensor), first_head, np.full_like(first_head, heads))
         columns.append(np.stack([*np.tile(spans, groups), *fixed]))

@@ -23,6 +23,7 @@ from tasp_lab.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
@@ -50,7 +51,7 @@ def _pass(name: str, topology: Topology, workload: Workload, options: AttentionO
     operands = _users(task.blocks_of(QUERIES), n, n), _users(task.blocks_of(KEYS), n, min(n, kv_heads))
     user, block = np.concatenate(operands, axis=1)
     owner, output, away = task.owner[block], task.output_of[block], user != task.owner[block]
-    kept = np.zeros((n, len(task.tensor)), dtype=np.bool_)
+    kept = no_copies(n, len(task.tensor))
     kept[user[away], block[away]] = True
     left = kept & (task.tensor == KEYS) if backward else None
     sent, back = away & ~(backward & (task.tensor[block] == KEYS)), away & (output >= 0)

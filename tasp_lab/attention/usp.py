@@ -36,6 +36,7 @@ from tasp_lab.choices import Dataflow
 from tasp_lab.errors import NoLinkError, ScheduleError, TopologyError
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.composition.merged_steps import joined
+from tasp_lab.schedule.proof import check_holdings, no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.between_groups import between_groups
@@ -200,6 +201,7 @@ class HeadGroups:
         cells = np.array(list(_cells(outer, members)), dtype=np.int64)
         block, of_keys = cells[:, 0], np.isin(outer.tensor[cells[:, 0]], (KEYS, KEY_GRADIENTS))
         self._groups = np.where(of_keys, min(members, kv_heads), members)
+        check_holdings(outer.layout.world_size * members, int(self._groups.sum()))
         self._first_cell = np.searchsorted(block, np.arange(len(outer.tensor) + 1))
         cell, group = ranges(np.zeros_like(self._groups), self._groups)
         self._first_block = np.cumsum(self._groups) - self._groups
@@ -238,7 +240,7 @@ class HeadGroups:
 
     def copies(self, outer: BoolArray) -> BoolArray:
         """The copies of the members, from those of the outer ranks: bool arrays (world_size, blocks)."""
-        found = np.zeros((len(outer) * self.members, len(self.task.tensor)), dtype=np.bool_)
+        found = no_copies(len(outer) * self.members, len(self.task.tensor))
         rank, blocks = np.nonzero(outer)
         for member in range(self.members):
             entry, block = self.of_member(blocks, member)
@@ -271,7 +273,7 @@ class HeadGroups:
 
 def _with_parts(steps: Sequence[Step], task: AttentionTask) -> list[Step]:
     """The steps without transfers of which the source has no part: a member may have fewer than an outer rank."""
-    has = np.zeros((task.layout.world_size, len(task.tensor)), dtype=np.bool_)
+    has = no_copies(task.layout.world_size, len(task.tensor))
     has[:, np.isin(task.tensor, (KEYS, QUERIES))] = True
     found = []
     for step in steps:
@@ -280,8 +282,9 @@ def _with_parts(steps: Sequence[Step], task: AttentionTask) -> list[Step]:
         found.append(Step(source, destination, step.lane[some], block, step.gives[some], step.calls))
         has[step.source[step.gives], step.block[step.gives]] = False
         for calls in step.calls:
-            effects = task.effects(calls)
-            has[calls.rank[effects.call], effects.block] = True
+            for _, batch in calls.batches():
+                effects = task.effects(batch)
+                has[batch.rank[effects.call], effects.block] = True
         has[destination, block] = True
     return found
 

@@ -10,7 +10,7 @@ from tasp_lab.arrays import IntArray
 from tasp_lab.decomposition.complete_digraph import hamiltonian_cycles, two_fold_hamiltonian_cycles
 from tasp_lab.decomposition.factors import rings_of
 from tasp_lab.decomposition.node_rings import is_rail_aligned, node_rings
-from tasp_lab.decomposition.rings import Rings
+from tasp_lab.decomposition.rings import Rings, is_ring
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.topology.graph import Topology
 
@@ -32,12 +32,28 @@ def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None
         return
     if topology.is_complete:
         own_links = len(topology.vertices) == topology.world_size and not topology.shared
-        uniform = own_links and len(set(topology.link_bandwidths_bytes_per_s.tolist())) < 2
+        uniform = own_links and topology.table.is_uniform
         if fold != 1 or uniform or topology.world_size not in (4, 6):
             yield _of_complete_digraph(topology.world_size, fold)
     links = topology.linked_pairs
     if fold in (None, 1) and (links.sum(axis=0) == 1).all() and (links.sum(axis=1) == 1).all():
         yield Rings(rings_of(links.argmax(axis=1)[None]), 1, "the topology is one directed ring")
+
+
+def gray_ring(topology: Topology) -> Rings | None:
+    """The ring of the reflected binary Gray code, whose neighbours differ in one digit; None if it is no ring here.
+
+    It is one in every hypercube (Gilbert, "Gray codes and paths on the n-cube", 1958).
+
+    >>> from tasp_lab.topology.builders import hypercube
+    >>> gray_ring(hypercube(3)).rings.tolist()
+    [[0, 1, 3, 2, 6, 7, 5, 4]]
+    """
+    ranks = np.arange(topology.world_size)
+    order = ranks ^ ranks >> 1
+    if topology.world_size & topology.world_size - 1 or topology.is_complete or not is_ring(topology, order.tolist()):
+        return None
+    return Rings(order[None], 1, "the Gray code of the ranks")
 
 
 def _of_complete_digraph(n: int, fold: int | None) -> Rings:

@@ -25,9 +25,9 @@ from functools import cached_property
 import numpy as np
 
 from tasp_lab.arrays import Int32Array
-from tasp_lab.decomposition.closed_forms import closed_forms
+from tasp_lab.decomposition.closed_forms import closed_forms, gray_ring
 from tasp_lab.decomposition.complete_digraph import verify_cycles
-from tasp_lab.decomposition.few_rings import best_few
+from tasp_lab.decomposition.few_rings import best_few, max_of_one_ring
 from tasp_lab.decomposition.link_loads import constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.decomposition.problem import is_searchable
 from tasp_lab.decomposition.rings import RELATIVE_TOLERANCE, Rings
@@ -38,6 +38,9 @@ from tasp_lab.progress import ProgressCallback, no_progress
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_bandwidth
+
+MANY_RANKS = 256
+"""The flows that bound the rate of rings may take more than a few seconds for so many ranks or more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +263,8 @@ def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBud
         yield _as_decomposition(topology, rings)
     if known and not is_searchable(topology):
         return
+    if topology.world_size >= MANY_RANKS:
+        budget.progress(f"bounding the rate of rings of {topology.world_size:,} ranks; this may take a while")
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
     for rings in search.best(known):
         yield _as_decomposition(topology, rings)
@@ -292,6 +297,11 @@ def _with_lanes(
     """The best few rings of several searches."""
     if fold is not None:
         raise NoDecompositionError("a fold and a number of lanes cannot be combined")
+    known = gray_ring(topology) if lanes == 1 and not rail_aligned else None
+    if known is not None:
+        one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
+        if one.proved_optimal:
+            return one
     found: list[Decomposition] = []
     for part in _rounds(budget):
         try:

@@ -34,7 +34,7 @@ _MAX_CANDIDATES = 200
 
 def best_few(topology: Topology, known: Rings, lanes: int, ring_limit: Fraction, budget: SearchBudget) -> Rings:
     """At most `lanes` rings; `known` are more, and `ring_limit` bounds the rate of any rings, in bytes/s."""
-    limit = min(ring_limit, lanes * _max_of_one_ring(topology))
+    limit = min(ring_limit, lanes * max_of_one_ring(topology))
     best, best_rate = None, Fraction(0)
     for rings in _attempts(topology, known, lanes, budget):
         shares = rings.shares or (Fraction(1, len(rings.rings)),) * len(rings.rings)
@@ -49,7 +49,7 @@ def best_few(topology: Topology, known: Rings, lanes: int, ring_limit: Fraction,
     return replace(best, limit_bytes_per_s=limit)
 
 
-def _max_of_one_ring(topology: Topology) -> Fraction:
+def max_of_one_ring(topology: Topology) -> Fraction:
     """The minimum over all ranks of the fastest link out of, and into, the rank."""
     if topology.table.is_uniform:
         return Fraction(topology.links[0].bandwidth_bytes_per_s)

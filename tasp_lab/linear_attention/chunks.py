@@ -35,6 +35,7 @@ from tasp_lab.attention.layer_blocks import RESULTS as RESULTS
 from tasp_lab.attention.layer_blocks import TENSORS as SOFTMAX_TENSORS
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind, Pool
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
@@ -366,7 +367,7 @@ class LinearBlocks:
 
     def owned(self, *tensors: int) -> BoolArray:
         """Bool array (world_size, blocks): the owner of each block of these tensors."""
-        held = np.zeros((self.layout.world_size, len(self.tensor)), dtype=np.bool_)
+        held = no_copies(self.layout.world_size, len(self.tensor))
         blocks = np.flatnonzero(np.isin(self.tensor, tensors))
         held[self.owner[self.chunk[blocks]], blocks] = True
         return held

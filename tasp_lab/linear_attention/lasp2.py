@@ -28,6 +28,7 @@ from tasp_lab.errors import ScheduleError
 from tasp_lab.linear_attention.passes import chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.schedule.calls import BlockLists
+from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
@@ -72,7 +73,7 @@ def _along(name: str, topology: Topology, task: LinearTask, gather: Schedule, tr
     received, made = receivers(task), makers(task) if trim else chunks
     if not len(received):
         return layer_schedule(name, topology, task, [Step.of((), [task.calls(states.within, chunks)])])
-    needed = np.zeros((topology.world_size, len(task.tensor)), dtype=np.bool_)
+    needed = no_copies(topology.world_size, len(task.tensor))
     call, other = task.others(received, back=task.is_backward)
     needed[task.owner[received[call]][:, None], task.block(states.chunk, other[:, None], np.arange(task.pieces))] = True
     steps = [carried(each, _blocks_of(task, gather)) for each in gather.steps]

@@ -8,7 +8,7 @@ import numpy as np
 
 from tasp_lab.arrays import IntArray
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.calls import Calls, Effects
+from tasp_lab.schedule.calls import TILES_AT_ONCE, Calls, Effects
 from tasp_lab.schedule.copies import Copies
 from tasp_lab.schedule.copy_stores import WORD, WordArray, bit_of
 
@@ -34,24 +34,68 @@ def added_parts(schedule: Schedule, copies: Copies, calls: tuple[Calls, ...]) ->
     complete, and for parts that are out of range or that several calls yield.
     """
     blocks, shift = len(schedule.blocks), max(int(schedule.blocks.parts.max(initial=1)).bit_length(), _WORD_BITS)
-    codes = [np.zeros(0, dtype=np.int64)]
+    codes, words = [np.zeros(0, dtype=np.int64)], _Words()
     for each in calls:
         if schedule.task is None:
             raise ScheduleError(f"rank {each.rank[0]} computes, but there is no task to compute")
         _check_operands(schedule, copies, each)
-        effects = schedule.task.effects(each)
-        _check_parts(schedule, each, effects)
-        codes.append((each.rank[effects.call] * blocks + effects.block << shift) + effects.part)
-    code = np.sort(np.concatenate(codes))
-    rank, block = np.divmod(code >> shift, max(blocks, 1))
-    part = code & (1 << shift) - 1
-    again = np.flatnonzero(code[1:] == code[:-1])
-    if len(again):
-        at = again[0]
-        raise ScheduleError(f"rank {rank[at]} computes {part_name(schedule, block[at], part[at])} twice in this step")
-    first = np.flatnonzero(np.diff(code >> _WORD_BITS, prepend=-1))
-    bits = np.bitwise_or.reduceat(bit_of(part), first) if len(first) else bit_of(part)
-    return AddedParts(rank[first], block[first], part[first] >> _WORD_BITS, bits)
+        for _, batch in each.batches():
+            effects = schedule.task.effects(batch)
+            _check_parts(schedule, batch, effects)
+            codes.append((batch.rank[effects.call] * blocks + effects.block << shift) + effects.part)
+            if sum(map(len, codes)) > TILES_AT_ONCE:
+                words.add(np.concatenate(codes))
+                codes = codes[:1]
+    words.add(np.concatenate(codes))
+    word, bits, twice = words.joined()
+    if twice is not None:
+        at, of = divmod(twice >> shift, max(blocks, 1))
+        name = part_name(schedule, of, twice & (1 << shift) - 1)
+        raise ScheduleError(f"rank {at} computes {name} twice in this step")
+    copy, place = np.divmod(word, 1 << shift - _WORD_BITS)
+    rank, block = np.divmod(copy, max(blocks, 1))
+    return AddedParts(rank, block, place, bits)
+
+
+class _Words:
+    """Sets of numbers, kept as 64-bit words: a batch takes a bit for each number rather than an integer."""
+
+    def __init__(self) -> None:
+        self._words: list[tuple[IntArray, WordArray]] = []
+
+    def add(self, numbers: IntArray) -> None:
+        """Add a batch of numbers, 0 or more; of one that comes several times, one word for each time."""
+        numbers = np.sort(numbers)
+        again = np.flatnonzero(numbers[1:] == numbers[:-1]) + 1
+        if len(again):
+            self._words.append((numbers[again] >> _WORD_BITS, bit_of(numbers[again])))
+        word = numbers >> _WORD_BITS
+        first = np.flatnonzero(np.diff(word, prepend=-1))
+        bits = np.bitwise_or.reduceat(bit_of(numbers), first) if len(first) else bit_of(numbers)
+        self._words.append((word[first], bits))
+
+    def joined(self) -> tuple[IntArray, WordArray, int | None]:
+        """The words of all batches, ascending, their bits, and the first number that came twice; None: none did."""
+        word, bits = (np.concatenate(column) for column in zip(*self._words, strict=True))
+        if len(self._words) == 1:
+            return word, bits, None
+        order = np.argsort(word, kind="stable")
+        word, bits = word[order], bits[order]
+        first = np.flatnonzero(np.diff(word, prepend=-1))
+        if len(first) == len(word):
+            return word, bits, None
+        joined = np.bitwise_or.reduceat(bits, first)
+        count = np.unpackbits(bits.view(np.uint8)).reshape(-1, WORD).sum(axis=1)
+        differs = np.add.reduceat(count, first) != np.unpackbits(joined.view(np.uint8)).reshape(-1, WORD).sum(axis=1)
+        twice = None
+        if differs.any():
+            at = int(differs.argmax())
+            seen, again = 0, 0
+            for each in bits[word == word[first[at]]].tolist():
+                again |= seen & each
+                seen |= each
+            twice = int(word[first[at]]) * WORD + (again & -again).bit_length() - 1
+        return word[first], joined, twice
 
 
 def part_name(schedule: Schedule, block: int | np.int64, part: int | np.int64) -> str:

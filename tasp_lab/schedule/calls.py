@@ -17,6 +17,9 @@ from tasp_lab.workload.kernel_shapes import ShapeRows
 Passing = Literal["forward", "backward"]
 """A pass of a layer."""
 
+TILES_AT_ONCE = 2**19
+"""Pairs of operands whose effects are derived at once: their arrays take about 100 MB."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockLists:
@@ -153,6 +156,21 @@ class Calls:
         """The calls with these numbers, in this order."""
         operands = tuple(each.select(chosen) for each in self.operands)
         return Calls(self.kernel, self.rank[chosen], operands, self.params[chosen], self.lane)
+
+    def batches(self) -> Iterator[tuple[int, Calls]]:
+        """The calls in order, `TILES_AT_ONCE` tiles and at most one call more at once, and the number of the first.
+
+        A call over q blocks of queries and k blocks of keys has q k tiles, each of which adds a part: the calls of
+        Ulysses on 512 ranks have 134 million, which would take 20 GB at once.
+        """
+        sizes = np.sort([each.sizes for each in self.operands], axis=0)[-2:]
+        number = np.cumsum(np.prod(sizes, axis=0)) // TILES_AT_ONCE if len(sizes) else np.zeros(len(self))
+        starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+        if len(starts) < 2:
+            yield 0, self
+            return
+        for first, end in zip(starts, [*starts[1:], len(self)], strict=True):
+            yield first, self.select(np.arange(first, end))
 
 
 class Effects(NamedTuple):

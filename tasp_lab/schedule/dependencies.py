@@ -263,9 +263,10 @@ def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallT
         constants = (np.full(count, value) for value in (index, each.lane, kernels.index(each.kernel)))
         rows.append((*constants, each.rank, _named_block(schedule, each)))
         reads.append(_interleaved(each.operands))
-        effects = task.effects(each)
-        added = distinct(effects.call * blocks + effects.block)
-        adds.append((np.bincount(added // blocks, minlength=count), added % blocks))
+        for _, batch in each.batches():
+            effects = task.effects(batch)
+            added = distinct(effects.call * blocks + effects.block)
+            adds.append((np.bincount(added // blocks, minlength=len(batch)), added % blocks))
     step, lane, kernel, rank, block = (np.concatenate(column) for column in zip(*rows, strict=True))
     read, added_to = (
         BlockLists.of_sizes(*(np.concatenate(column) for column in zip(*each, strict=True))) for each in (reads, adds)

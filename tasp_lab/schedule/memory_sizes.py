@@ -73,8 +73,9 @@ class _Sizes:
         found = [np.zeros(0, dtype=np.int64)]
         for each in calls:
             assert self._schedule.task is not None, "a schedule with calls has a task"
-            effects = self._schedule.task.effects(each)
-            found.append(each.rank[effects.call] * self._count + effects.block)
+            for _, batch in each.batches():
+                effects = self._schedule.task.effects(batch)
+                found.append(distinct(batch.rank[effects.call] * self._count + effects.block))
         return distinct(np.concatenate(found))
 
     def _fill(self, arriving: IntArray, added: IntArray) -> None:

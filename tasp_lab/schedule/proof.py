@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, TooManyBlocksError
 from tasp_lab.schedule.added_parts import AddedParts, added_parts, part_name
 from tasp_lab.schedule.copies import Copies
 from tasp_lab.schedule.copy_stores import WORD, WordArray, first_parts
@@ -70,12 +70,22 @@ def prove(schedule: Schedule) -> int:
 
 
 def check_holdings(world_size: int, blocks: int) -> None:
-    """Raise `ScheduleError` for more pairs of a rank and a block than a replay takes."""
+    """Raise `TooManyBlocksError` for more pairs of a rank and a block than a replay takes."""
     if world_size * blocks > MAX_HOLDINGS:
-        raise ScheduleError(
+        raise TooManyBlocksError(
             f"{world_size} ranks and {blocks} blocks are too many to replay, expected at most {MAX_HOLDINGS} pairs of "
             "them"
         )
+
+
+def no_copies(world_size: int, blocks: int) -> BoolArray:
+    """Bool array (world_size, blocks), all False: a table of copies to fill in.
+
+    Builders make their tables with it, so that a world too large to prove is refused before it takes memory.
+    Raises `TooManyBlocksError`.
+    """
+    check_holdings(world_size, blocks)
+    return np.zeros((world_size, blocks), dtype=np.bool_)
 
 
 class _Replay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from tasp_lab.attention.backward import check_fit, dataflow_of
+from tasp_lab.attention.double_ring_routes import routes_of
 from tasp_lab.attention.task import KEYS
 from tasp_lab.decomposition.shares import split_count
 from tasp_lab.errors import ScheduleError
@@ -310,3 +312,16 @@ def test_rings_without_links_are_refused() -> None:
 def test_other_splits_are_refused(name: str, why: str) -> None:
     with pytest.raises(ScheduleError, match=f"schedule '{name}'.*{why}"):
         passes_of(name, full_mesh(8), Workload(sequence=8))
+
+
+@pytest.mark.parametrize("variant", ["", "tasp"])
+def test_links_are_checked_without_the_paths_of_all_blocks(variant: str) -> None:
+    topology = nodes(3, 4)
+    for routes in routes_of("double-ring:4x3", topology, (4, 3), variant):
+        hops = np.array([0, 1, 4, 11])
+        assert np.array_equal(routes.paths(hops), routes.paths()[:, hops])
+    tracemalloc.start()
+    routes_of("double-ring:8x512", full_mesh(4096), (8, 512), "")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 * 4096**2 / 8, "bytes; a table of ranks and hops takes eight times as many"

@@ -437,11 +437,12 @@ def test_a_terminal_without_unicode_gets_replacements(command: Command) -> None:
 @pytest.mark.parametrize(
     ("error", "telling"),
     [
-        ("MemoryError()", "not enough memory"),
+        ("MemoryError()", "not enough memory: this takes more than 8GiB; set TASP_LAB_MEMORY to allow more, such as "
+         "TASP_LAB_MEMORY=32GiB"),
         ("OSError(24, 'Too many open files', '/proc/stat')", "/proc/stat: Too many open files"),
         ("OSError('something\\nelse')", "something else"),
     ],
-)
+)  # fmt: skip
 def test_what_the_system_refuses_is_answered_in_one_line(command: Command, error: str, telling: str) -> None:
     program = f"""
 from importlib import import_module

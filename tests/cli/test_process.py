@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from tasp_lab.analysis import validate as comparison
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.cli.commands.predict import predict
 from tasp_lab.cli.commands.validate import validate
+from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options_layer import LayerChoice
+from tasp_lab.errors import QuantityError
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT, Command
 
@@ -251,3 +254,30 @@ def test_options_have_the_defaults_of_the_functions_that_they_are_given_to() -> 
     assert LayerChoice().options() == AttentionOptions()
     layer = LayerChoice(seq="64").work(None)
     assert layer == Workload(sequence=64)
+
+
+MANY_BLOCKS = ("predict", "full-mesh:128", "--schedule", "ulysses", "--seq", "16384", "--heads", "128")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is limited on Linux only")
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("20MiB", "not enough memory: this takes more than 20MiB; set TASP_LAB_MEMORY to allow more, such as "
+                  "TASP_LAB_MEMORY=32GiB"),
+        ("much", "TASP_LAB_MEMORY: "),
+    ],
+)  # fmt: skip
+def test_a_command_is_refused_the_memory_beyond_its_limit(command: Command, limit: str, told: str) -> None:
+    command.environment |= {"TASP_LAB_MEMORY": limit}
+    done = command.process(*MANY_BLOCKS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"tasp-lab: {told}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_limit_of_memory_ends_with_its_command() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(QuantityError, match="not enough memory"), limited_memory():
+        raise MemoryError
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

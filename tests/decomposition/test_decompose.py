@@ -319,3 +319,15 @@ def test_the_limit_of_rings_is_the_narrowest_cut() -> None:
     assert decompose(topology).ring_limit_bytes_per_s == pytest.approx(
         float(ring_cut(topology).bandwidth_bytes_per_s), rel=1e-9
     )
+
+
+@pytest.mark.parametrize("dimensions", range(2, 11))
+def test_one_ring_of_a_hypercube_needs_no_search(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasp_lab.decomposition.decompose.RingSearch", None)
+    found = decompose(hypercube(dimensions, 50), lanes=1)
+    assert found.rings.shape == (1, 2**dimensions)
+    changed = found.rings ^ np.roll(found.rings, 1)
+    assert (changed > 0).all()
+    assert not (changed & changed - 1).any(), "one binary digit changes"
+    assert found.rate_bytes_per_s == 50
+    assert found.proved_optimal

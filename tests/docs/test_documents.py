@@ -101,8 +101,10 @@ def test_python_in_a_document_uses_what_exists(block: Block) -> None:
 
 @pytest.mark.skipif(not hasattr(tasp_lab, "predict"), reason="import tasp_lab offers no functions yet")
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/tutorial.md", "docs/reference/index.md", "docs/decomposition.md", "docs/schedules.md"]
-)
+    "name",
+    ["README.md", "docs/tutorial.md", "docs/reference/index.md", "docs/decomposition.md", "docs/schedules.md",
+     "docs/model_of_time.md"],
+)  # fmt: skip
 def test_python_in_a_document_runs(name: str) -> None:
     """The blocks of a document, one after another."""
     names: dict[str, object] = {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from tasp_lab.choices import FabricKind
 from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     DEFAULT_RINGS,
@@ -82,8 +84,10 @@ def compare(
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
-    machine, layers = numbers.load(topology, library), layer.workloads()
-    with Progress(lines_only=json) as shown:
+    # Processes that run schedules would inherit the limit.
+    limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
+    with limit, Progress(lines_only=json) as shown:
+        machine, layers = numbers.load(topology, library), layer.workloads()
         settings: dict[str, Any] = {
             "without_links": changes.without_link,
             "links": changes.link,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     DEFAULT_RINGS,
@@ -39,15 +40,16 @@ def decompose(
     """
     from tasp_lab.analysis import decompose as decomposition
 
-    machine = numbers.load(topology, "ideal")
-    check_outputs(plot=plot, topology=topology)
-    found = decomposition.decompose(
-        machine,
-        without_links=changes.without_link,
-        links=changes.link,
-        **vars(rings),
-        progress=print_progress,
-    )
+    with limited_memory():
+        machine = numbers.load(topology, "ideal")
+        check_outputs(plot=plot, topology=topology)
+        found = decomposition.decompose(
+            machine,
+            without_links=changes.without_link,
+            links=changes.link,
+            **vars(rings),
+            progress=print_progress,
+        )
     if plot is not None:
         from tasp_lab.plots.rings import draw_decomposition
 

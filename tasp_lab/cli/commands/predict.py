@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     DEFAULT_RINGS,
@@ -77,29 +78,30 @@ def predict(
     from tasp_lab.analysis.registry import check_names
     from tasp_lab.machines.sampling import DEFAULT_SAMPLING
 
-    machine, work, options = numbers.load(topology, library), layer.work(shard_bytes), layer.options()
-    check_names(schedule, work)
-    check_outputs(trace=trace, plot=plot, topology=topology)
-    found = prediction.predict(
-        machine,
-        schedule,
-        work,
-        without_links=changes.without_link,
-        links=changes.link,
-        overrides=overrides,
-        **vars(rings),
-        samples=DEFAULT_SAMPLING.samples if sampling.samples is None else sampling.samples,
-        seed=sampling.seed,
-        options=options,
-        compute=layer.compute,
-        kernel=layer.kernel,
-        contention=None if contention is None else contention == "on",
-        runtime=layer.runtime,
-        engine=engine,
-        explain=explain,
-        events=trace is not None or plot is not None,
-        progress=print_progress,
-    )
+    with limited_memory():
+        machine, work, options = numbers.load(topology, library), layer.work(shard_bytes), layer.options()
+        check_names(schedule, work)
+        check_outputs(trace=trace, plot=plot, topology=topology)
+        found = prediction.predict(
+            machine,
+            schedule,
+            work,
+            without_links=changes.without_link,
+            links=changes.link,
+            overrides=overrides,
+            **vars(rings),
+            samples=DEFAULT_SAMPLING.samples if sampling.samples is None else sampling.samples,
+            seed=sampling.seed,
+            options=options,
+            compute=layer.compute,
+            kernel=layer.kernel,
+            contention=None if contention is None else contention == "on",
+            runtime=layer.runtime,
+            engine=engine,
+            explain=explain,
+            events=trace is not None or plot is not None,
+            progress=print_progress,
+        )
     shown = [each for each in found if each.is_all]
     intervals = ["" if each.interval is None else each.interval.text for each in shown]
     title = caption(work, schedule, found.machine.topology, found.library)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from tasp_lab.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, MatrixDtype
 from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     LAYER,
@@ -100,26 +101,27 @@ def step(
     from tasp_lab.attention.options import AttentionOptions
     from tasp_lab.units import parse_count
 
-    found = predict_step(
-        numbers.load(topology, library),
-        model,
-        parse_count(seq, "sequence"),
-        schedule,
-        batch=batch,
-        group=group,
-        passes=passes,
-        fsdp=fsdp,
-        checkpointing=checkpointing,
-        accumulate=accumulate,
-        matrix_dtype=matrix_dtype,
-        matrix_rate=matrix_rate,
-        options=AttentionOptions(buffers=buffers, stages=stages),
-        compute=compute,
-        kernel=kernel,
-        overrides=overrides,
-        contention=None if contention is None else contention == "on",
-        progress=print_progress,
-    )
+    with limited_memory():
+        found = predict_step(
+            numbers.load(topology, library),
+            model,
+            parse_count(seq, "sequence"),
+            schedule,
+            batch=batch,
+            group=group,
+            passes=passes,
+            fsdp=fsdp,
+            checkpointing=checkpointing,
+            accumulate=accumulate,
+            matrix_dtype=matrix_dtype,
+            matrix_rate=matrix_rate,
+            options=AttentionOptions(buffers=buffers, stages=stages),
+            compute=compute,
+            kernel=kernel,
+            overrides=overrides,
+            contention=None if contention is None else contention == "on",
+            progress=print_progress,
+        )
     if json:
         print_json(found.to_dict())
     else:
