@@ -6,11 +6,12 @@ from typing import Literal, get_args
 
 from sim.array import engine as array_engine
 from sim.event import engine
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, TopologyError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.progress import ShareCallback, no_share
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
+from tasp_lab.topology.graph import Topology
 
 Engine = Literal["auto", "simpy", "array"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -32,6 +33,8 @@ def simulate(
 
     Parameters
     ----------
+    schedule, machine : objects; a topology alone is ``Machine(topology)``, with ideal links and ranks that compute in
+        no time.
     which : ``simpy``, the reference, exact if all numbers are fractions; ``array``, the same times to 1e-9 for large
         worlds; ``auto`` selects SimPy for few transfers and for fractions.
     explain : whether events record what their time was spent on.
@@ -39,14 +42,25 @@ def simulate(
     progress : called by the array engine with the share that is done.
 
     Raises `ScheduleError` for an unknown engine, if the machine lacks ranks or links of the schedule, and for too many
-    events.
+    events; for an argument that is neither, and `TopologyError` for one that is no machine.
     """
+    _check_types(schedule, machine)
     if engine_of(schedule, machine, which) == "simpy":
         return engine.simulate(schedule, machine, explain)
     run = array_engine.run(schedule, machine, explain, progress)
     if events:
         return run.timeline()
     return Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), run.time_s)
+
+
+def _check_types(schedule: object, machine: object) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"simulate: {schedule!r:.60} of type {type(schedule).__name__}, expected a Schedule; "
+                            "tasp_lab.predict takes schedules by name")  # fmt: skip
+    if not isinstance(machine, Machine):
+        what = f"{machine.name}, a Topology" if isinstance(machine, Topology) else repr(machine)[:60]
+        hint = "Machine(topology)" if isinstance(machine, Topology) else "tasp_lab.load_machine(name)"
+        raise TopologyError(f"simulate: {what}, expected a Machine, such as {hint}")
 
 
 def engine_of(schedule: Schedule, machine: Machine, which: Engine = "auto") -> Literal["simpy", "array"]:

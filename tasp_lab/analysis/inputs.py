@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypedDict, Unpack
 
-from tasp_lab.analysis.registry import Work
+from tasp_lab.analysis.registry import AnySchedule, Work, built_in, names_in
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.choices import Dataflow, Direction, Pass, Travelling, WireDtype
-from tasp_lab.errors import ProfileError, QuantityError
+from tasp_lab.errors import ProfileError, QuantityError, ScheduleError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
@@ -20,6 +20,7 @@ from tasp_lab.overrides.names import COMPUTE
 from tasp_lab.overrides.override import parse_overrides
 from tasp_lab.runtimes.catalogue import load_runtime
 from tasp_lab.runtimes.runtime import Runtime
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.edits import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import parse_flops_per_s, parse_size_bytes
@@ -33,6 +34,9 @@ WorkLike = Workload | int | str
 
 ScheduleNames = str | Sequence[str]
 """The name of a schedule, or several."""
+
+Schedules = AnySchedule | Sequence[AnySchedule]
+"""A schedule, or several: by name, or built for the ranks and the work at hand."""
 
 ComputeLike = float | str
 """A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
@@ -115,12 +119,37 @@ def as_work(work: WorkLike) -> Work:
 
 
 def as_names(schedules: ScheduleNames) -> tuple[str, ...]:
-    """The names of schedules; one name may stand alone.
+    """The names of schedules; one name may stand alone. Raises `ScheduleError` for anything else.
 
     >>> as_names("ring"), as_names(["ring", "multi-ring"])
     (('ring',), ('ring', 'multi-ring'))
     """
-    return (schedules,) if isinstance(schedules, str) else tuple(schedules)
+    found = as_schedules(schedules)
+    for schedule in built_in(found):
+        raise ScheduleError(f"schedule {schedule.name!r} was given as an object, expected the name of a schedule")
+    return tuple(names_in(found))
+
+
+def as_schedules(schedules: Schedules) -> tuple[AnySchedule, ...]:
+    """Schedules by name or built; one may stand alone.
+
+    Raises `ScheduleError` for anything else, and for none.
+
+    >>> as_schedules("ring"), as_schedules(["ring", "multi-ring"])
+    (('ring',), ('ring', 'multi-ring'))
+    """
+    expected = "expected names of schedules, or objects of tasp_lab.schedule.schedule.Schedule"
+    if isinstance(schedules, str | Schedule):
+        return (schedules,)
+    if not isinstance(schedules, Iterable):
+        raise ScheduleError(f"schedules: {schedules!r:.60}, {expected}")
+    found = tuple(schedules)
+    for each in found:
+        if not isinstance(each, str | Schedule):
+            raise ScheduleError(f"schedules: {each!r:.60} of type {type(each).__name__}, {expected}")
+    if not found:
+        raise ScheduleError(f"schedules: none, {expected}")
+    return found
 
 
 def as_options(options: AttentionOptions = DEFAULT_OPTIONS, **changes: Unpack[AttentionKeywords]) -> AttentionOptions:

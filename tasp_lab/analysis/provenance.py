@@ -30,6 +30,7 @@ from tasp_lab.machines.kernel_compute import KernelCompute
 from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Constant, Machine
 from tasp_lab.measurements import AnyTable, MeasuredTable
 from tasp_lab.runtimes.runtime import Runtime
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_flops, format_time
 from tasp_lab.version import VERSION
@@ -212,6 +213,11 @@ def _links(topology: Topology) -> object:
 def rings_inputs(decompositions: Iterable[Decomposition]) -> list[object]:
     """Given rings as an input: each decomposition with its rings and shares."""
     return [{"rings": plain(each.rings), "shares": plain(each.shares)} for each in decompositions]
+
+
+def schedules_inputs(schedules: Iterable[str | Schedule]) -> list[object]:
+    """Schedules as an input: by name, and objects with their digest."""
+    return [each if isinstance(each, str) else {"name": each.name, "digest": each.digest} for each in schedules]
 
 
 def overrides_inputs(overrides: Sequence[str]) -> dict[str, object]:

@@ -55,6 +55,8 @@ def prove(schedule: Schedule) -> int:
         raise ScheduleError(f"schedule {schedule.name!r}: {error}") from None
     transfers = 0
     for index, step in enumerate(schedule.steps):
+        if not isinstance(step, Step):
+            raise ScheduleError(f"step {index}: {step!r:.60} of type {type(step).__name__}, expected a Step")
         try:
             replay.step(index, step)
         except ScheduleError as error:

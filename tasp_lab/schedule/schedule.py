@@ -78,6 +78,7 @@ class Schedule:
     transfers: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         object.__setattr__(self, "steps", tuple(self.steps) if isinstance(self.steps, list) else self.steps)
         if self.world_size < 1:
             raise ScheduleError(f"schedule {self.name!r} is for {self.world_size} ranks, expected 1 or more")
@@ -97,6 +98,25 @@ class Schedule:
                 raise ScheduleError(f"schedule {self.name!r}: {error}") from None
         proved = self.steps.prove(self) if isinstance(self.steps, LazySteps) else None
         object.__setattr__(self, "transfers", prove(self) if proved is None else proved)
+
+    def _check_types(self) -> None:
+        """Raise `ScheduleError` for an argument that is of no type that this class takes."""
+        array, optional = "an array of shape (ranks, blocks)", (np.ndarray, type(None))
+        expected: tuple[tuple[str, tuple[type, ...], str], ...] = (
+            ("world_size", (int, np.integer), "a whole number"),
+            ("lanes", (int, np.integer), "a whole number"),
+            ("blocks", (Blocks,), "Blocks, such as Blocks.of_data(sizes)"),
+            ("initial", (np.ndarray,), array),
+            ("final", (np.ndarray,), array),
+            ("steps", (Sequence,), "a list of Step"),
+            ("initial_part", optional, array),
+            ("kept", optional, array),
+        )
+        for name, types, what in expected:
+            value = getattr(self, name)
+            if not isinstance(value, types) or isinstance(value, str):
+                given = f"{value!r:.60} of type {type(value).__name__}"
+                raise ScheduleError(f"schedule {self.name!r}: {name} is {given}, expected {what}")
 
     @property
     def block_bytes(self) -> IntArray:

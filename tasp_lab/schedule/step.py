@@ -39,6 +39,13 @@ class Step:
     calls: tuple[Calls, ...] = _NO_CALLS
 
     def __post_init__(self) -> None:
+        for name in ("source", "destination", "lane", "block", "gives"):
+            values = getattr(self, name)
+            if not isinstance(values, np.ndarray) or values.ndim != 1:
+                raise ScheduleError(f"a step's {name}: {values!r:.60}, expected an array of shape (transfers,); "
+                                    "Step.of takes rows")  # fmt: skip
+        if not isinstance(self.calls, tuple) or not all(isinstance(each, Calls) for each in self.calls):
+            raise ScheduleError(f"a step's calls: {self.calls!r:.60}, expected a tuple of Calls")
         if not len(self.gives):
             object.__setattr__(self, "gives", np.zeros(len(self.source), dtype=bool))
         columns = (self.source, self.destination, self.lane, self.block, self.gives)
@@ -52,9 +59,19 @@ class Step:
 
     @classmethod
     def of(cls, transfers: Iterable[Sequence[int]], calls: Iterable[Calls] = ()) -> Step:
-        """A step from (source, destination, lane, block) rows; a fifth column says whether the source gives."""
-        rows = np.array([(*row, 0)[:5] for row in transfers], dtype=np.int64).reshape(-1, 5)
-        return cls(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4].astype(bool), tuple(calls))
+        """A step from (source, destination, lane, block) rows; a fifth column says whether the source gives.
+
+        Raises `ScheduleError` for the first row of another form.
+        """
+        rows = list(transfers)
+        for number, row in enumerate(rows):
+            if not isinstance(row, Sequence | np.ndarray) or not 4 <= len(row) <= 5 or not all(map(_is_whole, row)):
+                raise ScheduleError(f"transfer {number} of a step is {row!r:.60}, expected (source, destination, lane, "
+                                    "block) as whole numbers, and as a fifth whether the source gives")  # fmt: skip
+        if isinstance(calls, Calls):
+            raise ScheduleError(f"a step's calls: Calls of {calls.kernel}, expected a list of Calls")
+        table = np.array([(*row, 0)[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
+        return cls(*table[:, :4].T, table[:, 4].astype(bool), tuple(calls))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -67,6 +84,10 @@ class Step:
     def __str__(self) -> str:
         rows = zip(self.rows(), self.gives.tolist(), strict=True)
         return "\n".join(f"{s}->{d} lane {lane} block {b}{' given' * given}" for (s, d, lane, b), given in rows)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer | np.bool_)
 
 
 class LazySteps(Sequence[Step]):
