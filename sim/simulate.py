@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from sim.array import engine as array_engine
 from sim.event import engine
-from tasp_lab.errors import ScheduleError, TopologyError
+from tasp_lab.errors import ScheduleError, TopologyError, of_type
 from tasp_lab.machines.machine import Machine
 from tasp_lab.progress import ShareCallback, no_share
 from tasp_lab.schedule.schedule import Schedule
@@ -55,12 +55,10 @@ def simulate(
 
 def _check_types(schedule: object, machine: object) -> None:
     if not isinstance(schedule, Schedule):
-        raise ScheduleError(f"simulate: {schedule!r:.60} of type {type(schedule).__name__}, expected a Schedule; "
-                            "tasp_lab.predict takes schedules by name")  # fmt: skip
+        raise ScheduleError(of_type("simulate", schedule, "a Schedule; tasp_lab.predict takes schedules by name"))
     if not isinstance(machine, Machine):
-        what = f"{machine.name}, a Topology" if isinstance(machine, Topology) else repr(machine)[:60]
-        hint = "Machine(topology)" if isinstance(machine, Topology) else "tasp_lab.load_machine(name)"
-        raise TopologyError(f"simulate: {what}, expected a Machine, such as {hint}")
+        like = "Machine(topology)" if isinstance(machine, Topology) else "tasp_lab.load_machine(name)"
+        raise TopologyError(of_type("simulate", machine, f"a Machine, such as {like}"))
 
 
 def engine_of(schedule: Schedule, machine: Machine, which: Engine = "auto") -> Literal["simpy", "array"]:

@@ -19,6 +19,7 @@ from tasp_lab.analysis.inputs import (
     as_names,
     as_options,
     as_schedules,
+    check_arguments,
     chosen_machine,
     parse_compute,
     with_contention,
@@ -128,6 +129,7 @@ def compare(
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
     'ulysses'
     """
+    check_arguments(locals(), work="layer")
     options, work = as_options(options, **attention), overridden_layer(work, overrides)
     options.check_layer(work)
     runs = FabricRuns(measure, fabric, scale, repeats)

@@ -18,6 +18,7 @@ from tasp_lab.analysis.inputs import (
     as_options,
     as_schedules,
     as_work,
+    check_arguments,
     chosen_machine,
     with_contention,
     with_runtime,
@@ -155,6 +156,7 @@ def predict(
     >>> [round(p.time_s * 1e6) for p in predict("full-mesh:8", ["ring", "multi-ring"], "1MiB")]
     [154, 28]
     """
+    check_arguments(locals())
     sampling = Sampling(samples, seed)
     chosen, options = as_schedules(schedules), as_options(options, **attention)
     work = overridden_layer(as_work(work), overrides)

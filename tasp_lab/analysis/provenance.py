@@ -31,6 +31,7 @@ from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Consta
 from tasp_lab.measurements import AnyTable, MeasuredTable
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.tables import brief
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_flops, format_time
 from tasp_lab.version import VERSION
@@ -47,7 +48,7 @@ class UsedConstant:
     assumed: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Provenance:
     """Where a result comes from.
 
@@ -69,6 +70,9 @@ class Provenance:
     environment: Mapping[str, object] = field(default_factory=dict)
     version: str = VERSION
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+    def __repr__(self) -> str:
+        return brief(self, f"tasp-lab {self.version}", self.date, f"inputs {self.inputs_sha256[:12]}")
 
     @property
     def inputs_sha256(self) -> str:

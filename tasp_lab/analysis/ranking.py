@@ -19,7 +19,7 @@ from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.choices import AttentionKind
 from tasp_lab.hybrid.registry import LASP_2H
 from tasp_lab.machines.machine import Machine
-from tasp_lab.tables import Part
+from tasp_lab.tables import Part, brief
 from tasp_lab.units import format_size_about, format_time
 
 SINGLE_RINGS = (
@@ -41,7 +41,7 @@ MAX_TIES = 6
 """As many schedules are named that are too close to call."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Candidate:
     """A schedule that was compared: its prediction, over all requested passes, or why there is none.
 
@@ -68,6 +68,10 @@ class Candidate:
     not_comparable: str | None = None
     first_is_faster: float | None = None
     is_object: bool = False
+
+    def __repr__(self) -> str:
+        p = self.prediction
+        return brief(self, self.schedule, f"does not apply: {self.reason}" if p is None else format_time(p.time_s))
 
     @property
     def is_close(self) -> bool:

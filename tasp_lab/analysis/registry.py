@@ -30,11 +30,11 @@ from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import NoDecompositionError, NoRouteError, ScheduleError, first_line, unknown
 from tasp_lab.hybrid import registry as hybrid
+from tasp_lab.hybrid.relayout import RelayoutTask
 from tasp_lab.hybrid.stack import hybrid_schedules, layers_of
 from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
 from tasp_lab.linear_attention.registry import USES_RINGS as LINEAR_OVER_RINGS
 from tasp_lab.linear_attention.task import LinearTask
-from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.topology.graph import Topology
@@ -60,6 +60,9 @@ COLLECTIVE, SOFTMAX, LINEAR_KIND, HYBRID = "a collective", "softmax attention", 
 
 KINDS: Mapping[AttentionKind, str] = {"softmax": SOFTMAX, "linear": LINEAR_KIND, "hybrid": HYBRID}
 """Those of layers."""
+
+LAYERS = (AttentionTask, LinearTask, RelayoutTask)
+"""The tasks of layers, and of what lies between those of a hybrid, whose times are known."""
 
 NOT_APPLICABLE = (ScheduleError, NoRouteError, NoDecompositionError)
 """What building or simulating a schedule raises if the layer, the topology or the options contradict it."""
@@ -183,6 +186,9 @@ def check_names(names: Iterable[str], work: Work) -> None:
     of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [hybrid.EXPECTED]}
     right: Sequence[str] = of_layers.get(wanted, list(COLLECTIVES))
     for name in names:
+        if "," in name:
+            each = " ".join(f"--schedule {part.strip()}" for part in name.split(","))
+            raise ScheduleError(f"schedule {name!r}: expected one name; for several give {each}")
         kind = _kind_of_name(name)
         if kind and kind != wanted:
             what = with_article(COLLECTIVES[name].kind) if kind == COLLECTIVE else f"for {kind}"
@@ -233,7 +239,7 @@ def _check_layer(schedule: Schedule, work: Workload) -> None:
     task, where = schedule.task, f"schedule {schedule.name!r}"
     known = {"softmax": AttentionTask, "linear": LinearTask, "hybrid": StackedTask}[work.kind]
     parts = task.layers if isinstance(task, StackedTask) else (task,)
-    if not isinstance(task, known) or not all(isinstance(each, LayerTask) for each in parts):
+    if not isinstance(task, known) or not all(isinstance(each, LAYERS) for each in parts):
         raise ScheduleError(f"{where} computes with {type(task).__name__}, expected {known.__name__} for "
                             f"{KINDS[work.kind]}; sim.simulate.simulate takes any task")  # fmt: skip
     own = [each.workload for each, _ in layers_of(schedule)]

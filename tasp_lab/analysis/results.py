@@ -17,7 +17,7 @@ from tasp_lab.choices import Dataflow, Pass
 from tasp_lab.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.tables import Part, Table
+from tasp_lab.tables import Part, Table, brief
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Event, Timeline
 from tasp_lab.topology.graph import Topology
@@ -27,7 +27,7 @@ from tasp_lab.workload.layer import Workload
 PASS_NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction(ABC):
     """The prediction of a schedule on a machine; times in seconds.
 
@@ -44,6 +44,9 @@ class Prediction(ABC):
 
     computes: ClassVar[bool]
     """Whether ranks compute, so that a rate and kernels matter."""
+
+    def __repr__(self) -> str:
+        return brief(self, f"{self.schedule} on {self.topology}", format_time(self.time_s))
 
     @property
     def time_low_s(self) -> float | None:
@@ -135,7 +138,7 @@ class Prediction(ABC):
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CollectivePrediction(Prediction):
     """A collective of which each rank owns `shard_bytes`."""
 
@@ -179,7 +182,7 @@ class CollectivePrediction(Prediction):
         return {"share of bound": f"{ratio(self.bound_s, measured_s):.1%}"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerPrediction(Prediction):
     """A pass of an attention layer, or both, one after the other (see `together`).
 
@@ -209,6 +212,9 @@ class LayerPrediction(Prediction):
     contention_s: Number | None = None
 
     computes: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        return brief(self, f"{self.schedule} {self.passing} on {self.topology}", format_time(self.time_s))
 
     @property
     def compared_by(self) -> str:

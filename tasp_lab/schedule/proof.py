@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, of_type
 from tasp_lab.schedule.added_parts import AddedParts, added_parts, part_name
 from tasp_lab.schedule.copies import Copies
 from tasp_lab.schedule.copy_stores import WORD, WordArray, first_parts
@@ -56,7 +56,7 @@ def prove(schedule: Schedule) -> int:
     transfers = 0
     for index, step in enumerate(schedule.steps):
         if not isinstance(step, Step):
-            raise ScheduleError(f"step {index}: {step!r:.60} of type {type(step).__name__}, expected a Step")
+            raise ScheduleError(of_type(f"step {index}", step, "a Step"))
         try:
             replay.step(index, step)
         except ScheduleError as error:

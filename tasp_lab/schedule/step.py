@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, overload
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, of_type
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.tables import brief
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _NO_CALLS: tuple[Calls, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Step:
     """One step: its transfers as int arrays (transfers,), and its kernel calls.
 
@@ -42,10 +43,10 @@ class Step:
         for name in ("source", "destination", "lane", "block", "gives"):
             values = getattr(self, name)
             if not isinstance(values, np.ndarray) or values.ndim != 1:
-                raise ScheduleError(f"a step's {name}: {values!r:.60}, expected an array of shape (transfers,); "
-                                    "Step.of takes rows")  # fmt: skip
+                what = "an array of shape (transfers,); Step.of takes rows"
+                raise ScheduleError(of_type(f"a step's {name}", values, what))
         if not isinstance(self.calls, tuple) or not all(isinstance(each, Calls) for each in self.calls):
-            raise ScheduleError(f"a step's calls: {self.calls!r:.60}, expected a tuple of Calls")
+            raise ScheduleError(of_type("a step's calls", self.calls, "a tuple of Calls"))
         if not len(self.gives):
             object.__setattr__(self, "gives", np.zeros(len(self.source), dtype=bool))
         columns = (self.source, self.destination, self.lane, self.block, self.gives)
@@ -63,15 +64,22 @@ class Step:
 
         Raises `ScheduleError` for the first row of another form.
         """
+        if not isinstance(transfers, Iterable):
+            raise ScheduleError(of_type("a step's transfers", transfers, "rows (source, destination, lane, block)"))
         rows = list(transfers)
         for number, row in enumerate(rows):
             if not isinstance(row, Sequence | np.ndarray) or not 4 <= len(row) <= 5 or not all(map(_is_whole, row)):
-                raise ScheduleError(f"transfer {number} of a step is {row!r:.60}, expected (source, destination, lane, "
-                                    "block) as whole numbers, and as a fifth whether the source gives")  # fmt: skip
-        if isinstance(calls, Calls):
-            raise ScheduleError(f"a step's calls: Calls of {calls.kernel}, expected a list of Calls")
+                what = "whole numbers (source, destination, lane, block), and as a fifth whether the source gives"
+                raise ScheduleError(of_type(f"a step's transfer {number}", row, what))
+        if not isinstance(calls, Iterable):
+            raise ScheduleError(of_type("a step's calls", calls, "a list of Calls"))
         table = np.array([(*row, 0)[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
         return cls(*table[:, :4].T, table[:, 4].astype(bool), tuple(calls))
+
+    def __repr__(self) -> str:
+        return brief(
+            self, f"{len(self)} transfers", f"calls of {', '.join(each.kernel for each in self.calls) or 'nothing'}"
+        )
 
     def __len__(self) -> int:
         return len(self.source)
