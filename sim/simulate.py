@@ -7,11 +7,12 @@ from typing import Literal, get_args
 from sim.array import engine as array_engine
 from sim.bound import check_time
 from sim.event import engine
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, TopologyError, of_type
 from tasp_lab.machines.machine import Machine
 from tasp_lab.progress import ShareCallback, no_share
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
+from tasp_lab.topology.graph import Topology
 
 Engine = Literal["auto", "simpy", "array"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -33,6 +34,8 @@ def simulate(
 
     Parameters
     ----------
+    schedule, machine : objects; a topology alone is ``Machine(topology)``, with ideal links and ranks that compute in
+        no time.
     which : ``simpy``, the reference, exact if all numbers are fractions; ``array``, the same times to 1e-9 for large
         worlds; ``auto`` selects SimPy for few transfers and for fractions.
     explain : whether events record what their time was spent on.
@@ -40,8 +43,10 @@ def simulate(
     progress : called by the array engine with the share that is done.
 
     Raises `ScheduleError` for an unknown engine, if the machine lacks ranks or links of the schedule, and for too many
-    events. No time is below the bound of `sim.bound`: that would be an error of tasp-lab, and fails an assertion.
+    events; for an argument that is neither, and `TopologyError` for one that is no machine. No time is below the bound
+    of `sim.bound`: that would be an error of tasp-lab, and fails an assertion.
     """
+    _check_types(schedule, machine)
     if engine_of(schedule, machine, which) == "simpy":
         found = engine.simulate(schedule, machine, explain)
     else:
@@ -53,6 +58,14 @@ def simulate(
         )
     check_time(schedule, machine, found.time_s)
     return found
+
+
+def _check_types(schedule: object, machine: object) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(of_type("simulate", schedule, "a Schedule; tasp_lab.predict takes schedules by name"))
+    if not isinstance(machine, Machine):
+        like = "Machine(topology)" if isinstance(machine, Topology) else "tasp_lab.load_machine(name)"
+        raise TopologyError(of_type("simulate", machine, f"a Machine, such as {like}"))
 
 
 def engine_of(schedule: Schedule, machine: Machine, which: Engine = "auto") -> Literal["simpy", "array"]:

@@ -20,7 +20,7 @@ Decay = Literal["none", "head", "scalar", "channel"]
 and KV head or also per channel of the keys."""
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
-"""Of queries, keys, values and the result."""
+"""Dtypes of queries, keys, values and the result."""
 
 WHAT_IF_DTYPE = "fp8"
 """A dtype that is only predicted, the forward pass of softmax attention: no kernel here has it, and no transport."""

@@ -7,7 +7,8 @@ is a bug. Every message states what is wrong, where, and what was expected.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 
 def first_line(error: BaseException) -> str:
@@ -19,18 +20,70 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The names that are nearest to a name, the nearest first; none if none is near. Case and separators are ignored.
+
+    >>> nearest("zig-zag", ["zigzag-ring-attention", "ring-attention"]), nearest("H100_8", ["h100-4x8", "h100-8"], 2)
+    (['zigzag-ring-attention'], ['h100-8', 'h100-4x8'])
+    """
+    given = _letters(name)
+    names = {_letters(each): each for each in reversed(list(known))}
+    begun = [each for each in reversed(names) if len(given) > 3 and each.startswith(given)]  # names not written out
+    similar = difflib.get_close_matches(given, names, n=most + len(begun))
+    return [names[each] for each in dict.fromkeys([*begun, *similar])][:most]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name.casefold())
+
+
+def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
     """The message for a name that is none of those known, with the nearest of them if one is near.
+
+    All known names follow; or where there are more than `MANY_NAMES`, what lists them, if that is given.
 
     >>> unknown("schedule", "rng", ["ring", "direct"])
     "unknown schedule 'rng', did you mean 'ring'? expected one of ring, direct"
     """
+    return f"unknown {what} {name!r}, {expected_one_of(name, known, listed_by)}"
+
+
+def expected_one_of(name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """The end of the message for a name that is none of those known, see `unknown`.
+
+    >>> expected_one_of("name3", (f"name{number:02}" for number in range(20)), "tasp-lab names")
+    "did you mean 'name13' or 'name03'? tasp-lab names lists all"
+    """
     names = list(known)
-    given = name.casefold()
-    near = [each for each in names if len(given) > 3 and each.startswith(given)]  # a name that was not written out
-    near = near or difflib.get_close_matches(given, names, n=1)
-    hint = f" did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r},{hint} expected one of {', '.join(names)}"
+    is_long = bool(listed_by) and len(names) > MANY_NAMES
+    near = nearest(name, names, 5 if is_long else 1)
+    hint = f"did you mean {alternatives(near)}? " if near else ""
+    return hint + (f"{listed_by} lists all" if is_long else f"expected one of {', '.join(names)}")
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """One or more names as alternatives.
+
+    >>> alternatives(["a", "b", "c"])
+    "'a', 'b' or 'c'"
+    """
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+MANY_NAMES = 12
+"""More names than these are not all listed in a message, if a command lists them."""
+
+
+def of_type(what: str, value: object, expected: str) -> str:
+    """The message for a value of another type than expected.
+
+    >>> of_type("fold", "1", "a whole number")
+    "fold: '1' of type str, expected a whole number"
+    """
+    text = " ".join(repr(value).split())
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return f"{what}: {shown} of type {type(value).__name__}, expected {expected}"
 
 
 class TaspLabError(Exception):

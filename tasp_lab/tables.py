@@ -15,6 +15,20 @@ DEFAULT_WIDTH = 170
 """Columns of text where no terminal limits them."""
 
 
+MAX_BRIEF = 160
+"""The most characters of an object on one line."""
+
+
+def brief(value: object, *facts: str) -> str:
+    """An object on one short line, for `repr`: its class and some facts, cut after `MAX_BRIEF` characters.
+
+    >>> brief(3, "a number", "odd")
+    '<int: a number, odd>'
+    """
+    text = " ".join(", ".join(facts).split())
+    return f"<{type(value).__name__}: {text if len(text) <= MAX_BRIEF else text[: MAX_BRIEF - 3] + '...'}>"
+
+
 @dataclass(frozen=True)
 class Table:
     """A titled table of texts; the columns at the positions `texts` are aligned to the left, others to the right."""

@@ -127,10 +127,38 @@ def _parse(
 ) -> Fraction:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
-        raise QuantityError(f"{what} {text!r}: expected {expected}, like {example}")
+        hint = "" if match is None or "unit" not in expected else _unit_hint(match[1], match[2], units)
+        raise QuantityError(f"{what} {text!r}: expected {expected}, like {example}{hint}")
     if len(match[1]) > 40 or abs(int(re.sub(r".*[eE]|^[^eE]*$", "", match[1]) or 0)) > 40:
         raise QuantityError(f"{what} {text!r}: the number is out of range")
     return Fraction(match[1]) * units[match[2]]
+
+
+_SPELLINGS = (
+    (r"b(ps|/s)$", "bit/s"),
+    (r"Bps$", "B/s"),
+    (r"bits(/s)?$", r"bit\1"),
+    (r"[bB]ytes?(/s)?$", r"B\1"),
+    (r"(?i)flops(/s)?$", "FLOP/s"),
+    (
+        r"(micro|milli|nano)?se?c?(ond)?s?$",
+        lambda found: {"micro": "us", "milli": "ms", "nano": "ns"}.get(found[1], "s"),
+    ),
+)
+"""Other spellings of units, and ours."""
+
+
+def _unit_hint(number: str, unit: str, units: dict[str, Fraction]) -> str:
+    """The units that may be meant by an unknown one, as in ``; did you mean 400Gbit/s?``; else all that there are."""
+    spelled = {unit, *(re.sub(pattern, ours, unit) for pattern, ours in _SPELLINGS)} - {""}
+    same = [each for each in units if each in spelled]
+    same = same or [each for each in units if each.casefold() in {text.casefold() for text in spelled}]
+    begun = [each for each in units if unit and each.casefold().startswith(unit.casefold())]
+    near = dict.fromkeys(same or begun)
+    if near:
+        return f"; did you mean {' or '.join(number + each for each in near)}?"
+    shown = [each for each in units if each and not re.match("K(?!i)", each)]
+    return f"; the units are {', '.join(shown)}" if unit else ""
 
 
 def format_size(size_bytes: int) -> str:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +37,28 @@ def test_sizes(text: str, size_bytes: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(QuantityError, match="size"):
         parse_size_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "hint"),
+    [
+        (parse_size_bytes, "64M", "did you mean 64MB or 64MiB?"),
+        (parse_size_bytes, "64mib", "did you mean 64MiB?"),
+        (parse_size_bytes, "10PiB", "the units are B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+        (parse_bandwidth_bytes_per_s, "400Gb/s", "did you mean 400Gbit/s?"),
+        (parse_bandwidth_bytes_per_s, "400Gbps", "did you mean 400Gbit/s?"),
+        (parse_bandwidth_bytes_per_s, "50GBps", "did you mean 50GB/s?"),
+        (parse_bandwidth_bytes_per_s, "50GB", "did you mean 50GB/s or 50Gbit/s?"),
+        (parse_time_s, "2.5usec", "did you mean 2.5us?"),
+        (parse_time_s, "3 microseconds", "did you mean 3us?"),
+        (parse_flops_per_s, "300TFLOPS", "did you mean 300TFLOP/s?"),
+    ],
+)
+def test_the_unit_that_may_be_meant_is_named(parse: Callable[[str], float], text: str, hint: str) -> None:
+    with pytest.raises(QuantityError, match=re.escape(hint)):
+        parse(text)
+    for meant in re.findall(r"[\d.]+[A-Za-z/]+", hint.partition("did you mean")[2]):
+        assert parse(meant) > 0
 
 
 def test_digits_are_those_of_ascii() -> None:

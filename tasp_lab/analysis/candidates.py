@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,13 +10,12 @@ from sim.simulate import Engine, simulate
 from tasp_lab.analysis.link_bytes import busiest_link_bytes
 from tasp_lab.analysis.predict import MANY_EVENTS, predict_schedule
 from tasp_lab.analysis.ranking import Candidate
-from tasp_lab.analysis.registry import build_schedules, options_for
+from tasp_lab.analysis.registry import NOT_APPLICABLE, build_schedules, options_for, reason_of
 from tasp_lab.analysis.results import LayerPrediction, together
-from tasp_lab.analysis.tune import NOT_APPLICABLE, axes_of, search
+from tasp_lab.analysis.tune import axes_of, search
 from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.decomposition.decompose import Decomposition
-from tasp_lab.errors import first_line
 from tasp_lab.machines.kernel_compute import PARTS
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
@@ -44,7 +43,7 @@ class OneCandidate:
             tuned = search(partial(self.time_s, name), start, axes_of(name, options))
             return replace(self._predicted(name, tuned.options), untuned_s=tuned.untuned_s)
         except NOT_APPLICABLE as error:
-            return Candidate(name, self.work.kind, start, reason=without_name(first_line(error), name))
+            return Candidate(name, self.work.kind, start, reason=reason_of(error, name))
 
     def time_alone_s(self, name: str, options: AttentionOptions) -> float | None:
         """The time of all passes with those of the options that apply to it, in seconds; None if it does not apply."""
@@ -66,15 +65,27 @@ class OneCandidate:
     def _schedules(self, name: str, options: AttentionOptions, found: Decomposition | None) -> tuple[Schedule, ...]:
         return build_schedules(name, self.machine.topology, self.work, found, options)
 
+    def given(self, schedule: Schedule, options: AttentionOptions) -> Candidate:
+        """A schedule that was given as an object, or the reason why it does not apply."""
+        name, options = schedule.name, AttentionOptions(options.passes)
+        try:
+            schedule.check_routes(self.machine.topology)
+            return replace(self._fastest(name, [(schedule,)], options), is_object=True)
+        except NOT_APPLICABLE as error:
+            return Candidate(name, self.work.kind, options, reason=reason_of(error, name), is_object=True)
+
     def _predicted(self, name: str, options: AttentionOptions) -> Candidate:
-        machine, tried = self.machine, []
-        for found in self.rings:
-            schedules = self._schedules(name, options, found)
+        return self._fastest(name, (self._schedules(name, options, found) for found in self.rings), options)
+
+    def _fastest(self, name: str, tried: Iterable[tuple[Schedule, ...]], options: AttentionOptions) -> Candidate:
+        """The fastest of the forms of a schedule, each of which has a schedule per pass."""
+        machine, simulated = self.machine, []
+        for schedules in tried:
             predictions = [
                 predict_schedule(machine, each, self.work, options, self.engine, events=False) for each in schedules
             ]
-            tried.append((sum(float(each.time_s) for each in predictions), schedules, predictions))
-        _, schedules, predictions = min(tried, key=lambda each: each[0])
+            simulated.append((sum(float(each.time_s) for each in predictions), schedules, predictions))
+        _, schedules, predictions = min(simulated, key=lambda each: each[0])
         most = max(each.transfers for each in schedules)
         layers = [
             replace(each, interval=self.uncertainty.interval(schedule, float(each.time_s), most))
@@ -90,11 +101,6 @@ class OneCandidate:
             link_bytes=busiest_link_bytes(schedules, machine.topology),
             bound_by=_bound_by(machine, schedules, layers),
         )
-
-
-def without_name(text: str, name: str) -> str:
-    """A message about a schedule, beside its name."""
-    return text.removeprefix(f"schedule {name!r}").lstrip(":, ")
 
 
 def _bound_by(machine: Machine, schedules: Sequence[Schedule], layers: Sequence[LayerPrediction]) -> str:

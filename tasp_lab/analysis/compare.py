@@ -15,8 +15,11 @@ from tasp_lab.analysis.inputs import (
     ComputeLike,
     MachineLike,
     ScheduleNames,
+    Schedules,
     as_names,
     as_options,
+    as_schedules,
+    check_arguments,
     chosen_machine,
     parse_compute,
     with_contention,
@@ -32,9 +35,20 @@ from tasp_lab.analysis.provenance import (
     plain,
     rings_inputs,
     runtime_constants,
+    schedules_inputs,
 )
 from tasp_lab.analysis.ranking import Candidate, Ranking, Rankings, beside_first
-from tasp_lab.analysis.registry import by_kind, check_names, layer_names_on, options_for, uses_rings
+from tasp_lab.analysis.registry import (
+    AnySchedule,
+    built_in,
+    by_kind,
+    check_schedules,
+    layer_names_on,
+    name_of,
+    names_in,
+    options_for,
+    uses_rings,
+)
 from tasp_lab.analysis.results import layer_constants
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
 from tasp_lab.analysis.stack_choice import StackChoice, choose_stacks
@@ -58,7 +72,7 @@ from tasp_lab.workload.layer_pattern import LAYER_KINDS
 def compare(
     machine: MachineLike,
     work: Workload,
-    schedules: ScheduleNames | None = None,
+    schedules: Schedules | None = None,
     *,
     library: str = "auto",
     without_links: Sequence[str] = (),
@@ -95,8 +109,8 @@ def compare(
     machine, library, without_links, links, overrides, compute, kernel, contention, runtime, engine, options,
     attention : see `tasp_lab.analysis.predict.predict`.
     work : the layer, or the hybrid.
-    schedules : names to compare; by default all, families at every split of the ranks into two factors, and tuned also
-        in all their variants.
+    schedules : those to compare, by name or as objects, see `predict`; by default all names, families at every split
+        of the ranks into two factors, and tuned also in all their variants.
     decomposition, fold, lanes, rail_aligned, search_budget : the rings of schedules over rings, see `predict`.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.analysis.tune`.
     measure : how many of the best schedules to run on a fabric, beside the fastest single ring; 0 for none.
@@ -115,6 +129,7 @@ def compare(
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
     'ulysses'
     """
+    check_arguments(locals(), work="layer")
     options, work = as_options(options, **attention), overridden_layer(work, overrides)
     options.check_layer(work)
     runs = FabricRuns(measure, fabric, scale, repeats)
@@ -124,23 +139,28 @@ def compare(
     machine = with_assumptions(machine, work) if compute is None else machine
     world_size = machine.topology.world_size
     alone = _names_alone(work, world_size) if schedules is None else {}
-    names = layer_names_on(world_size, work, variants=tune) if schedules is None else as_names(schedules)
-    check_names(names, work)
+    chosen: Sequence[AnySchedule]
+    chosen = layer_names_on(world_size, work, variants=tune) if schedules is None else as_schedules(schedules)
+    check_schedules(chosen, work, options.passes)
+    if measure and built_in(chosen):
+        name = built_in(chosen)[0].name
+        raise ScheduleError(f"measure: schedule {name!r} is an object, but only schedules by name run on a fabric")
+    names = names_in(chosen)
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
     tried, no_rings = _rings(machine, rings, decomposition, [*names, *chain(*alone.values())], progress)
     count = count or count_lines(progress)
     choice = _choice(machine, work, alone, tried, engine, options, count, progress) if alone else None
-    names = names if choice is None else choice.names
+    chosen = chosen if choice is None else choice.names
     if tune:
-        _announce_tuning(names, options, progress)
+        _announce_tuning(names_in(chosen), options, progress)
     uncertainty = Uncertainty(machine, Sampling(samples, seed))
     one = partial(_candidate, machine, work, tried, no_rings, engine, uncertainty, options, tune)
-    candidates = _in_order(names, one, count)
+    candidates = _in_order(chosen, one, count)
     measured = runs.of(candidates, machine, work, decomposition, rings, compute, progress) if measure else ()
     candidates = [with_measurement(each, measured) for each in candidates]
     asked: dict[str, object] = {
         "machine": machine_inputs(machine, compute=True),
-        "schedules": list(names),
+        "schedules": schedules_inputs(chosen),
         "work": plain(work),
         "options": plain(options),
         "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
@@ -162,22 +182,28 @@ def _candidate(
     uncertainty: Uncertainty,
     options: AttentionOptions,
     tune: bool,
-    name: str,
+    schedule: AnySchedule,
 ) -> Candidate:
     """A schedule with its best rings of those `tried`; `no_rings` is why there are none."""
-    rings: Sequence[Decomposition | None] = tried if uses_rings(name) else (None,)
+    takes_rings = isinstance(schedule, str) and uses_rings(schedule)
+    rings: Sequence[Decomposition | None] = tried if takes_rings else (None,)
+    one = OneCandidate(machine, work, rings, engine, uncertainty)
+    if not isinstance(schedule, str):
+        return one.given(schedule, options)
     if not rings:
-        return Candidate(name, work.kind, options_for(name, options), reason=no_rings)
-    return OneCandidate(machine, work, rings, engine, uncertainty).candidate(name, options, tune)
+        return Candidate(schedule, work.kind, options_for(schedule, options), reason=no_rings)
+    return one.candidate(schedule, options, tune)
 
 
-def _in_order(names: Sequence[str], one: Callable[[str], Candidate], count: CountCallback) -> list[Candidate]:
+def _in_order(
+    schedules: Sequence[AnySchedule], one: Callable[[AnySchedule], Candidate], count: CountCallback
+) -> list[Candidate]:
     """The candidates by time, each with its order to the first; `count` is told which is next."""
     candidates = []
-    for number, name in enumerate(names):
-        count(number, len(names), name)
-        candidates.append(one(name))
-    count(len(names), len(names), "")
+    for number, schedule in enumerate(schedules):
+        count(number, len(schedules), name_of(schedule))
+        candidates.append(one(schedule))
+    count(len(schedules), len(schedules), "")
     candidates.sort(key=lambda each: each.time_s)
     return [beside_first(each, candidates[0]) for each in candidates]
 

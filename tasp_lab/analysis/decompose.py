@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from tasp_lab.analysis.inputs import MachineLike, as_topology
+from tasp_lab.analysis.inputs import MachineLike, as_topology, check_arguments
 from tasp_lab.analysis.provenance import Provenance, plain, topology_inputs
 from tasp_lab.analysis.report import Report
 from tasp_lab.analysis.ring_choice import RingOptions
@@ -80,6 +80,7 @@ def decompose(
     >>> decompose("full-mesh:4").fold
     2
     """
+    check_arguments(locals())
     found_topology = as_topology(topology, without_links, links)
     options = RingOptions(fold, lanes, rail_aligned, search_budget)
     found = options.find(found_topology, progress)

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypedDict, Unpack
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
-from tasp_lab.analysis.registry import Work
+from tasp_lab.analysis.registry import AnySchedule, Work, built_in, names_in
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.choices import Dataflow, Direction, Pass, Travelling, WireDtype
-from tasp_lab.errors import ProfileError, QuantityError
+from tasp_lab.decomposition.decompose import Decomposition
+from tasp_lab.errors import (
+    ModelError,
+    NoDecompositionError,
+    OverrideError,
+    ProfileError,
+    QuantityError,
+    ScheduleError,
+    TaspLabError,
+    TopologyError,
+    WorkloadError,
+    of_type,
+    unknown,
+)
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.models.model import Model
 from tasp_lab.overrides import overridden
 from tasp_lab.overrides.names import COMPUTE
 from tasp_lab.overrides.override import parse_overrides
 from tasp_lab.runtimes.catalogue import load_runtime
 from tasp_lab.runtimes.runtime import Runtime
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.edits import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import parse_flops_per_s, parse_size_bytes
@@ -34,8 +50,91 @@ WorkLike = Workload | int | str
 ScheduleNames = str | Sequence[str]
 """The name of a schedule, or several."""
 
+Schedules = AnySchedule | Sequence[AnySchedule]
+"""A schedule, or several: by name, or built for the ranks and the work at hand."""
+
 ComputeLike = float | str
 """A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
+
+
+class _Type(NamedTuple):
+    """What an argument may be: its types, the words for them, and the error for others."""
+
+    types: tuple[type, ...]
+    expected: str
+    error: type[TaspLabError] = QuantityError
+
+
+_NONE = type(None)
+_WHOLE = _Type((Integral,), "a whole number")
+_MAYBE_WHOLE = _Type((Integral, _NONE), "a whole number or None")
+_MAYBE_BOOL = _Type((bool, _NONE), "True, False or None")
+_RINGS = _Type(
+    (Decomposition, Sequence, _NONE), "a Decomposition, as tasp_lab.decompose returns it", NoDecompositionError
+)
+_TEXTS = _Type((Sequence, Set), "a list of texts", OverrideError)
+_CALLED = _Type((Callable,), "a function")  # type: ignore[arg-type]
+
+_TYPES: Mapping[str, _Type] = {
+    "machine": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
+    "topology": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
+    "model": _Type((Model, str), "a model or the name of one", ModelError),
+    "schedule": _Type((str,), "the name of a schedule", ScheduleError),
+    "work": _Type((Workload, Integral, str), "an attention layer (a Workload), or bytes such as 2**20 or '1MiB'"),
+    "layer": _Type((Workload,), "an attention layer (a Workload)", WorkloadError),
+    "sequence": _WHOLE,
+    "batch": _WHOLE,
+    "group": _MAYBE_WHOLE,
+    "accumulate": _WHOLE,
+    "library": _Type((str,), "the name of a library", ProfileError),
+    "without_links": _TEXTS._replace(error=TopologyError),
+    "links": _TEXTS._replace(error=TopologyError),
+    "overrides": _TEXTS,
+    "decomposition": _RINGS,
+    "fold": _MAYBE_WHOLE,
+    "lanes": _MAYBE_WHOLE,
+    "rail_aligned": _MAYBE_BOOL,
+    "search_budget": _WHOLE,
+    "compute": _Type((Real, str, _NONE), "a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'"),
+    "matrix_rate": _Type((Real, str, _NONE), "a rate in FLOP/s, or a text such as 'timed:600TFLOP/s'"),
+    "kernel": _Type((str, _NONE), "the name of a kernel", ProfileError),
+    "contention": _MAYBE_BOOL,
+    "runtime": _Type((Runtime, str, _NONE), "the name of a runtime", ProfileError),
+    "measure": _WHOLE,
+    "repeats": _WHOLE,
+    "scale": _Type((Real, _NONE), "a number"),
+    "samples": _WHOLE,
+    "seed": _WHOLE,
+    "progress": _CALLED,
+    "options": _Type((AttentionOptions,), "AttentionOptions", ScheduleError),
+}
+"""The arguments of the public functions, by name: each means the same wherever it occurs."""
+
+_LISTS = {"decomposition": Decomposition, "without_links": str, "links": str, "overrides": str}
+"""Arguments that may be lists, and what these have in them."""
+
+
+def check_arguments(given: Mapping[str, Any], **other: str) -> None:
+    """Raise the `TaspLabError` of the first argument of a public function that is of a wrong type.
+
+    `given` are all arguments by name, as ``locals()`` at the start of the function. `other` are names of arguments that
+    stand for those of another name here: ``work="layer"``.
+    """
+    for name, value in given.items():
+        expected = _TYPES.get(other.get(name, name))
+        if expected is None:
+            continue
+        is_flag = isinstance(value, bool) and bool not in expected.types
+        is_one_text = isinstance(value, str) and name in ("decomposition", "without_links", "links")
+        if is_flag or is_one_text or not isinstance(value, expected.types):
+            raise expected.error(of_type(name.replace("_", " "), value, expected.expected))
+        if name in _LISTS and not isinstance(value, str | Decomposition):
+            for each in value or ():
+                if not isinstance(each, _LISTS[name]):
+                    raise expected.error(of_type(name.replace("_", " "), each, expected.expected))
+    for name in given.get("attention", ()):
+        if name not in AttentionKeywords.__annotations__:
+            raise ScheduleError(unknown("argument", name, [*AttentionKeywords.__annotations__, *given]))
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -115,12 +214,37 @@ def as_work(work: WorkLike) -> Work:
 
 
 def as_names(schedules: ScheduleNames) -> tuple[str, ...]:
-    """The names of schedules; one name may stand alone.
+    """The names of schedules; one name may stand alone. Raises `ScheduleError` for anything else.
 
     >>> as_names("ring"), as_names(["ring", "multi-ring"])
     (('ring',), ('ring', 'multi-ring'))
     """
-    return (schedules,) if isinstance(schedules, str) else tuple(schedules)
+    found = as_schedules(schedules)
+    for schedule in built_in(found):
+        raise ScheduleError(f"schedule {schedule.name!r} was given as an object, expected the name of a schedule")
+    return tuple(names_in(found))
+
+
+def as_schedules(schedules: Schedules) -> tuple[AnySchedule, ...]:
+    """Schedules by name or built; one may stand alone.
+
+    Raises `ScheduleError` for anything else, and for none.
+
+    >>> as_schedules("ring"), as_schedules(["ring", "multi-ring"])
+    (('ring',), ('ring', 'multi-ring'))
+    """
+    expected = "names of schedules, or objects of tasp_lab.schedule.schedule.Schedule"
+    if isinstance(schedules, str | Schedule):
+        return (schedules,)
+    if not isinstance(schedules, Iterable):
+        raise ScheduleError(of_type("schedules", schedules, expected))
+    found = tuple(schedules)
+    for each in found:
+        if not isinstance(each, str | Schedule):
+            raise ScheduleError(of_type("schedules", each, expected))
+    if not found:
+        raise ScheduleError(f"schedules: none, expected {expected}")
+    return found
 
 
 def as_options(options: AttentionOptions = DEFAULT_OPTIONS, **changes: Unpack[AttentionKeywords]) -> AttentionOptions:
@@ -143,7 +267,8 @@ def parse_compute(compute: ComputeLike | None) -> float | Literal["real"] | None
         return float(compute)
     kind, _, rate = compute.partition(":")
     if kind != "timed":
-        raise QuantityError(f"compute {compute!r}: expected timed:RATE, {_LIKE}, or real")
+        hint = f" did you mean timed:{compute}?" if compute[:1].isdigit() else ""
+        raise QuantityError(f"compute {compute!r}:{hint} expected timed:RATE, {_LIKE}, or real")
     return parse_flops_per_s(rate)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from tasp_lab.analysis.residual_fit import Residual, residual_of
 from tasp_lab.analysis.residuals import Regime
 from tasp_lab.arrays import FloatArray
+from tasp_lab.tables import brief
 from tasp_lab.units import format_time
 
 TIE = 0.95
@@ -24,7 +25,7 @@ EQUAL = 1e-9
 """Exact times whose logarithms differ by less are equal: the same operations in another order."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Interval:
     """The interval of a predicted time.
 
@@ -38,6 +39,9 @@ class Interval:
     time_s: float
     samples_s: FloatArray
     residual: Residual
+
+    def __repr__(self) -> str:
+        return brief(self, self.text, f"{len(self.samples_s)} samples")
 
     @property
     def low_s(self) -> float:

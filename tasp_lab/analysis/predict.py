@@ -14,11 +14,12 @@ from tasp_lab.analysis.inputs import (
     AttentionKeywords,
     ComputeLike,
     MachineLike,
-    ScheduleNames,
+    Schedules,
     WorkLike,
-    as_names,
     as_options,
+    as_schedules,
     as_work,
+    check_arguments,
     chosen_machine,
     with_contention,
     with_runtime,
@@ -31,23 +32,34 @@ from tasp_lab.analysis.provenance import (
     plain,
     rings_inputs,
     runtime_constants,
+    schedules_inputs,
 )
-from tasp_lab.analysis.registry import Work, build_schedules, check_names, uses_rings
+from tasp_lab.analysis.registry import (
+    NOT_APPLICABLE,
+    AnySchedule,
+    Work,
+    build_schedules,
+    check_schedules,
+    name_of,
+    names_in,
+    reason_of,
+    uses_rings,
+)
 from tasp_lab.analysis.results import CollectivePrediction as CollectivePrediction
 from tasp_lab.analysis.results import LayerPrediction as LayerPrediction
 from tasp_lab.analysis.results import Prediction as Prediction
 from tasp_lab.analysis.results import Predictions as Predictions
-from tasp_lab.analysis.results import label, layer_constants, pass_of, together
+from tasp_lab.analysis.results import Refused, label, layer_constants, pass_of, together
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
 from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.attention.backward import dataflow_of
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.task import AttentionTask
-from tasp_lab.collectives.kinds import collective_bound_s
+from tasp_lab.collectives.kinds import CollectiveKind, collective_bound_s
 from tasp_lab.collectives.registry import kind_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.errors import QuantityError
+from tasp_lab.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
 from tasp_lab.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.machines.busy_times import busy_s
@@ -77,7 +89,7 @@ MANY_EVENTS = 20_000
 
 def predict(
     machine: MachineLike,
-    schedules: ScheduleNames,
+    schedules: Schedules,
     work: WorkLike,
     *,
     library: str = "auto",
@@ -102,13 +114,15 @@ def predict(
     options: AttentionOptions = DEFAULT_OPTIONS,
     **attention: Unpack[AttentionKeywords],
 ) -> Predictions:
-    """Predict a collective, an attention layer or a hybrid by each of the named schedules.
+    """Predict a collective, an attention layer or a hybrid by each of the schedules.
 
     Parameters
     ----------
     machine : a machine, or its name; ranks without compute rates have `ASSUMED_COMPUTE`, in every dtype and pass.
         A `Topology` has no communication library.
-    schedules : the name of a schedule, or several; see `tasp_lab.analysis.registry`.
+    schedules : a schedule, or several: a name of `tasp_lab.analysis.registry`, or a
+        `tasp_lab.schedule.schedule.Schedule` that computes this work, of a layer in the one requested pass. Options of
+        layers and rings apply to schedules by name.
     work : the bytes per rank of a collective, a number or text such as ``"64MiB"``, or an attention layer or
         a hybrid, a stack of them.
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
@@ -134,18 +148,19 @@ def predict(
     options, attention : `AttentionOptions` of a layer, and its fields as keywords: ``passes="both"``.
 
     Returns a `CollectivePrediction` or a `LayerPrediction` per schedule; with the passes ``both`` three: forward,
-    backward, and both together.
+    backward, and both together. Schedules that do not apply to the work or the topology are in `Predictions.refused`.
 
     Raises `TaspLabError`: an unknown name (`TopologyError`, `ScheduleError`, `ProfileError`), a text that is no
-    quantity (`QuantityError`), and rings that do not exist (`NoDecompositionError`).
+    quantity (`QuantityError`), a schedule of other work (`ScheduleError`); and if no schedule applies, why.
 
     >>> [round(p.time_s * 1e6) for p in predict("full-mesh:8", ["ring", "multi-ring"], "1MiB")]
     [154, 28]
     """
+    check_arguments(locals())
     sampling = Sampling(samples, seed)
-    names, options = as_names(schedules), as_options(options, **attention)
+    chosen, options = as_schedules(schedules), as_options(options, **attention)
     work = overridden_layer(as_work(work), overrides)
-    check_names(names, work)
+    collective, names = check_schedules(chosen, work, options.passes), names_in(chosen)
     _check_layer_only(work, compute=compute, kernel=kernel, contention=contention, runtime=runtime)
     machine = chosen_machine(machine, library, compute, kernel, overrides, without_links, links)
     machine = with_contention(with_compute(machine), contention)
@@ -155,16 +170,22 @@ def predict(
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
     given = (decomposition,) if isinstance(decomposition, Decomposition) else tuple(decomposition or ())
     sought = rings.check_needed(names, given=bool(given))
-    candidates = given
+    candidates, no_rings = given, None
     if sought:
-        candidates = tuple(ring_candidates(machine, partial(rings.find, progress=progress), with_known=rings.is_free))
+        find = partial(rings.find, progress=progress)
+        try:
+            candidates = tuple(ring_candidates(machine, find, with_known=rings.is_free))
+        except NoDecompositionError as error:  # schedules without rings may apply
+            no_rings = error
     uncertainty = Uncertainty(machine, sampling)
-    one_schedule = _OneSchedule(machine, work, options, engine, explain, events, progress, uncertainty)
-    predictions = [each for name in names for each in one_schedule.predictions(name, candidates)]
+    one_schedule = _OneSchedule(
+        machine, work, options, engine, explain, events, progress, uncertainty, candidates, no_rings, collective
+    )
+    predictions, refused = one_schedule.of_all(chosen)
     provenance = Provenance(
         {
             "machine": machine_inputs(machine, compute=isinstance(work, Workload)),
-            "schedules": list(names),
+            "schedules": schedules_inputs(chosen),
             "work": plain(work),
             "options": plain(options) if isinstance(work, Workload) else None,
             "rings": rings_inputs(given) if given else plain(rings) if sought else None,
@@ -176,7 +197,7 @@ def predict(
         tuple(sorted(one_schedule.engines)),
         all(each.search_complete for each in candidates) if any(map(uses_rings, names)) else None,
     )
-    return Predictions(tuple(predictions), machine, provenance, explain)
+    return Predictions(tuple(predictions), machine, provenance, explain, tuple(refused))
 
 
 def _check_layer_only(work: Work, **given: object) -> None:
@@ -188,7 +209,11 @@ def _check_layer_only(work: Work, **given: object) -> None:
 
 @dataclass
 class _OneSchedule:
-    """Predicts one schedule after the other; `engines` are those that were used."""
+    """Predicts one schedule after the other; `engines` are those that were used.
+
+    `candidates` are the rings of schedules over rings, and `no_rings` is why there are none. `collective` is what all
+    schedules implement, None of a layer.
+    """
 
     machine: Machine
     work: Work
@@ -198,21 +223,49 @@ class _OneSchedule:
     events: bool | None
     progress: ProgressCallback
     uncertainty: Uncertainty
+    candidates: Sequence[Decomposition]
+    no_rings: NoDecompositionError | None
+    collective: CollectiveKind | None
     engines: set[str] = field(default_factory=set)
 
-    def predictions(self, name: str, candidates: Sequence[Decomposition]) -> list[Prediction]:
-        """The predictions of a schedule by name: its passes with the fastest rings, and both passes together."""
-        tried = [self._passes(name, found) for found in (candidates if uses_rings(name) else [None])]
+    def of_all(self, schedules: Sequence[AnySchedule]) -> tuple[list[Prediction], list[Refused]]:
+        """The predictions of those schedules that apply, and the others. Raises why if none applies."""
+        predictions: list[Prediction] = []
+        errors: list[tuple[str, TaspLabError]] = []
+        for each in schedules:
+            try:
+                predictions += self._predictions(each)
+            except NOT_APPLICABLE as error:
+                errors.append((name_of(each), error))
+        if not predictions and len({str(error) for _, error in errors}) == 1:
+            raise errors[0][1]
+        refused = [Refused(name, reason_of(error, name)) for name, error in errors]
+        if not predictions:
+            reasons = "; ".join(f"{each.schedule}: {each.reason}" for each in refused)
+            raise ScheduleError(f"no schedule applies: {reasons}")
+        return predictions, refused
+
+    def _predictions(self, schedule: AnySchedule) -> list[Prediction]:
+        """The predictions of a schedule: its passes with the fastest rings, and both passes together."""
+        rings: Sequence[Decomposition | None] = [None]
+        if isinstance(schedule, str) and uses_rings(schedule):
+            if self.no_rings is not None:
+                raise self.no_rings
+            rings = self.candidates
+        tried = [self._passes(schedule, found) for found in rings]
         fastest = min(tried, key=lambda passes: sum(each.time_s for each, _ in passes))
         interval, most = self.uncertainty.interval, max(schedule.transfers for _, schedule in fastest)
         passes = [replace(each, interval=interval(schedule, float(each.time_s), most)) for each, schedule in fastest]
         return [*passes, together(*passes)] if self.options.passes == "both" else passes
 
-    def _passes(self, name: str, found: Decomposition | None) -> list[tuple[Prediction, Schedule]]:
+    def _passes(self, schedule: AnySchedule, found: Decomposition | None) -> list[tuple[Prediction, Schedule]]:
+        if isinstance(schedule, Schedule):
+            schedule.check_routes(self.machine.topology)
+            return [(self._predict(schedule), schedule)]
         if (ranks := self.machine.topology.world_size) >= MANY_RANKS:
-            self.progress(f"building {name} for {ranks:,} ranks; this may take a while")
-        schedules = build_schedules(name, self.machine.topology, self.work, found, self.options)
-        return [(self._predict(schedule), schedule) for schedule in schedules]
+            self.progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
+        schedules = build_schedules(schedule, self.machine.topology, self.work, found, self.options)
+        return [(self._predict(each), each) for each in schedules]
 
     def _predict(self, schedule: Schedule) -> Prediction:
         engine, share = engine_of(schedule, self.machine, self.engine), no_share
@@ -232,6 +285,7 @@ class _OneSchedule:
             explain=self.explain,
             events=keep,
             progress=share,
+            collective=self.collective,
         )
 
     def _report(self, what: str, share: float) -> None:
@@ -261,10 +315,12 @@ def predict_schedule(
     explain: bool = False,
     events: bool = True,
     progress: ShareCallback = no_share,
+    collective: CollectiveKind | None = None,
 ) -> Prediction:
     """Predict a schedule of this work that was built with these `options`; `progress` is told the share that is done.
 
-    A layer is simulated with its kernel calls and without; and with contention once more, without that.
+    `collective` is what a schedule of a collective does; by default what its name stands for. A layer is simulated with
+    its kernel calls and without; and with contention once more, without that.
     """
     slows = machine.contention.slows
     times = 2 + slows if isinstance(work, Workload) else 1
@@ -277,9 +333,11 @@ def predict_schedule(
         schedule, machine, engine, explain=explain, events=events, progress=partial(_report_part, progress, 0, times)
     )
     head = (schedule.name, machine.topology.name, machine.topology.world_size, timeline.time_s)
-    bound = bound_s(machine, schedule, work)
     if not isinstance(work, Workload):
-        return CollectivePrediction(*head, bound, timeline, kind_of([schedule.name]), work)
+        collective = collective or kind_of([schedule.name])
+        bound = collective_bound_s(collective, machine.topology, work)
+        return CollectivePrediction(*head, bound, timeline, collective, work)
+    bound = bound_s(machine, schedule, work)
     task = schedule.task
     assert task is not None, "a schedule of a layer has a task"
     has_dataflow = isinstance(task, AttentionTask) and task.is_backward

@@ -8,7 +8,14 @@ from functools import partial
 from typing import NamedTuple
 
 from sim.simulate import simulate
-from tasp_lab.analysis.inputs import ComputeLike, MachineLike, chosen_machine, parse_compute, with_contention
+from tasp_lab.analysis.inputs import (
+    ComputeLike,
+    MachineLike,
+    check_arguments,
+    chosen_machine,
+    parse_compute,
+    with_contention,
+)
 from tasp_lab.analysis.predict import with_assumptions, with_compute
 from tasp_lab.analysis.provenance import (
     Provenance,
@@ -93,6 +100,7 @@ def predict_step(
     >>> step.tokens, step.memory.states == 8 * 8_030_261_248
     (4096, True)
     """
+    check_arguments(locals())
     model = load_model(model) if isinstance(model, str) else model
     plan = StepPlan(model, sequence, schedule, batch, group, replace(options, passes=passes), fsdp, checkpointing,
                     matrix_dtype, accumulate)  # fmt: skip

@@ -30,6 +30,8 @@ from tasp_lab.machines.kernel_compute import KernelCompute
 from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Constant, Machine
 from tasp_lab.measurements import AnyTable, MeasuredTable
 from tasp_lab.runtimes.runtime import Runtime
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.tables import brief
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_flops, format_time
 from tasp_lab.version import VERSION
@@ -46,7 +48,7 @@ class UsedConstant:
     assumed: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Provenance:
     """Where a result comes from.
 
@@ -68,6 +70,9 @@ class Provenance:
     environment: Mapping[str, object] = field(default_factory=dict)
     version: str = VERSION
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+    def __repr__(self) -> str:
+        return brief(self, f"tasp-lab {self.version}", self.date, f"inputs {self.inputs_sha256[:12]}")
 
     @property
     def inputs_sha256(self) -> str:
@@ -212,6 +217,11 @@ def _links(topology: Topology) -> object:
 def rings_inputs(decompositions: Iterable[Decomposition]) -> list[object]:
     """Given rings as an input: each decomposition with its rings and shares."""
     return [{"rings": plain(each.rings), "shares": plain(each.shares)} for each in decompositions]
+
+
+def schedules_inputs(schedules: Iterable[str | Schedule]) -> list[object]:
+    """Schedules as an input: by name, and objects with their digest."""
+    return [each if isinstance(each, str) else {"name": each.name, "digest": each.digest} for each in schedules]
 
 
 def overrides_inputs(overrides: Sequence[str]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from tasp_lab.analysis.interval import TIE
 from tasp_lab.analysis.provenance import Provenance
 from tasp_lab.analysis.registry import USES_RINGS, options_of
 from tasp_lab.analysis.report import Report, flat
-from tasp_lab.analysis.results import LayerPrediction, interval_line, ratio, rows_table
+from tasp_lab.analysis.results import LayerPrediction, interval_line, ratio, refused_table, rows_table
 from tasp_lab.analysis.stack_choice import StackChoice
 from tasp_lab.analysis.validate import Comparison
 from tasp_lab.attention.options import AttentionOptions
@@ -19,7 +19,7 @@ from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.choices import AttentionKind
 from tasp_lab.hybrid.registry import LASP_2H
 from tasp_lab.machines.machine import Machine
-from tasp_lab.tables import Part, Table
+from tasp_lab.tables import Part, brief
 from tasp_lab.units import format_size_about, format_time
 
 SINGLE_RINGS = (
@@ -41,7 +41,7 @@ MAX_TIES = 6
 """As many schedules are named that are too close to call."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Candidate:
     """A schedule that was compared: its prediction, over all requested passes, or why there is none.
 
@@ -50,7 +50,8 @@ class Candidate:
     the fabric, and `measured_prediction_s` what was predicted for it there; None unless it was run. `not_comparable` is
     why these two cannot be compared, if so. `untuned_s` is the predicted time with the options as they were given, None
     unless they were tuned. `first_is_faster` is the probability that the first schedule of the ranking is faster than
-    this one on a real machine, on the same samples of constants; None of the first, and without intervals.
+    this one on a real machine, on the same samples of constants; None of the first, and without intervals. `is_object`
+    is whether the schedule was given as an object: then its name says nothing about it, and no options apply to it.
     """
 
     schedule: str
@@ -66,6 +67,11 @@ class Candidate:
     measured_prediction_s: float | None = None
     not_comparable: str | None = None
     first_is_faster: float | None = None
+    is_object: bool = False
+
+    def __repr__(self) -> str:
+        p = self.prediction
+        return brief(self, self.schedule, f"does not apply: {self.reason}" if p is None else format_time(p.time_s))
 
     @property
     def is_close(self) -> bool:
@@ -81,7 +87,9 @@ class Candidate:
         p = self.prediction
         return {
             "schedule": self.schedule,
-            "options": {name: getattr(self.options, name) for name in options_of(self.schedule)},
+            "options": {
+                name: getattr(self.options, name) for name in (() if self.is_object else options_of(self.schedule))
+            },
             "computes": self.computes,
             "applies": p is not None,
             "reason": self.reason or None,
@@ -140,7 +148,8 @@ class Ranking(Report):
     @property
     def single_ring_s(self) -> float | None:
         """The time of the fastest schedule over one ring; None if none applies."""
-        return next((each.time_s for each in self._applying if each.schedule in SINGLE_RINGS), None)
+        rings = (each.time_s for each in self._applying if each.schedule in SINGLE_RINGS and not each.is_object)
+        return next(rings, None)
 
     @property
     def _applying(self) -> list[Candidate]:
@@ -172,8 +181,7 @@ class Ranking(Report):
             found += self._ties()
         refused = [each for each in self.candidates if each.prediction is None]
         if refused:
-            rows = [(each.schedule, each.reason) for each in refused]
-            found.append(Table("do not apply", ("schedule", "reason"), rows, (0, 1)))
+            found.append(refused_table((each.schedule, each.reason) for each in refused))
         return found
 
     def _ties(self) -> list[str]:

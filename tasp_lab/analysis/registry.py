@@ -8,6 +8,7 @@ its own, and a name of another kind is refused. The name of a schedule determine
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import USES_RINGS as ATTENTION_OVER_RINGS
@@ -19,22 +20,38 @@ from tasp_lab.attention.registry import (
     is_attention,
 )
 from tasp_lab.attention.registry import options_of as attention_options_of
+from tasp_lab.attention.task import AttentionTask
 from tasp_lab.choices import AttentionKind
 from tasp_lab.choices import Pass as Pass
-from tasp_lab.collectives.kinds import with_article
+from tasp_lab.collectives.conditions import collectives_of
+from tasp_lab.collectives.kinds import CollectiveKind, with_article
 from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.decomposition.decompose import Decomposition
-from tasp_lab.errors import ScheduleError, TooManyBlocksError, unknown
+from tasp_lab.errors import (
+    NoDecompositionError,
+    NoRouteError,
+    ScheduleError,
+    TooManyBlocksError,
+    first_line,
+    unknown,
+)
 from tasp_lab.hybrid import registry as hybrid
-from tasp_lab.hybrid.stack import hybrid_schedules
+from tasp_lab.hybrid.relayout import RelayoutTask
+from tasp_lab.hybrid.stack import hybrid_schedules, layers_of
 from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
 from tasp_lab.linear_attention.registry import USES_RINGS as LINEAR_OVER_RINGS
+from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.topology.graph import Topology
+from tasp_lab.units import format_size
 from tasp_lab.workload.layer import Workload
 
 Work = int | Workload
 """The bytes that each rank owns of a collective (`tasp_lab.collectives.registry`), or an attention layer."""
+
+AnySchedule = str | Schedule
+"""A schedule by its name, or one that was built."""
 
 USES_RINGS = (
     *(name for name, spec in COLLECTIVES.items() if spec.uses_rings),
@@ -49,6 +66,21 @@ COLLECTIVE, SOFTMAX, LINEAR_KIND, HYBRID = "a collective", "softmax attention", 
 
 KINDS: Mapping[AttentionKind, str] = {"softmax": SOFTMAX, "linear": LINEAR_KIND, "hybrid": HYBRID}
 """Those of layers."""
+
+LAYERS = (AttentionTask, LinearTask, RelayoutTask)
+"""The tasks of layers, and of what lies between those of a hybrid, whose times are known."""
+
+NOT_APPLICABLE = (ScheduleError, NoRouteError, NoDecompositionError)
+"""What building or simulating a schedule raises if the layer, the topology or the options contradict it."""
+
+
+def reason_of(error: Exception, name: str) -> str:
+    """Why a schedule does not apply, as text that stands beside its name.
+
+    >>> reason_of(ScheduleError("schedule 'direct', step 0: rank 3 sends to rank 4"), "direct")
+    'step 0: rank 3 sends to rank 4'
+    """
+    return first_line(error).removeprefix(f"schedule {name!r}").lstrip(":, ")
 
 
 def build_schedules(
@@ -90,6 +122,21 @@ def build_schedules(
         return build(name, topology, work, decomposition, options)
     except TooManyBlocksError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
+
+
+def names_in(schedules: Iterable[AnySchedule]) -> list[str]:
+    """Those schedules that are given by name."""
+    return [each for each in schedules if isinstance(each, str)]
+
+
+def built_in(schedules: Iterable[AnySchedule]) -> list[Schedule]:
+    """Those schedules that were built."""
+    return [each for each in schedules if isinstance(each, Schedule)]
+
+
+def name_of(schedule: AnySchedule) -> str:
+    """The name of a schedule."""
+    return schedule if isinstance(schedule, str) else schedule.name
 
 
 def uses_rings(name: str) -> bool:
@@ -148,6 +195,9 @@ def check_names(names: Iterable[str], work: Work) -> None:
     of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [hybrid.EXPECTED]}
     right: Sequence[str] = of_layers.get(wanted, list(COLLECTIVES))
     for name in names:
+        if "," in name:
+            each = " ".join(f"--schedule {part.strip()}" for part in name.split(","))
+            raise ScheduleError(f"schedule {name!r}: expected one name; for several give {each}")
         kind = _kind_of_name(name)
         if kind and kind != wanted:
             what = with_article(COLLECTIVES[name].kind) if kind == COLLECTIVE else f"for {kind}"
@@ -162,6 +212,79 @@ def check_names(names: Iterable[str], work: Work) -> None:
         check_attention(names)
     elif wanted == COLLECTIVE and names:
         kind_of(names)
+
+
+def check_schedules(schedules: Sequence[AnySchedule], work: Work, passes: Pass) -> CollectiveKind | None:
+    """Raise `ScheduleError` for the first schedule that computes something else than this work, in this pass.
+
+    Returns the collective that all schedules implement; None of a layer.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> check_schedules(build_schedules("ring-all-reduce", full_mesh(4), 64), 128, "forward")
+    Traceback (most recent call last):
+    tasp_lab.errors.ScheduleError: schedule 'ring-all-reduce' is an AllReduce of 64 B per rank, expected 128 B
+    """
+    names = names_in(schedules)
+    check_names(names, work)
+    found = None if isinstance(work, Workload) or not names else kind_of(names)
+    for schedule in built_in(schedules):
+        where, task = f"schedule {schedule.name!r}", schedule.task
+        if not isinstance(work, Workload):
+            if task is not None:
+                raise ScheduleError(f"{where} computes with {type(task).__name__}, expected a collective")
+            found = collective_of(schedule, work, found)
+        elif task is None:
+            raise ScheduleError(f"{where} computes nothing, expected one for {KINDS[work.kind]}")
+        else:
+            _check_layer(schedule, work)
+            if task.passing != passes:
+                raise ScheduleError(f"{where} is a {task.passing} pass, requested is {passes!r}: expected the pass "
+                                    f"{task.passing!r}, as a schedule object is one pass")  # fmt: skip
+    return found
+
+
+def _check_layer(schedule: Schedule, work: Workload) -> None:
+    """Raise `ScheduleError` unless the task of a schedule is this layer, or the layers of this hybrid."""
+    task, where = schedule.task, f"schedule {schedule.name!r}"
+    known = {"softmax": AttentionTask, "linear": LinearTask, "hybrid": StackedTask}[work.kind]
+    parts = task.layers if isinstance(task, StackedTask) else (task,)
+    if not isinstance(task, known) or not all(isinstance(each, LAYERS) for each in parts):
+        raise ScheduleError(f"{where} computes with {type(task).__name__}, expected {known.__name__} for "
+                            f"{KINDS[work.kind]}; sim.simulate.simulate takes any task")  # fmt: skip
+    own = [each.workload for each, _ in layers_of(schedule)]
+    letters = work.layers if work.kind == "hybrid" else "L" if work.kind == "linear" else "S"
+    wanted = [work.of(letter) if work.kind == "hybrid" else work for letter in letters]
+    wanted = wanted[::-1] if isinstance(task, StackedTask) and task.passing == "backward" else wanted
+    if len(own) != len(wanted):
+        raise ScheduleError(f"{where} has {len(own)} layers, expected {len(wanted)}")
+    for number, (layer, expected) in enumerate(zip(own, wanted, strict=True)):
+        if layer != expected:
+            name = next(f.name for f in fields(layer) if getattr(layer, f.name) != getattr(expected, f.name))
+            values = f"{getattr(layer, name)}, expected {getattr(expected, name)}"
+            of_layer = f"layer {number} has " if len(own) > 1 else "is for a layer with "
+            raise ScheduleError(f"{where} {of_layer}{name.replace('_', ' ')} {values}")
+
+
+def collective_of(schedule: Schedule, shard_bytes: int, beside: CollectiveKind | None = None) -> CollectiveKind:
+    """The collective of `shard_bytes` that a schedule implements, by what ranks have at its start and at its end.
+
+    Where several fit, as AllGather and SendRecv do on two ranks, it is `beside` if that is one of them.
+
+    Raises `ScheduleError` where none fits, and where it is another one than `beside`.
+    """
+    found = collectives_of(schedule)
+    where = f"schedule {schedule.name!r}"
+    if not found:
+        raise ScheduleError(f"{where} is no collective of equal shards, expected an AllGather, a ReduceScatter, an "
+                            "AllReduce, an AllToAll or a SendRecv by its initial and final copies")  # fmt: skip
+    fitting = [kind for kind, size in found.items() if size == shard_bytes]
+    if not fitting:
+        kind, size = next(iter(found.items()))
+        raise ScheduleError(f"{where} is {with_article(kind)} of {format_size(size)} per rank, "
+                            f"expected {format_size(shard_bytes)}")  # fmt: skip
+    if beside is not None and beside not in fitting:
+        raise ScheduleError(f"{where} is {with_article(fitting[0])}, expected {with_article(beside)} as the others are")
+    return fitting[0] if beside is None else beside
 
 
 def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[AttentionKind, list[str]]:

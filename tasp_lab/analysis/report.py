@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tasp_lab.errors import MissingPackageError
-from tasp_lab.tables import Part, to_html, to_text
+from tasp_lab.tables import Part, Table, brief, to_html, to_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Report(ABC):
-    """A result. `str` gives the tables of the command line; a notebook shows them as HTML."""
+    """A result. `str` gives the tables of the command line, `repr` one line; a notebook shows the tables as HTML."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, object]:
@@ -40,7 +40,8 @@ class Report(ABC):
         return to_text(self.parts())
 
     def __repr__(self) -> str:
-        return str(self)
+        first = next(iter(self.parts()), "empty")
+        return brief(self, first.title if isinstance(first, Table) else first)
 
     def _repr_html_(self) -> str:
         return to_html(self.parts())

@@ -17,7 +17,7 @@ from tasp_lab.choices import Dataflow, Pass
 from tasp_lab.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.tables import Part, Table
+from tasp_lab.tables import Part, Table, brief
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Event, Timeline
 from tasp_lab.topology.graph import Topology
@@ -27,7 +27,7 @@ from tasp_lab.workload.layer import Workload
 PASS_NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction(ABC):
     """The prediction of a schedule on a machine; times in seconds.
 
@@ -44,6 +44,9 @@ class Prediction(ABC):
 
     computes: ClassVar[bool]
     """Whether ranks compute, so that a rate and kernels matter."""
+
+    def __repr__(self) -> str:
+        return brief(self, f"{self.schedule} on {self.topology}", format_time(self.time_s))
 
     @property
     def time_low_s(self) -> float | None:
@@ -136,7 +139,7 @@ class Prediction(ABC):
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CollectivePrediction(Prediction):
     """A collective of which each rank owns `shard_bytes`."""
 
@@ -180,7 +183,7 @@ class CollectivePrediction(Prediction):
         return {"share of bound": f"{ratio(self.bound_s, measured_s):.1%}"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerPrediction(Prediction):
     """A pass of an attention layer, or both, one after the other (see `together`).
 
@@ -210,6 +213,9 @@ class LayerPrediction(Prediction):
     contention_s: Number | None = None
 
     computes: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        return brief(self, f"{self.schedule} {self.passing} on {self.topology}", format_time(self.time_s))
 
     @property
     def compared_by(self) -> str:
@@ -502,22 +508,37 @@ def ratio(a: Number, b: Number) -> float:
     return float(a) / float(b) if float(b) else 1.0
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A schedule that does not apply to the work or the topology, and why, on one line."""
+
+    schedule: str
+    reason: str
+
+
+def refused_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """The table of the schedules that do not apply, each with the reason."""
+    return Table("do not apply", ("schedule", "reason"), list(rows), (0, 1))
+
+
 @dataclass(frozen=True, repr=False)
 class Predictions(Report, Sequence[Prediction]):
     """The predictions of one work on one machine, a sequence of `Prediction`.
 
     Parameters
     ----------
-    items : in the order of the schedules.
+    items : in the order of the schedules, without those that do not apply.
     machine : as it was simulated: with changed links and compute rates.
     provenance : version, inputs and their hash, constants, engine, search and date.
     explain : whether `to_dict` and the tables include what the time was spent on.
+    refused : the schedules that do not apply.
     """
 
     items: tuple[Prediction, ...]
     machine: Machine
     provenance: Provenance
     explain: bool = False
+    refused: tuple[Refused, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> Prediction: ...
@@ -535,20 +556,29 @@ class Predictions(Report, Sequence[Prediction]):
         return self.machine.comm_library.name
 
     def to_dict(self) -> dict[str, object]:
-        topology = self.machine.topology
         return {
             "library": self.library,
             "runtime": self.machine.runtime.name,
             "compute": compute_of_passes(self),
             "predictions": [
-                each.to_dict() | (each.explanation(topology) if self.explain else {}) for each in self.items
+                *(each | {"status": "predicted", "reason": None} for each in map(self._fields, self.items)),
+                *map(self._refused_fields, self.refused),
             ],
             "provenance": self.provenance.to_dict(),
         }
 
+    def _fields(self, each: Prediction) -> dict[str, object]:
+        return each.to_dict() | (each.explanation(self.machine.topology) if self.explain else {})
+
+    def _refused_fields(self, each: Refused) -> dict[str, object]:
+        where = {"topology": self.machine.topology.name, "world_size": self.machine.topology.world_size}
+        return {"schedule": each.schedule, **where, "time_s": None, "status": "does not apply", "reason": each.reason}
+
     def records(self) -> list[dict[str, object]]:
-        """A row per schedule and pass."""
-        return [flat(each.to_dict()) | {"library": self.library} for each in self.items]
+        """A row per schedule and pass; of a schedule that does not apply one row without numbers."""
+        rows = [each.to_dict() | {"status": "predicted", "reason": None} for each in self.items]
+        rows += map(self._refused_fields, self.refused)
+        return [flat(row) | {"library": self.library} for row in rows]
 
     def parts(self) -> list[Part]:
         if not self.items:
@@ -562,6 +592,8 @@ class Predictions(Report, Sequence[Prediction]):
         if self.explain:
             for timeline in (timeline for each in self.items for timeline in each.explained()):
                 parts += explanation_parts(timeline, self.machine.topology)
+        if self.refused:
+            parts.append(refused_table((each.schedule, each.reason) for each in self.refused))
         return parts
 
 

@@ -17,10 +17,10 @@ from itertools import product
 from math import inf, prod
 from typing import Any, get_args
 
-from tasp_lab.analysis.registry import options_of
+from tasp_lab.analysis.registry import NOT_APPLICABLE, options_of
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.choices import Dataflow, Travelling
-from tasp_lab.errors import NoDecompositionError, NoRouteError, ScheduleError
+from tasp_lab.errors import ScheduleError
 
 SEARCHED: Mapping[str, Sequence[object]] = {
     "trim": (True, False),
@@ -43,9 +43,6 @@ MAX_TRIALS = 64
 
 EQUAL = 1e-9
 """Times that differ by this share are equal: both engines agree to it."""
-
-NOT_APPLICABLE = (ScheduleError, NoRouteError, NoDecompositionError)
-"""The layer, the topology or the options contradict a schedule."""
 
 Axes = Mapping[str, Sequence[object]]
 """The values of fields to try."""

@@ -38,6 +38,7 @@ from tasp_lab.analysis.inputs import (
     as_names,
     as_options,
     as_work,
+    check_arguments,
     chosen_machine,
     parse_compute,
     wires,
@@ -83,7 +84,7 @@ from tasp_lab.overrides import overridden_layer
 from tasp_lab.overrides.override import LAYER
 from tasp_lab.progress import ProgressCallback, no_progress
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.tables import Part
+from tasp_lab.tables import Part, brief
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number, format_bandwidth, format_flops, format_time
@@ -107,7 +108,7 @@ SLOWEST_KERNEL_FLOPS_PER_S = 5e8
 _START_S = 5.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A schedule predicted and measured on one fabric; all times in seconds of the fabric's own clock.
 
@@ -127,6 +128,10 @@ class Run:
     compute: ComputeKind = "timed"
     kernel_host_s: float | None = None
     not_comparable: str | None = None
+
+    def __repr__(self) -> str:
+        times = f"predicted {format_time(self.prediction.time_s)}, measured {format_time(self.measured_s)}"
+        return brief(self, f"{self.prediction.schedule} on {self.prediction.topology}", times)
 
     @property
     def measured_s(self) -> float:
@@ -350,6 +355,7 @@ def validate(
 
     Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `predict` raises.
     """
+    check_arguments(locals())
     names, options = as_names(schedules), as_options(options, **attention)
     work = overridden_layer(as_work(work), overrides)
     check_runs(scale, fabric, repeats)

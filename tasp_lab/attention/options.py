@@ -19,7 +19,7 @@ from tasp_lab.choices import (
     Travelling,
     WireDtype,
 )
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, of_type
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
@@ -74,13 +74,15 @@ class AttentionOptions:
     direction: Direction = "auto"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "buffers", index(self.buffers))
-        if self.buffers < 2:
-            raise ScheduleError(f"{self.buffers} buffers, expected 2 or more")
-        for name in ("tail_chunks", "stages", "pieces"):
-            if getattr(self, name) is None:
+        for name in ("buffers", "tail_chunks", "stages", "pieces"):
+            if name == "pieces" and self.pieces is None:
                 continue
-            object.__setattr__(self, name, index(getattr(self, name)))
+            try:
+                object.__setattr__(self, name, index(getattr(self, name)))
+            except TypeError:
+                raise ScheduleError(of_type(name.replace("_", " "), getattr(self, name), "a whole number")) from None
+            if name == "buffers" and self.buffers < 2:
+                raise ScheduleError(f"{self.buffers} buffers, expected 2 or more")
             if getattr(self, name) < 1:
                 raise ScheduleError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
         choices = {

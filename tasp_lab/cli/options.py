@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 WORK = Group("Work", sort_key=1)
 LAYER = Group("Attention layer", help="With --seq or --documents.", sort_key=2)
-PASSES = Group("Schedule options", help="Of an attention layer.", sort_key=3)
+PASSES = Group("Schedule options", help="Options of the schedules of an attention layer.", sort_key=3)
 MACHINE = Group("Machine", sort_key=4)
-RINGS = Group("Rings", help="Of schedules over a decomposition, such as multi-ring and tasp.", sort_key=5)
+RINGS = Group("Rings", help="The rings of schedules that use a decomposition, such as multi-ring and tasp.", sort_key=5)
 RUN = Group("Run", sort_key=6)
 OUTPUT = Group("Output", sort_key=7)
 
@@ -170,7 +170,7 @@ Overrides = Annotated[
         group=MACHINE,
         help="Change a number of the machine or of the layer by its name: nic.bandwidth=x2, link.bandwidth=900GB/s, "
         "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1, or a constant of the profile. "
-        "A misspelt name is answered with all of them; repeatable.",
+        "The answer to a misspelt name has the nearest ones; repeatable.",
     ),
 ]
 
@@ -187,7 +187,7 @@ class SamplingChoice:
             RUN,
         ),
     ] = None
-    seed: Annotated[int, whole("Of these samples: equal seeds give equal intervals.", RUN)] = 0
+    seed: Annotated[int, whole("The seed of the samples; equal seeds give equal intervals.", RUN)] = 0
 
     @property
     def given(self) -> dict[str, int]:
@@ -218,11 +218,11 @@ class ExpressionNumbers:
     """The numbers of topology expressions; catalogue machines and files have their own."""
 
     link_bandwidth: Annotated[
-        str | None, quantity("Of every link in an expression, or of its switch ports.", MACHINE, "50GB/s")
+        str | None, quantity("Bandwidth of every link of an expression, or of its switch ports.", MACHINE, "50GB/s")
     ] = None
-    link_latency: Annotated[str | None, quantity("From rank to rank over links.", MACHINE, "1us")] = None
-    nic_bandwidth: Annotated[str | None, quantity("Of every NIC in an expression.", MACHINE, "50GB/s")] = None
-    nic_latency: Annotated[str | None, quantity("From rank to rank over NICs.", MACHINE, "5us")] = None
+    link_latency: Annotated[str | None, quantity("Latency from rank to rank over links.", MACHINE, "1us")] = None
+    nic_bandwidth: Annotated[str | None, quantity("Bandwidth of every NIC of an expression.", MACHINE, "50GB/s")] = None
+    nic_latency: Annotated[str | None, quantity("Latency from rank to rank over NICs.", MACHINE, "5us")] = None
 
     @property
     def given(self) -> dict[str, str]:

@@ -67,7 +67,7 @@ class LayerChoice:
     heads: Annotated[int | None, whole("Query heads; 32 if not given.", LAYER)] = None
     kv_heads: Annotated[int | None, whole("Key and value heads; as many as --heads if not given.", LAYER)] = None
     head_dim: Annotated[int | None, whole("Elements per head; 128 if not given.", LAYER)] = None
-    dtype: Annotated[Dtype, _choice("Of queries, keys, values and the result.")] = "bf16"
+    dtype: Annotated[Dtype, _choice("The dtype of queries, keys, values and the result.")] = "bf16"
     mask: Annotated[
         Mask | None, _choice("causal: a query attends to the keys up to its own position. full if not given.")
     ] = None
@@ -215,7 +215,7 @@ class LayerChoice:
         if parse_count(self.cached_keys, "cached keys", least=0):
             raise QuantityError("cached keys: expected none with --kind all, as linear attention has no cache of keys")
         if self.model is not None:
-            raise QuantityError(f"kind: all with the model {self.model!r}, expected one of both")
+            raise QuantityError(f"kind: all with the model {self.model!r}, expected one of the two")
         hybrid = self._workload("hybrid", "LS" if self.layers is None else self.layers)
         return [hybrid.of("S"), hybrid.of("L"), *([] if self.layers is None else [hybrid])]
 

@@ -31,7 +31,7 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         elif found[name] != value:
             shown = "none" if found[name] is None else found[name]
             raise ModelError(f"{name.replace('_', ' ')}: {value} with the model {model!r}, which has {shown}; expected "
-                             "one of both options")  # fmt: skip
+                             "one of the two")  # fmt: skip
     return values
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
+    from cyclopts import CycloptsError
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit 0 on success, 2 with one line on an error, 130 after Ctrl-C.
@@ -60,7 +62,9 @@ def _run(arguments: Sequence[str]) -> None:
     except UnusedCliTokensError as error:
         unused = [repr(token) for token in error.unused_tokens or ()]
         message = f"unexpected argument{'s' * (len(unused) > 1)} {', '.join(unused)}"
-    except (TaspLabError, CycloptsError) as error:
+    except CycloptsError as error:
+        message = _usage_error(error, arguments)
+    except TaspLabError as error:
         message = str(error)
     except BrokenPipeError:
         _leave(1)
@@ -70,6 +74,37 @@ def _run(arguments: Sequence[str]) -> None:
     except MemoryError:
         message = "not enough memory"
     _refuse(message, arguments)
+
+
+_NO_OPTIONS = {
+    "--tp": "Tensor parallelism is not predicted: give predict or compare the heads of one of its ranks, as in "
+    "--heads 8 --kv-heads 1.",
+    "--pp": "Pipeline parallelism is not predicted.",
+    "--csv": "study show writes CSV; in Python, results have to_pandas().",
+}
+"""What to do instead of options that other tools have."""
+
+
+def _usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
+    """The message for a command line that cannot be read."""
+    from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError
+
+    from tasp_lab.errors import nearest
+
+    command = " ".join(error.command_chain or ())
+    if isinstance(error, UnknownOptionError):
+        option = (error.token.keyword or error.token.value).partition("=")[0]
+        known = {name.strip("-"): name for each in error.argument_collection if each.parse for name in each.names}
+        near = nearest(option.strip("-"), known)
+        hint = _NO_OPTIONS.get(option) or (f"Did you mean {known[near[0]]}?" if near else "")
+        return f"Unknown option: {option}. {hint or f'tasp-lab {command} --help lists all.'}"
+    if isinstance(error, UnknownCommandError) and arguments[0].startswith("-"):
+        return f"option {arguments[0]!r} before the command, expected it after: tasp-lab COMMAND ... {arguments[0]}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None and error.keyword is None:
+        name = error.argument.name
+        if not any(each.partition("=")[0] in error.argument.names for each in arguments):
+            return f"{command}: {name} is missing, see tasp-lab {command} --help"
+    return str(error)
 
 
 def _refuse(message: str, arguments: Sequence[str]) -> NoReturn:

@@ -1,7 +1,7 @@
 """What a collective is: where its blocks are at the start, and where they must be in the end.
 
-A schedule chooses its blocks. Whether it is a schedule of the collective does not depend on that choice: it is checked
-by what the blocks weigh together.
+A schedule chooses its blocks. Which collective it is does not depend on that choice: it follows from what the blocks of
+each rank weigh together. Tables of copies are read row by row, since those of large worlds are views of few rows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.collectives.kinds import CollectiveKind, with_article
 from tasp_lab.errors import ScheduleError
-from tasp_lab.schedule.blocks import Join
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.units import format_size
 
 
 def check_collective(schedule: Schedule, kind: CollectiveKind, shard_bytes: int) -> None:
@@ -25,125 +25,97 @@ def check_collective(schedule: Schedule, kind: CollectiveKind, shard_bytes: int)
     >>> check_collective(ring_all_gather(full_mesh(4), 64), "AllGather", 64)
     >>> check_collective(ring_all_gather(full_mesh(4), 64), "AllReduce", 64)
     Traceback (most recent call last):
-    tasp_lab.errors.ScheduleError: schedule 'ring' is not an AllReduce of 64 bytes: block 0 is data, expected a sum
+    tasp_lab.errors.ScheduleError: schedule 'ring' is not an AllReduce of 64 B, but an AllGather of 64 B, by its start \
+and end
     """
-    try:
-        if kind in ("ReduceScatter", "AllReduce"):
-            _check_sums(schedule)
-        else:
-            _check_data(schedule)
-        _ENDS[kind](schedule, shard_bytes)
-    except ScheduleError as error:
+    found = collectives_of(schedule)
+    if found.get(kind) != shard_bytes:
+        others = [f"{with_article(each)} of {format_size(size)}" for each, size in found.items()]
         raise ScheduleError(
-            f"schedule {schedule.name!r} is not {with_article(kind)} of {shard_bytes} bytes: {error}"
-        ) from None
+            f"schedule {schedule.name!r} is not {with_article(kind)} of {format_size(shard_bytes)}, "
+            f"but {' and '.join(others) or 'no collective of equal shards'}, by its start and end"
+        )
 
 
-def _check_data(schedule: Schedule) -> None:
-    """Every block is data that one rank has at the start."""
-    _joined_by(schedule, "")
-    _one_rank(_places(schedule.initial), "starts at")
+def collectives_of(schedule: Schedule) -> dict[CollectiveKind, int]:
+    """The collectives whose start and end are those of a schedule, each with its `shard_bytes`.
+
+    >>> from tasp_lab.collectives.point_to_point import all_to_all
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> collectives_of(all_to_all(full_mesh(4), 64)), collectives_of(all_to_all(full_mesh(2), 64))
+    ({'AllToAll': 64}, {'AllToAll': 64, 'SendRecv': 64})
+    """
+    if schedule.task is not None:
+        return {}
+    joins = {kind.join for kind in schedule.blocks.kinds}
+    if joins == {"add"}:
+        return _of_sums(schedule)
+    return _of_data(schedule) if joins == {""} else {}
 
 
-def _check_sums(schedule: Schedule) -> None:
-    """Every rank starts with its own part of every block."""
-    _joined_by(schedule, "add")
-    n, parts = schedule.world_size, schedule.blocks.parts
-    if (parts != n).any():
-        block = int((parts != n).argmax())
-        raise ScheduleError(f"block {block} has {parts[block]} parts, expected {n}, one of each rank")
-    part = np.broadcast_to(-1 if schedule.initial_part is None else schedule.initial_part, schedule.initial.shape)
-    for rank in range(n):
-        wrong = ~schedule.initial[rank] | (part[rank] != rank)
-        if wrong.any():
-            raise ScheduleError(f"rank {rank} does not start with part {rank} of block {int(wrong.argmax())}, its own")
+def _of_sums(schedule: Schedule) -> dict[CollectiveKind, int]:
+    """Every rank starts with one part of every block, each with another one."""
+    n, found = schedule.world_size, dict[CollectiveKind, int]()
+    if schedule.initial_part is None or (schedule.blocks.parts != n).any():
+        return found
+    parts = np.sort(np.broadcast_to(schedule.initial_part, schedule.initial.shape), axis=0)
+    if not all(row.all() for row in schedule.initial) or (parts != np.arange(n)[:, None]).any():
+        return found
+    total = int(schedule.block_bytes.sum())
+    if all(row.all() for row in schedule.final) and total % n == 0:
+        found["AllReduce"] = total // n
+    owned = _equal_bytes(schedule, schedule.final)
+    if owned is not None:
+        found["ReduceScatter"] = owned
+    return found
 
 
-def _joined_by(schedule: Schedule, join: Join) -> None:
-    wrong = np.array([kind.join != join for kind in schedule.blocks.kinds], dtype=np.bool_)[schedule.blocks.kind]
-    if wrong.any():
-        block = int(wrong.argmax())
-        words = {"": "data", "add": "a sum", "merge": "a merge of attention results"}
-        found = words[schedule.blocks.kind_of(block).join]
-        raise ScheduleError(f"block {block} is {found}, expected {words[join]}")
+def _of_data(schedule: Schedule) -> dict[CollectiveKind, int]:
+    """Every block is at one rank at the start."""
+    n, found = schedule.world_size, dict[CollectiveKind, int]()
+    if (_places(schedule.initial) != 1).any():
+        return found
+    owned = _equal_bytes(schedule, schedule.initial)
+    if owned is not None and all(row.all() for row in schedule.final):
+        found["AllGather"] = owned
+    if n == 1 and owned is not None:
+        return found | {"AllToAll": owned, "SendRecv": owned}
+    sent = _sent(schedule)
+    if sent is not None and (size := int(sent.max(initial=0))):
+        ranks = np.eye(n, dtype=np.int64)
+        if (sent == size * (1 - ranks)).all():
+            found["AllToAll"] = size
+        if (sent == size * np.roll(ranks, 1, axis=1)).all():
+            found["SendRecv"] = size
+    return found
 
 
 def _places(held: BoolArray) -> IntArray:
-    """At how many ranks each block is, row by row, since a table of all ranks may be a view of very few rows."""
+    """At how many ranks each block is."""
     found = np.zeros(held.shape[1], dtype=np.int64)
     for row in held:
         found[np.flatnonzero(row)] += 1
     return found
 
 
-def _one_rank(count: IntArray, what: str) -> None:
-    wrong = count != 1
-    if wrong.any():
-        block = int(wrong.argmax())
-        raise ScheduleError(f"block {block} {what} {count[block]} ranks, expected one")
+def _equal_bytes(schedule: Schedule, held: BoolArray) -> int | None:
+    """The bytes of the blocks of each rank, if each block is at one rank and all ranks have equally many."""
+    if (_places(held) != 1).any():
+        return None
+    owned = {int(schedule.block_bytes[np.flatnonzero(row)].sum()) for row in held}
+    return owned.pop() if len(owned) == 1 else None
 
 
-def _weighs(found: int, expected: int, what: str) -> None:
-    if found != expected:
-        raise ScheduleError(f"{what} {found} bytes, expected {expected}")
-
-
-def _everywhere(schedule: Schedule) -> None:
-    for rank, row in enumerate(schedule.final):
-        if not row.all():
-            raise ScheduleError(f"rank {rank} does not promise block {int(row.argmin())}")
-
-
-def _check_all_gather(schedule: Schedule, shard_bytes: int) -> None:
+def _sent(schedule: Schedule) -> IntArray | None:
+    """The bytes that go from each rank to each, int array (world_size, world_size); None for a block with two ends."""
+    found, ends = np.zeros((schedule.world_size,) * 2, dtype=np.int64), np.zeros(len(schedule.blocks), dtype=np.int64)
+    source = np.zeros(len(schedule.blocks), dtype=np.int64)
     for rank, row in enumerate(schedule.initial):
-        _weighs(int(schedule.block_bytes[np.flatnonzero(row)].sum()), shard_bytes, f"rank {rank} starts with")
-    _everywhere(schedule)
-
-
-def _check_reduce_scatter(schedule: Schedule, shard_bytes: int) -> None:
-    _one_rank(_places(schedule.final), "is promised to")
-    for rank, row in enumerate(schedule.final):
-        _weighs(int(schedule.block_bytes[np.flatnonzero(row)].sum()), shard_bytes, f"rank {rank} ends with")
-
-
-def _check_all_reduce(schedule: Schedule, shard_bytes: int) -> None:
-    _weighs(int(schedule.block_bytes.sum()), shard_bytes * schedule.world_size, "blocks weigh")
-    _everywhere(schedule)
-
-
-def _sent(schedule: Schedule) -> IntArray:
-    """The bytes that start at one rank and are promised to another one: int array (world_size, world_size)."""
-    comes = schedule.final & ~schedule.initial
-    if (several := comes.sum(axis=0) > 1).any():
-        raise ScheduleError(f"block {int(several.argmax())} is promised to several ranks, expected one")
-    source, (destination, block) = schedule.initial.argmax(axis=0), np.nonzero(comes)
-    found = np.zeros((schedule.world_size,) * 2, dtype=np.int64)
-    np.add.at(found, (source[block], destination), schedule.block_bytes[block])
+        source[np.flatnonzero(row)] = rank
+    for rank, (final, initial) in enumerate(zip(schedule.final, schedule.initial, strict=True)):
+        block = np.flatnonzero(final > initial)
+        ends[block] += 1
+        np.add.at(found, (source[block], rank), schedule.block_bytes[block])
+        if (ends > 1).any():
+            return None
     return found
-
-
-def _check_pairs(schedule: Schedule, expected: IntArray) -> None:
-    found = _sent(schedule)
-    if (found != expected).any():
-        source, destination = np.argwhere(found != expected)[0].tolist()
-        _weighs(int(found[source, destination]), int(expected[source, destination]),
-                f"from rank {source} to rank {destination} go")  # fmt: skip
-
-
-def _check_all_to_all(schedule: Schedule, shard_bytes: int) -> None:
-    _check_pairs(schedule, shard_bytes * (1 - np.eye(schedule.world_size, dtype=np.int64)))
-
-
-def _check_send_recv(schedule: Schedule, shard_bytes: int) -> None:
-    to_next = np.roll(np.eye(schedule.world_size, dtype=np.int64), 1, axis=1)
-    np.fill_diagonal(to_next, 0)
-    _check_pairs(schedule, shard_bytes * to_next)
-
-
-_ENDS = {
-    "AllGather": _check_all_gather,
-    "ReduceScatter": _check_reduce_scatter,
-    "AllReduce": _check_all_reduce,
-    "AllToAll": _check_all_to_all,
-    "SendRecv": _check_send_recv,
-}

@@ -35,6 +35,7 @@ from tasp_lab.decomposition.search import RingSearch
 from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.errors import NoDecompositionError
 from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.tables import brief
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import format_bandwidth
@@ -43,7 +44,7 @@ MANY_RANKS = 256
 """The flows that bound the rate of rings may take more than a few seconds for so many ranks or more."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Decomposition:
     """Rings of a topology.
 
@@ -77,6 +78,9 @@ class Decomposition:
         verify_cycles(self.rings, self.topology.world_size, self.fold)
         self._check_shares()
         self._check_links()
+
+    def __repr__(self) -> str:
+        return brief(self, self.topology.name, f"{len(self.rings)} rings of fold {self.fold}")
 
     def _check_shares(self) -> None:
         if len(self.shares) != len(self.rings):

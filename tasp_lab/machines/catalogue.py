@@ -17,9 +17,9 @@ attention rates of a rank. In the explicit form, the constant `LAUNCH` is the ti
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -30,7 +30,7 @@ from typing import Annotated
 
 import msgspec
 
-from tasp_lab.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.errors import ProfileError, QuantityError, TopologyError, alternatives, nearest, of_type
 from tasp_lab.machines.compute_rates import COMPUTE_RATES, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import stated_interval
@@ -38,7 +38,7 @@ from tasp_lab.machines.kernel_compute import compute_on
 from tasp_lab.machines.library_constants import gloo
 from tasp_lab.machines.machine import IDEAL, CommLibrary, Constant, Machine, NetworkKind
 from tasp_lab.machines.profile import LIBRARIES
-from tasp_lab.machines.profile_files import listed_members, member, profile_names
+from tasp_lab.machines.profile_files import listed_members, member
 from tasp_lab.machines.records import ConstantRecord, Record, Text
 from tasp_lab.topology.expressions import (
     EXPRESSION_DEFAULTS,
@@ -77,6 +77,8 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     Raises `TopologyError` for an unknown name and a malformed file or expression, and `ProfileError` for a library that
     is unknown or for which the machine has no constants.
     """
+    if not isinstance(text, str):
+        raise TopologyError(of_type("machine", text, "the name of a machine"))
     if library not in ("auto", *LIBRARIES):
         raise ProfileError(f"library {library!r} is unknown: expected auto, {', '.join(LIBRARIES)}")
     found = member(text, library)
@@ -171,13 +173,11 @@ def _catalogue() -> Traversable:
 
 
 def _unknown(text: str) -> str:
-    near = difflib.get_close_matches(text.casefold().partition(":")[0], [*expression_forms(), *catalogue_names()], n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    names, forms = ", ".join(catalogue_names()), ", ".join(expression_forms().values())
-    families = ", ".join(f"{name}-NODESxRANKS" for name in profile_names())
+    near = nearest(text.partition(":")[0], [*expression_forms(), *catalogue_names()], 5)
+    hint = f" (did you mean {alternatives(near)}?)" if near else ""
     return (
-        f"machine {text!r} is unknown{hint}: expected one of {names}; of a family, {families}; a .json or .toml file; "
-        f"or one of {forms}"
+        f"machine {text!r} is unknown{hint}: expected a machine such as h100-8 or h100-10x8, a .json or .toml file, or "
+        "an expression such as full-mesh:8 or nodes:2x8; tasp-lab topologies lists all"
     )
 
 
@@ -339,7 +339,14 @@ def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TopologyError, ValueError, OverflowError, RecursionError) as error:
-        raise TopologyError(" ".join(f"{where}: {error}".split())) from error
+        raise TopologyError(" ".join(f"{where}: {_no_number(data, error)}".split())) from error
+
+
+def _no_number(data: bytes, error: Exception) -> str:
+    """The message of an error; that a number is none, where JSON has one that Python writes and JSON lacks."""
+    at = re.search(r"JSON is malformed: .*\(byte (\d+)\)", str(error))
+    word = re.match(rb"NaN|-?Infinity", data[int(at[1]) :]) if at else None
+    return f"{word[0].decode()} is not allowed in JSON, expected a number (byte {at[1]})" if at and word else str(error)
 
 
 def _record(document: object) -> _ExplicitFile | _ExpressionFile:

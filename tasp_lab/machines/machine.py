@@ -12,6 +12,7 @@ from tasp_lab.libraries.library import IDEAL as IDEAL
 from tasp_lab.libraries.library import CommLibrary as CommLibrary
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.runtimes.runtime import NO_RUNTIME, Runtime
+from tasp_lab.tables import brief
 from tasp_lab.topology.graph import Topology
 from tasp_lab.units import Number
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
@@ -183,7 +184,7 @@ class EditedRecipe:
         return replace(self, recipe=self.recipe.with_pairs())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Machine:
     """A topology, its communication library, how fast its ranks compute, and its constants with their sources.
 
@@ -205,6 +206,10 @@ class Machine:
     network: NetworkKind = "documented"
     rank_speeds: tuple[Number, ...] = ()
     recipe: Recipe | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        library = f"library {self.comm_library.name}"
+        return brief(self, self.topology.name, f"{self.topology.world_size} ranks", library)
 
     @property
     def has_accelerators(self) -> bool:

@@ -129,8 +129,8 @@ class Profile:
         """
         if ranks_per_node > self.ranks_per_node or node_count * ranks_per_node > MAX_WORLD_SIZE:
             raise ProfileError(
-                f"profile {self.name!r}: {node_count} nodes of {ranks_per_node} ranks, expected at most "
-                f"{self.ranks_per_node} ranks per node and {MAX_WORLD_SIZE} in all"
+                f"profile {self.name!r}: {node_count} node{'s' * (node_count != 1)} of {ranks_per_node} ranks, "
+                f"expected at most {self.ranks_per_node} ranks per node and {MAX_WORLD_SIZE} in all"
             )
         domains, ranks = self._domains(node_count, ranks_per_node)
         name = name or f"{self.name}-{node_count}x{ranks_per_node}"

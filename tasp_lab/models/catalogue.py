@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tasp_lab.errors import ModelError, unknown
+from tasp_lab.errors import ModelError, expected_one_of, of_type
 from tasp_lab.models.model import Model
 
 _SUFFIX = ".toml"
@@ -33,10 +33,13 @@ def load_model(text: str) -> Model:
 
     Raises `ModelError` for an unknown name, and for a file that cannot be read or does not describe a model.
     """
+    if not isinstance(text, str):
+        raise ModelError(of_type("model", text, "the name of a model"))
     if text in model_names():
         return _built_in(text)
-    if not (text.lower().endswith(_SUFFIX) or os.sep in text):
-        raise ModelError(unknown("model", text, model_names()) + ", or a .toml file")
+    if not (text.lower().endswith(_SUFFIX) or os.path.exists(text)):
+        name = text.rpartition("/")[2]  # Hugging Face has the maker before it
+        raise ModelError(f"unknown model {text!r}, {expected_one_of(name, model_names())}, or a .toml file")
     path = Path(text)
     try:
         return _read(f"file {text!r}", path.stem, path.read_bytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tasp_lab.errors import OverrideError, ProfileError, QuantityError, TopologyError, unknown
+from tasp_lab.errors import OverrideError, ProfileError, QuantityError, TopologyError, expected_one_of, unknown
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_compute import KernelCompute
@@ -91,15 +91,17 @@ def _by_name(machine: Machine, overrides: Sequence[Override]) -> dict[str, Overr
 
 def _why_unknown(machine: Machine, given: str, name: str) -> str:
     names, where = override_names(machine), machine.topology.name
+    of_profile = f"tasp-lab profile show {where.partition(' with ')[0]}" if member_of(machine) is not None else ""
+    expected = expected_one_of(name, names, of_profile)
     if name in COMPUTE_RATES and isinstance(machine.compute, KernelCompute):
         return f"{where} computes as the kernel {machine.compute.kernel.name} does, expected compute.rate=..."
     if name.startswith(("nic", "spine")) and not has_nics(machine):
-        return f"{where} has no NICs, expected one of {', '.join(names)}"
+        return f"{where} has no NICs, {expected}"
     if given.startswith("port") and not has_ports(machine):
-        return f"ranks of {where} have no ports into a switch, expected one of {', '.join(names)}"
+        return f"ranks of {where} have no ports into a switch, {expected}"
     if name in CONSTANTS:
-        return f"{where} does not depend on {name}, expected one of {', '.join(names)}"
-    return unknown("name", given, [*names, *EXAMPLES, *LAYER_NAMES])
+        return f"{where} does not depend on {name}, {expected}"
+    return unknown("name", given, [*names, *EXAMPLES, *LAYER_NAMES], of_profile)
 
 
 def _changed(machine: Machine, overrides: Mapping[str, Override]) -> Machine:

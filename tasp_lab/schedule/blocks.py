@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 
 from tasp_lab.arrays import IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, of_type
+from tasp_lab.tables import brief
 from tasp_lab.workload.layer import ELEMENT_BYTES
 
 Join = Literal["", "add", "merge"]
@@ -139,7 +140,7 @@ DATA = Kind("data")
 """Plain bytes that are kept where they arrive."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Blocks:
     """The blocks of a schedule, one entry per block.
 
@@ -170,6 +171,8 @@ class Blocks:
     pools: Sequence[Pool] = field(init=False)
 
     def __post_init__(self) -> None:
+        for name in ("kind", "bytes", "parts"):
+            _check_array(name, getattr(self, name))
         lengths = {len(self.kind), len(self.bytes), len(self.parts)}
         if len(lengths) != 1:
             raise ScheduleError(f"blocks have columns of lengths {sorted(lengths)}, expected one length")
@@ -206,14 +209,19 @@ class Blocks:
 
     @classmethod
     def of_data(cls, sizes_bytes: IntArray) -> Blocks:
-        """Blocks of plain bytes."""
+        """Blocks of plain bytes. Raises `ScheduleError` unless their sizes are an int array."""
+        _check_array("sizes", sizes_bytes)
         return cls((DATA,), np.zeros(len(sizes_bytes), dtype=np.int64), sizes_bytes, np.ones_like(sizes_bytes))
 
     @classmethod
     def of_sums(cls, sizes_bytes: IntArray, parts: int) -> Blocks:
-        """Blocks of bytes that are sums of the same number of parts."""
+        """Blocks of bytes that are sums of the same number of parts. Raises as `of_data` does."""
+        _check_array("sizes", sizes_bytes)
         zeros = np.zeros(len(sizes_bytes), dtype=np.int64)
         return cls((Kind("sum", "add"),), zeros, sizes_bytes, np.full_like(sizes_bytes, parts))
+
+    def __repr__(self) -> str:
+        return brief(self, f"{len(self)} blocks of {', '.join(each.name for each in self.kinds)}")
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -234,3 +242,8 @@ class Blocks:
 def _check(wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], what: str) -> None:
     if wrong.any():
         raise ScheduleError(f"block {int(wrong.argmax())} {what}")
+
+
+def _check_array(what: str, values: object) -> None:
+    if not isinstance(values, np.ndarray):
+        raise ScheduleError(of_type(f"{what} of blocks", values, "an int array of shape (blocks,)"))

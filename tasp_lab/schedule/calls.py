@@ -12,6 +12,7 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field
+from tasp_lab.tables import brief
 from tasp_lab.workload.kernel_shapes import ShapeRows
 
 Passing = Literal["forward", "backward"]
@@ -88,7 +89,7 @@ def ranges(first: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
     return which, np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes - first, sizes)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Calls:
     """Calls of one kernel at a step; those of a rank on one compute lane run one after another, in this order.
 
@@ -141,6 +142,9 @@ class Calls:
         operands = tuple(BlockLists.of(each) for each in zip(*(row[1] for row in rows), strict=True))
         params = np.array([list(row[2]) for row in rows], dtype=np.int64).reshape(len(rows), -1)
         return cls(kernel, rank, operands, params, lane)
+
+    def __repr__(self) -> str:
+        return brief(self, f"{len(self)} of {self.kernel}")
 
     def __len__(self) -> int:
         return len(self.rank)

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError, TooManyBlocksError
+from tasp_lab.errors import ScheduleError, TooManyBlocksError, of_type
 from tasp_lab.schedule.added_parts import AddedParts, added_parts, part_name
 from tasp_lab.schedule.copies import Copies
 from tasp_lab.schedule.copy_stores import WORD, WordArray, first_parts
@@ -60,6 +60,8 @@ def prove(schedule: Schedule) -> int:
         raise ScheduleError(f"schedule {schedule.name!r}: {error}") from None
     transfers = 0
     for index, step in enumerate(schedule.steps):
+        if not isinstance(step, Step):
+            raise ScheduleError(of_type(f"step {index}", step, "a Step"))
         try:
             replay.step(index, step)
         except ScheduleError as error:

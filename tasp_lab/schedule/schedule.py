@@ -32,15 +32,16 @@ from functools import cached_property
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import NoLinkError, ScheduleError
+from tasp_lab.errors import NoLinkError, ScheduleError, of_type
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.proof import prove
 from tasp_lab.schedule.step import LazySteps, Step
+from tasp_lab.tables import brief
 from tasp_lab.topology.graph import Topology
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """A valid schedule.
 
@@ -78,6 +79,7 @@ class Schedule:
     transfers: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         object.__setattr__(self, "steps", tuple(self.steps) if isinstance(self.steps, list) else self.steps)
         if self.world_size < 1:
             raise ScheduleError(f"schedule {self.name!r} is for {self.world_size} ranks, expected 1 or more")
@@ -98,6 +100,34 @@ class Schedule:
                 raise ScheduleError(f"schedule {self.name!r}: {error}") from None
         proved = self.steps.prove(self) if isinstance(self.steps, LazySteps) else None
         object.__setattr__(self, "transfers", prove(self) if proved is None else proved)
+
+    def __repr__(self) -> str:
+        size = f"{self.world_size} ranks, {len(self.steps)} steps, {self.transfers:,} transfers"
+        task = () if self.task is None else (f"{type(self.task).__name__} {self.task.passing}",)
+        return brief(self, self.name, size, *task)
+
+    def _check_types(self) -> None:
+        """Raise `ScheduleError` for an argument that is of no type that this class takes."""
+        array, optional = "an array of shape (ranks, blocks)", (np.ndarray, type(None))
+        expected: tuple[tuple[str, tuple[type, ...], str], ...] = (
+            ("name", (str,), "a text"),
+            ("world_size", (int, np.integer), "a whole number"),
+            ("lanes", (int, np.integer), "a whole number"),
+            ("blocks", (Blocks,), "Blocks, such as Blocks.of_data(sizes)"),
+            ("initial", (np.ndarray,), array),
+            ("final", (np.ndarray,), array),
+            ("steps", (Sequence,), "a list of Step"),
+            ("initial_part", optional, array),
+            ("kept", optional, array),
+        )
+        for name, types, what in expected:
+            value = getattr(self, name)
+            if not isinstance(value, types) or (name == "steps" and isinstance(value, str)):
+                raise ScheduleError(of_type(f"schedule {self.name!r}: {name}", value, what))
+        methods = ("check", "effects", "existing_parts", "flops", "shapes")
+        if self.task is not None and not all(hasattr(type(self.task), each) for each in methods):
+            what = f"a tasp_lab.schedule.calls.Task, which has the methods {', '.join(methods)}"
+            raise ScheduleError(of_type(f"schedule {self.name!r}: task", self.task, what))
 
     @property
     def block_bytes(self) -> IntArray:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, overload
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import ScheduleError, of_type
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.tables import brief
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _NO_CALLS: tuple[Calls, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Step:
     """One step: its transfers as int arrays (transfers,), and its kernel calls.
 
@@ -39,6 +40,13 @@ class Step:
     calls: tuple[Calls, ...] = _NO_CALLS
 
     def __post_init__(self) -> None:
+        for name in ("source", "destination", "lane", "block", "gives"):
+            values = getattr(self, name)
+            if not isinstance(values, np.ndarray) or values.ndim != 1:
+                what = "an array of shape (transfers,); Step.of takes rows"
+                raise ScheduleError(of_type(f"a step's {name}", values, what))
+        if not isinstance(self.calls, tuple) or not all(isinstance(each, Calls) for each in self.calls):
+            raise ScheduleError(of_type("a step's calls", self.calls, "a tuple of Calls"))
         if not len(self.gives):
             object.__setattr__(self, "gives", np.zeros(len(self.source), dtype=bool))
         columns = (self.source, self.destination, self.lane, self.block, self.gives)
@@ -52,9 +60,26 @@ class Step:
 
     @classmethod
     def of(cls, transfers: Iterable[Sequence[int]], calls: Iterable[Calls] = ()) -> Step:
-        """A step from (source, destination, lane, block) rows; a fifth column says whether the source gives."""
-        rows = np.array([(*row, 0)[:5] for row in transfers], dtype=np.int64).reshape(-1, 5)
-        return cls(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4].astype(bool), tuple(calls))
+        """A step from (source, destination, lane, block) rows; a fifth column says whether the source gives.
+
+        Raises `ScheduleError` for the first row of another form.
+        """
+        if not isinstance(transfers, Iterable):
+            raise ScheduleError(of_type("a step's transfers", transfers, "rows (source, destination, lane, block)"))
+        rows = list(transfers)
+        for number, row in enumerate(rows):
+            if not isinstance(row, Sequence | np.ndarray) or not 4 <= len(row) <= 5 or not all(map(_is_whole, row)):
+                what = "whole numbers (source, destination, lane, block), and as a fifth whether the source gives"
+                raise ScheduleError(of_type(f"a step's transfer {number}", row, what))
+        if not isinstance(calls, Iterable):
+            raise ScheduleError(of_type("a step's calls", calls, "a list of Calls"))
+        table = np.array([(*row, 0)[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
+        return cls(*table[:, :4].T, table[:, 4].astype(bool), tuple(calls))
+
+    def __repr__(self) -> str:
+        return brief(
+            self, f"{len(self)} transfers", f"calls of {', '.join(each.kernel for each in self.calls) or 'nothing'}"
+        )
 
     def __len__(self) -> int:
         return len(self.source)
@@ -67,6 +92,10 @@ class Step:
     def __str__(self) -> str:
         rows = zip(self.rows(), self.gives.tolist(), strict=True)
         return "\n".join(f"{s}->{d} lane {lane} block {b}{' given' * given}" for (s, d, lane, b), given in rows)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer | np.bool_)
 
 
 class LazySteps(Sequence[Step]):

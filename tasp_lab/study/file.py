@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasp_lab.errors import StudyError, unknown
+from tasp_lab.errors import StudyError, of_type, unknown
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.study.point import AS_IS
 from tasp_lab.study.point_inputs import LAYER, OPTIONS, SETTINGS
@@ -33,6 +33,8 @@ def load_study(given: str | Path | Mapping[str, Any]) -> Study:
     """
     if isinstance(given, Mapping):
         return _study(given, "study")
+    if not isinstance(given, str | Path):
+        raise StudyError(of_type("study", given, "the name of a TOML file, or a mapping"))
     path = Path(given)
     try:
         document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))

@@ -16,6 +16,7 @@ from tasp_lab.machines.sampling import Sampling
 from tasp_lab.study.point import AS_IS, Point, Value
 from tasp_lab.study.point_inputs import layer_of, options_of, settings_of
 from tasp_lab.study.where import NO_FILTER, Where
+from tasp_lab.tables import brief
 from tasp_lab.workload.layer import Workload
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Axis:
     values: tuple[Value, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
     """What is asked.
 
@@ -70,6 +71,10 @@ class Study:
     baseline: str | None = None
     find: Mapping[str, Any] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        axes = [f"{each.name} ({len(each.values)})" for each in self.axes]
+        return brief(self, self.name, f"axes: {', '.join(axes)}")
 
     @property
     def count(self) -> int:

@@ -54,7 +54,8 @@ class Expression:
         try:
             tree = ast.parse(numbers.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise StudyError(f"filter {text!r}: {getattr(error, 'msg', None) or 'cannot be read'}") from error
+            hint = "expected == to compare" if re.search(r"(?<![=!<>])=(?!=)", text) else getattr(error, "msg", None)
+            raise StudyError(f"filter {text!r}: {hint or 'cannot be read'}") from error
         for node in ast.walk(tree):
             if not isinstance(node, _ALLOWED):
                 raise StudyError(f"filter {text!r}: expected names, numbers, texts, comparisons, and, or, not, + - * /")

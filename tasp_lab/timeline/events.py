@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tasp_lab.units import Number
+from tasp_lab.tables import brief
+from tasp_lab.units import Number, format_time
 
 SEND, ATTEND, DIFFERENTIATE = "send", "attend", "differentiate"
 """Kinds of events: transfers, and kernel calls of attention and of its gradients."""
@@ -70,7 +71,7 @@ def lasting(spent: Iterable[tuple[str, Number]]) -> tuple[tuple[str, Number], ..
     return tuple((what, seconds) for what, seconds in spent if seconds)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """The events of one run, ordered by (end, start, rank, lane). `origin` is ``predicted`` or ``measured``.
 
@@ -83,6 +84,10 @@ class Timeline:
     world_size: int
     events: tuple[Event, ...]
     total_s: Number | None = None
+
+    def __repr__(self) -> str:
+        what = f"{self.schedule} on {self.topology}, {self.origin}"
+        return brief(self, what, f"{len(self.events)} events", format_time(self.time_s))
 
     @property
     def time_s(self) -> Number:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tasp_lab.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.errors import TopologyError
+from tasp_lab.tables import brief
 from tasp_lab.topology.checks import check_topology
 from tasp_lab.topology.constraints import Constraint as Constraint
 from tasp_lab.topology.constraints import Constraints
@@ -41,7 +42,7 @@ MAX_LISTED_LINKS = 1024 * 1023
 """The links of a full mesh of 1024 ranks, which can be listed one by one in seconds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Topology:
     """Ranks, switches and links. Raises `TopologyError` if it is invalid.
 
@@ -69,6 +70,9 @@ class Topology:
 
     def __post_init__(self) -> None:
         check_topology(self)
+
+    def __repr__(self) -> str:
+        return brief(self, self.name, f"{self.world_size} ranks", f"{len(self.links)} links")
 
     @cached_property
     def vertices(self) -> tuple[Vertex, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from tasp_lab.arrays import BoolArray, IntArray
 from tasp_lab.collectives.all_gather import direct_all_gather, ring_all_gather
 from tasp_lab.collectives.ring_reductions import ring_reduce_scatter
-from tasp_lab.errors import ScheduleError
+from tasp_lab.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, check_blocks
 from tasp_lab.schedule.composition import in_sequence, over_groups
@@ -39,7 +39,7 @@ def gather(topology: Topology, total_bytes: int) -> Schedule:
     if len(sizes) > 1:
         outer = ring_all_gather(full_mesh(sizes[0]), shard_bytes * sizes[1])
         found = over_groups(found, outer)
-    found.check_routes(topology)
+    _check_routes(found, topology)
     return found
 
 
@@ -51,13 +51,25 @@ def reduce_scatter(topology: Topology, total_bytes: int) -> Schedule:
     if len(sizes) > 1:
         outer = ring_reduce_scatter(full_mesh(sizes[0]), shard_bytes * sizes[1])
         found = over_groups(found, outer, inner_first=True)
-    found.check_routes(topology)
+    _check_routes(found, topology)
     return found
 
 
 def all_reduce(topology: Topology, total_bytes: int) -> Schedule:
     """A ReduceScatter, then an AllGather."""
     return in_sequence(reduce_scatter(topology, total_bytes), gather(topology, total_bytes))
+
+
+def _check_routes(messages: Schedule, topology: Topology) -> None:
+    """Raise `ScheduleError` where ranks that exchange parameters or gradients have no route."""
+    try:
+        messages.check_routes(topology)
+    except NoLinkError as error:
+        raise ScheduleError(
+            f"parameters and gradients go straight from rank to rank, but {error.topology} has no link "
+            f"{error.source}->{error.destination}: expected another topology, or --no-fsdp --pass forward, a step that "
+            "exchanges none"
+        ) from None
 
 
 def _node_sizes(topology: Topology) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from tasp_lab.choices import WHAT_IF_DTYPE
 from tasp_lab.choices import AttentionKind as AttentionKind
 from tasp_lab.choices import Decay as Decay
 from tasp_lab.choices import Mask as Mask
-from tasp_lab.errors import WorkloadError
+from tasp_lab.errors import WorkloadError, of_type
 from tasp_lab.workload.layer_pattern import LAYER_KINDS, expand_layers
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -82,10 +82,15 @@ class Workload:
     def __post_init__(self) -> None:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        try:
-            object.__setattr__(self, "cached_keys", index(self.cached_keys))
-        except TypeError:
-            raise WorkloadError(f"cached keys: {self.cached_keys!r}, expected a whole number") from None
+        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "cached_keys", "window", "linear_kv_heads"):
+            value = getattr(self, name)
+            if value is not None or name not in ("window", "linear_kv_heads"):
+                try:
+                    object.__setattr__(self, name, index(value))
+                except TypeError:
+                    raise WorkloadError(of_type(name.replace("_", " "), value, "a whole number")) from None
+        if not isinstance(self.layers, str):
+            raise WorkloadError(of_type("layers", self.layers, "a pattern such as LLSLLS or 4xLLLS"))
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise WorkloadError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
@@ -97,8 +102,11 @@ class Workload:
             raise WorkloadError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}")
         if self.mask not in ("full", "causal"):
             raise WorkloadError(f"unknown mask {self.mask!r}, expected full or causal")
-        if self.window is not None and (self.mask != "causal" or self.window < 1):
-            raise WorkloadError(f"window: {self.window}, expected 1 or more and a causal mask")
+        if self.window is not None and self.window < 1:
+            raise WorkloadError(f"window: {self.window}, expected 1 or more")
+        if self.window is not None and self.mask != "causal":
+            raise WorkloadError(f"window: {self.window} with the mask {self.mask}, expected the mask causal "
+                                "(--mask causal)")  # fmt: skip
         self._check_kind()
         positions = self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position)
         states = 0 if self.kind == "softmax" else 16 * self.sequence * self.batch * self.heads * self.head_dim**2

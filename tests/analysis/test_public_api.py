@@ -11,15 +11,33 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tasp_lab
+from sim.simulate import simulate
 from tasp_lab.analysis.calibrate import FileCalibration
 from tasp_lab.analysis.report import Report
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.cli.process import main
-from tasp_lab.errors import MissingPackageError, NoDecompositionError, ProfileError, QuantityError, TaspLabError
+from tasp_lab.collectives.all_gather import ring_all_gather
+from tasp_lab.errors import (
+    MissingPackageError,
+    ModelError,
+    NoDecompositionError,
+    OverrideError,
+    ProfileError,
+    QuantityError,
+    ScheduleError,
+    StudyError,
+    TaspLabError,
+    TopologyError,
+    WorkloadError,
+)
 from tasp_lab.machines.machine import IDEAL, Machine
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.edits import with_links, without_links
 from tests.conftest import ROOT
@@ -139,6 +157,68 @@ def test_what_cannot_be_answered_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
+COMPARE: Callable[..., object] = tasp_lab.compare
+DECOMPOSE: Callable[..., object] = tasp_lab.decompose
+STEP: Callable[..., object] = tasp_lab.predict_step
+STUDY: Callable[..., object] = tasp_lab.load_study
+SIMULATE: Callable[..., object] = simulate
+STEP_OF: Callable[..., object] = Step.of
+RING = ring_all_gather(full_mesh(4), 64)
+OWN = np.eye(2, dtype=bool)
+
+
+def schedule(**changed: object) -> Schedule:
+    """A schedule of two ranks that keep a block each, but for what is changed."""
+    fields = {"name": "x", "world_size": 2, "lanes": 1, "blocks": Blocks.of_data(np.full(2, 8)), "initial": OWN,
+              "final": OWN, "steps": []}  # fmt: skip
+    return Schedule(**(fields | changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda: PREDICT(5, "ring", 64), TopologyError, "machine: 5 of type int, expected a machine, a topology"),
+        (lambda: PREDICT("full-mesh:4", "ring", 64.0), QuantityError, "work: 64.0 of type float"),
+        (lambda: PREDICT("full-mesh:4", "ring", True), QuantityError, "work: True of type bool"),
+        (lambda: PREDICT("full-mesh:4", "tasp", LAYER, bufers=2), ScheduleError, "'bufers', did you mean 'buffers'"),
+        (lambda: PREDICT("full-mesh:4", "tasp", LAYER, buffers=2.5), ScheduleError, "buffers: 2.5 of type float"),
+        (lambda: PREDICT("full-mesh:4", "tasp", LAYER, options=None), ScheduleError, "options: None"),
+        (lambda: PREDICT("full-mesh:4", "ring", 64, overrides=[5]), OverrideError, "overrides: 5 of type int"),
+        (lambda: PREDICT("full-mesh:4", "ring", 64, links="0-1=1GB/s"), TopologyError, "expected a list of texts"),
+        (lambda: PREDICT("full-mesh:4", "multi-ring", 64, decomposition=[1]), NoDecompositionError, "1 of type int"),
+        (lambda: PREDICT("full-mesh:4", "multi-ring", 64, lanes="2"), QuantityError, "lanes: '2' of type str"),
+        (lambda: PREDICT("h100-8", "tasp", LAYER, kernel=5), ProfileError, "kernel: 5 of type int"),
+        (lambda: PREDICT("h100-8", "tasp", LAYER, runtime=5), ProfileError, "runtime: 5 of type int"),
+        (lambda: PREDICT("h100-8", "tasp", LAYER, contention="on"), QuantityError, "expected True, False or None"),
+        (lambda: COMPARE("full-mesh:4", 64), WorkloadError, "work: 64 of type int, expected an attention layer"),
+        (lambda: COMPARE("full-mesh:4", LAYER, measure="1"), QuantityError, "measure: '1' of type str"),
+        (lambda: DECOMPOSE(None), TopologyError, "topology: None of type NoneType"),
+        (lambda: DECOMPOSE("full-mesh:4", 1.5), QuantityError, "fold: 1.5 of type float"),
+        (lambda: STEP("full-mesh:4", "llama-3-8b", "8Ki", "ulysses"), QuantityError, "sequence: '8Ki' of type str"),
+        (lambda: STEP("full-mesh:4", 5, 8192, "ulysses"), ModelError, "model: 5 of type int"),
+        (lambda: STUDY(5), StudyError, "study: 5 of type int, expected the name of a TOML file"),
+        (lambda: tasp_lab.Workload(4096.5), WorkloadError, "sequence: 4096.5 of type float"),  # type: ignore[arg-type]
+        (lambda: SIMULATE(RING, full_mesh(4)), TopologyError, r"expected a Machine, such as Machine\(topology\)"),
+        (lambda: SIMULATE("ring", Machine(full_mesh(4))), ScheduleError, "tasp_lab.predict takes schedules by name"),
+        (lambda: STEP_OF([(0, 1, 0, 0), (0, 5, 0)]), ScheduleError, r"transfer 1: \(0, 5, 0\).*\(source, destination"),
+        (lambda: STEP_OF([(0, 1, 0, 1.5)]), ScheduleError, r"transfer 0: \(0, 1, 0, 1.5\)"),
+        (lambda: STEP_OF([(0, 1, 0, 0, True, 7)]), ScheduleError, "transfer 0"),
+        (lambda: schedule(steps=[Step.of([]), (0, 1, 0, 0)]), ScheduleError, r"step 1: \(0, 1, 0, 0\).*a Step"),
+        (lambda: schedule(steps="abc"), ScheduleError, "steps: 'abc' of type str, expected a list of Step"),
+        (lambda: schedule(initial=[[True]]), ScheduleError, "initial: .* expected an array of shape"),
+        (lambda: schedule(blocks=[8, 8]), ScheduleError, "expected Blocks, such as Blocks.of_data"),
+        (lambda: schedule(task=5), ScheduleError, "task: 5 of type int, expected a tasp_lab.schedule.calls.Task"),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_wrong_type_are_refused_in_one_line(
+    ask: Callable[[], object], error: type[TaspLabError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as refused:
+        ask()
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300 or "did you mean" in str(refused.value)
+
+
 def test_given_rings_leave_nothing_to_choose() -> None:
     rings = tasp_lab.decompose("full-mesh:5")
     assert tasp_lab.predict("full-mesh:5", "multi-ring", 64, decomposition=rings)[0].time_s > 0
@@ -227,7 +307,7 @@ def test_a_notebook_shows_a_table_with_text_escaped() -> None:
     assert page.count("<tr>") == 3
     assert "<td" in page
     assert page.count("<table>") == page.count("</table>") == 1
-    assert repr(found) == str(found)
+    assert "\n" not in repr(found)
 
 
 def test_a_name_may_be_that_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,9 +179,9 @@ def test_collectives_are_what_their_names_say(name: str) -> None:
         if other == kind:
             check_collective(schedule, other, 64)
         else:
-            with pytest.raises(ScheduleError, match=f"is not an? {other} of 64 bytes"):
+            with pytest.raises(ScheduleError, match=f"is not an? {other} of 64 B, but an? {kind} of 64 B"):
                 check_collective(schedule, other, 64)
-    with pytest.raises(ScheduleError, match="of 63 bytes: "):
+    with pytest.raises(ScheduleError, match=f"is not an? {kind} of 63 B, but an? {kind} of 64 B"):
         check_collective(schedule, kind, 63)
 
 
@@ -195,7 +195,7 @@ def test_a_registered_collective_that_moves_nothing_is_refused(name: str) -> Non
         return replace(right, blocks=data, steps=[], initial=right.final, initial_part=None, kept=None)
 
     spec = CollectiveSpec(COLLECTIVES[name].kind, nothing)
-    with pytest.raises(ScheduleError, match=f"is not an? {spec.kind} of 64 bytes: "):
+    with pytest.raises(ScheduleError, match=f"is not an? {spec.kind} of 64 B, but no collective"):
         spec.build(MESH, 64)
 
 

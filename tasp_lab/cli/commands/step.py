@@ -35,7 +35,8 @@ def step(
     schedule: Annotated[
         str,
         Parameter(
-            group=WORK, help="Of attention in each group of ranks, as in predict; of a hybrid like lasp-2+ulysses."
+            group=WORK,
+            help="The schedule of attention in each group of ranks, as in predict; of a hybrid like lasp-2+ulysses.",
         ),
     ],
     batch: Annotated[int, whole("Sequences that a group has at once.", WORK)] = 1,
@@ -64,7 +65,7 @@ def step(
     ] = "full",
     accumulate: Annotated[int, whole("Micro-batches per step.", WORK)] = 1,
     matrix_dtype: Annotated[
-        MatrixDtype, Parameter(group=LAYER, help="Of multiplications with parameters; attention is in bf16.")
+        MatrixDtype, Parameter(group=LAYER, help="The dtype of multiplications with parameters; attention is in bf16.")
     ] = "bf16",
     matrix_rate: Annotated[
         str | None,
@@ -76,10 +77,12 @@ def step(
     ] = None,
     compute: Annotated[
         str | None,
-        Parameter(group=LAYER, help="Of attention, like timed:300TFLOP/s, as in predict.", show_default=False),
+        Parameter(
+            group=LAYER, help="The compute rate of attention, like timed:300TFLOP/s, as in predict.", show_default=False
+        ),
     ] = None,
     kernel: Annotated[
-        str | None, Parameter(group=LAYER, help="Of attention, like flash-attention-3.", show_default=False)
+        str | None, Parameter(group=LAYER, help="The kernel of attention, like flash-attention-3.", show_default=False)
     ] = None,
     buffers: Annotated[int, whole("Buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
     stages: Annotated[int, whole("Parts in which keys arrive, with direct-attention.", PASSES)] = DEFAULT_STAGES,

@@ -57,6 +57,8 @@ def show(
 
 def _list_catalogue(json: bool) -> None:
     from tasp_lab.machines.catalogue import catalogue_names, load_machine
+    from tasp_lab.machines.profile_files import profile_names
+    from tasp_lab.topology.expressions import expression_forms
 
     machines = [(each, load_machine(each, library="ideal")) for each in catalogue_names()]
     if json:
@@ -66,6 +68,8 @@ def _list_catalogue(json: bool) -> None:
         return
     rows = [(each, str(m.topology.world_size), m.summary) for each, m in machines]
     print_table("machines", ("name", "ranks", "summary"), rows, texts=(0, 2))
+    print(f"families, with any number of nodes: {', '.join(f'{each}-NODESxRANKS' for each in profile_names())}")
+    print(f"expressions: {', '.join(expression_forms().values())}")
 
 
 @topologies.command(name="import")
