@@ -13,7 +13,6 @@ from tasp_lab.errors import ProfileError, TaspLabError, TopologyError
 from tasp_lab.machines.catalogue import load_machine, machine_file, topology_document
 from tasp_lab.machines.importers import import_topology
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.sampling import Sampling
 from tests.conftest import Command
 from tests.machines.test_importers import FOLDER, SAMPLES
 
@@ -56,10 +55,9 @@ def test_a_node_of_the_catalogue_has_its_times(tmp_path: Path, sample: str) -> N
 def test_nodes_are_joined_by_the_nics_of_the_file(tmp_path: Path, rails: bool, name: str) -> None:
     path = written(tmp_path, "h100-8.nccl.xml", nodes=2, rails=rails)
     assert times(path) == times(name)
-    exact = Sampling(0)
     for override in ("link.bandwidth=x0.5", "nic.bandwidth=x2", "nic.latency=+10us"):
         here, catalogue = (
-            tasp_lab.predict(each, ["direct"], "64MiB", overrides=[override], sampling=exact)[0].time_s
+            tasp_lab.predict(each, ["direct"], "64MiB", overrides=[override], samples=0)[0].time_s
             for each in (path, name)
         )
         assert here == pytest.approx(catalogue, rel=1e-12)
