@@ -245,9 +245,9 @@ def calibrate_files(
     fitted = {finding.name for finding in found.findings if finding.identifiable}
     kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
-    held_out_s, why = _held_out(read, predict, names, progress)
+    held_out_s, too_few = _held_out(read, predict, names, progress)
     found = replace(found, findings=kept + others, before_s=predict(read.profile), held_out_s=held_out_s)
-    return FileCalibration(found, read.figures, read.left_out, _acceptance(found, why), read.provenance)
+    return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
 
 
 def _held_out(
@@ -371,12 +371,10 @@ def machine_name(found: Calibrated, case: Case) -> str:
 
 def errors_of(found: Calibrated) -> list[tuple[Case, float, float, float | None]]:
     """The mean relative error of each table before and after, and that of rows by fits without them, if any."""
-    before, after = found.errors(found.before_s), found.errors(found.after_s)
-    held_out = found.errors(found.held_out_s) if len(found.held_out_s) else [None] * len(found.cases)
-    return [
-        (case, *(float(abs(each).mean()) for each in errors), None if other is None else float(abs(other).mean()))
-        for case, *errors, other in zip(found.cases, before, after, held_out, strict=True)
-    ]
+    known = [found.before_s, found.after_s, *([found.held_out_s] if len(found.held_out_s) else [])]
+    means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known]
+    held_out = means[2] if len(means) > 2 else [None] * len(found.cases)
+    return list(zip(found.cases, means[0], means[1], held_out, strict=True))
 
 
 def _unidentified(findings: Sequence[Finding]) -> list[Part]:

@@ -140,7 +140,7 @@ def calibrate_kernels(
         tables = [read_kernel_table(Path(path)) for path in measurements]
     gpu, kernel = _only_kernel(tables, profile)
     hardware = gpus().get(gpu) or _described(gpu, tables)
-    rows = {passing: found for passing in PASSES if (found := _rows(tables, passing))}
+    rows = {passing: times for passing in PASSES if (times := _rows(tables, passing))}
     if not rows:
         raise FitError(f"{tables[0].name}: no row of one pass, expected fwd or bwd")
     source = ", ".join(Path(table.name).name for table in tables)

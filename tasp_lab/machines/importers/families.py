@@ -136,7 +136,7 @@ def _shared(topology: Topology, survey: Survey, rates: Sequence[float]) -> Itera
     for node in range(topology.world_size // gpus):
         for nic in (each for each in survey.nics if len(each.ranks) > 1):
             ranks = {node * gpus + rank for rank in nic.ranks}
-            ways = {"from": [], "to": []}  # type: dict[str, list[str]]
+            ways: dict[str, list[str]] = {"from": [], "to": []}
             for link in topology.links:
                 if _rank_of_nic(topology, link) in ranks:
                     ways["from" if link.source in ranks else "to"].append(link.name)
