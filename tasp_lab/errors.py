@@ -158,6 +158,14 @@ class FitError(TaspLabError):
     """A model that cannot be fitted to measurements. The message names what is missing."""
 
 
+class RejectedFitError(FitError):
+    """A fit that predicts no better than the constants before it, so it was not written; `document` is its report."""
+
+    def __init__(self, message: str, document: dict[str, object]) -> None:
+        super().__init__(message)
+        self.document = document
+
+
 class OutputError(TaspLabError):
     """A file could not be written. No partial file remains."""
 

@@ -1,4 +1,8 @@
-"""Calibration: a profile fitted to measurements in files, or a machine measured on running ranks."""
+"""Calibration: a profile fitted to measurements in files, or a machine measured on running ranks.
+
+A fit is accepted if it predicts better than the profile it began with, also rows that it was not fitted to
+(`tasp_lab.calibration.acceptance`). One that is not accepted is saved with `force` only.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, overload
 
+import numpy as np
+
 from tasp_lab.analysis.inputs import MachineLike, wires
 from tasp_lab.analysis.measure_machine import FabricCalibration, measure_fabric
 from tasp_lab.analysis.provenance import Provenance, machine_constants, plain, sha256, table_inputs
 from tasp_lab.analysis.report import Report, flat
 from tasp_lab.analysis.simulate_cases import Simulated
-from tasp_lab.calibration.cases import Case, cases_of, choose, choose_for
+from tasp_lab.arrays import FloatArray
+from tasp_lab.calibration.acceptance import Acceptance, check_accepted, folds, mean_error
+from tasp_lab.calibration.cases import Case, cases_of, choose, choose_for, measured
 from tasp_lab.calibration.findings import Finding, with_findings
 from tasp_lab.calibration.fit_pairs import PairFigure, pair_figures, pair_findings
 from tasp_lab.calibration.fit_profile import Calibrated
@@ -49,18 +57,27 @@ class FileCalibration(Report):
     found : the profile with its findings.
     figures : of tables of pairs.
     notes : what was left out, and why.
+    acceptance : whether the fit is better than the profile before it; None without tables of collectives.
     provenance : version, inputs and their hash, the constants before the fit, and date.
     """
 
     found: Calibrated
     figures: tuple[PairFigure, ...]
     notes: tuple[str, ...]
+    acceptance: Acceptance | None
     provenance: Provenance
 
     is_reporter: ClassVar[bool] = True
 
-    def save(self, path: Path | str) -> None:
-        """Write the profile as a TOML file. Raises `OutputError`."""
+    @property
+    def accepted(self) -> bool:
+        """Whether the profile predicts better than the one before it; constants from tables of pairs are medians."""
+        return self.acceptance is None or self.acceptance.accepted
+
+    def save(self, path: Path | str, force: bool = False) -> None:
+        """Write the profile as a TOML file. Raises `RejectedFitError` if it is not accepted, and `OutputError`."""
+        if not force and self.acceptance is not None:
+            check_accepted([self.acceptance], path, self)
         write_whole(Path(path), profile_document(self.found.profile).encode())
 
     def records(self) -> list[dict[str, object]]:
@@ -76,7 +93,8 @@ class FileCalibration(Report):
         rows = [(each.name, *_texts(each, each.before, each.value, each.low, each.high), each.origin) for each in sure]
         parts: list[Part] = [*_pairs(self.figures)]
         parts.append(Table(f"{found.profile.name}: what the measurements tell", columns, rows, (0, 5)))
-        return [*parts, *_unidentified(unsure), *_errors(found)]
+        decision = [] if self.acceptance is None else [self.acceptance.line()]
+        return [*parts, *_unidentified(unsure), *_errors(found), *decision]
 
     def to_dict(self) -> dict[str, object]:
         found = self.found
@@ -84,6 +102,8 @@ class FileCalibration(Report):
         return {
             "profile": found.profile.name,
             "library": found.profile.library,
+            "accepted": self.accepted,
+            "acceptance": None if self.acceptance is None else self.acceptance.to_dict(),
             "constants": [_constant_document(finding, sources[finding.name]) for finding in found.findings],
             "tables": [
                 {
@@ -94,8 +114,9 @@ class FileCalibration(Report):
                     "rows": len(case.rows),
                     "mean_relative_error_before": before,
                     "mean_relative_error": after,
+                    "mean_relative_error_held_out": held_out,
                 }
-                for case, before, after in errors_of(found)
+                for case, before, after, held_out in errors_of(found)
             ],
             "pairs": [
                 {
@@ -215,7 +236,8 @@ def calibrate_files(
         if not read.of_pairs:
             why = [f"{figure.table}: {figure.what}, {figure.note}" for figure in read.figures] + list(read.left_out)
             raise FitError(f"these measurements identify no constant: {'; '.join(why) or 'there are none'}")
-        return FileCalibration(Calibrated(read.start, read.of_pairs), read.figures, read.left_out, read.provenance)
+        pairs = Calibrated(read.start, read.of_pairs)
+        return FileCalibration(pairs, read.figures, read.left_out, None, read.provenance)
     for line in read.left_out:
         progress(line)
     predict = Simulated(read.profile, cases)
@@ -223,8 +245,40 @@ def calibrate_files(
     fitted = {finding.name for finding in found.findings if finding.identifiable}
     kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
-    found = replace(found, findings=kept + others, before_s=predict(read.profile))
-    return FileCalibration(found, read.figures, read.left_out, read.provenance)
+    held_out_s, too_few = _held_out(read, predict, names, progress)
+    found = replace(found, findings=kept + others, before_s=predict(read.profile), held_out_s=held_out_s)
+    return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
+
+
+def _held_out(
+    read: Measurements, predict: Simulated, names: Sequence[str], progress: ProgressCallback
+) -> tuple[FloatArray, str]:
+    """The seconds of each row by a fit to other rows; none, with the reason, if there are too few rows for such fits.
+
+    The rows of all tables, one table after the other, are in `folds`, so that each fit has all tables and sizes.
+    """
+    rows = [(case, row) for case in read.cases for row in case.rows]
+    found, date = np.zeros(len(rows)), datetime.date.today().isoformat()
+    for number, aside in enumerate(parts := folds(len(rows)), 1):
+        progress(f"fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which judge it")
+        kept = [place for place in range(len(rows)) if place not in aside]
+        chosen = {id(rows[place][1]) for place in kept}
+        cases = [replace(case, rows=tuple(row for row in case.rows if id(row) in chosen)) for case in read.cases]
+        try:
+            fit = fit_profile(
+                read.start, [case for case in cases if case.rows], predict.of_rows(kept), names, date=date
+            )
+        except FitError as error:
+            return np.zeros(0), f"too few for a fit to {len(kept)} of them: {error}"
+        found[aside] = predict.of_rows(aside)(fit.profile)
+    return found, ""
+
+
+def _acceptance(found: Calibrated, why: str) -> Acceptance:
+    times_s = measured(found.cases)
+    held_out = mean_error(found.held_out_s, times_s) if len(found.held_out_s) else None
+    before, after = mean_error(found.before_s, times_s), mean_error(found.after_s, times_s)
+    return Acceptance(len(times_s), before, after, held_out, why)
 
 
 class Measurements(NamedTuple):
@@ -315,10 +369,12 @@ def machine_name(found: Calibrated, case: Case) -> str:
     return f"{found.profile.name}-{case.size}"
 
 
-def errors_of(found: Calibrated) -> list[tuple[Case, float, float]]:
-    """The mean relative error of each table before and after."""
-    both = zip(found.cases, found.errors(found.before_s), found.errors(found.after_s), strict=True)
-    return [(case, float(abs(before).mean()), float(abs(after).mean())) for case, before, after in both]
+def errors_of(found: Calibrated) -> list[tuple[Case, float, float, float | None]]:
+    """The mean relative error of each table before and after, and that of rows by fits without them, if any."""
+    known = [found.before_s, found.after_s, *([found.held_out_s] if len(found.held_out_s) else [])]
+    means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known]
+    held_out = means[2] if len(means) > 2 else [None] * len(found.cases)
+    return list(zip(found.cases, means[0], means[1], held_out, strict=True))
 
 
 def _unidentified(findings: Sequence[Finding]) -> list[Part]:
@@ -348,10 +404,10 @@ def _pairs(figures: Sequence[PairFigure]) -> list[Part]:
 
 
 def _errors(found: Calibrated) -> list[Part]:
-    columns = ("table", "machine", "collective", "rows", "mean error before", "now")
+    columns = ("table", "machine", "collective", "rows", "mean error before", "after the fit", "held out")
     rows = [
         (Path(case.table.name).name, machine_name(found, case), case.collective, str(len(case.rows)),
-         f"{before:.1%}", f"{after:.1%}")
-        for case, before, after in errors_of(found)
+         f"{before:.1%}", f"{after:.1%}", "-" if held_out is None else f"{held_out:.1%}")
+        for case, before, after, held_out in errors_of(found)
     ]  # fmt: skip
-    return [Table("predicted against measured, of what was fitted to", columns, rows, (0, 1, 2))] if rows else []
+    return [Table("predicted against measured", columns, rows, (0, 1, 2))] if rows else []

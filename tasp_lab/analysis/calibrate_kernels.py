@@ -12,11 +12,14 @@ import msgspec
 import numpy as np
 
 from tasp_lab.analysis.report import Report
-from tasp_lab.calibration.fit_kernels import FittedKernel, KernelTime, Passing, fit_kernel
+from tasp_lab.arrays import FloatArray
+from tasp_lab.calibration.acceptance import Acceptance, check_accepted, folds, mean_error
+from tasp_lab.calibration.fit_kernels import KernelTime, Passing, fit_kernel
 from tasp_lab.errors import FitError, QuantityError, TableError
 from tasp_lab.files import write_whole
-from tasp_lab.kernels.catalogue import gpu_names
+from tasp_lab.kernels.catalogue import attention_kernel, gpu_names, kernel_names
 from tasp_lab.kernels.constants import Gpu, KernelConstant, KernelFile, Variant, gpus, kernel_document
+from tasp_lab.kernels.kernel import AttentionKernel
 from tasp_lab.measurements.file_position import FilePosition
 from tasp_lab.measurements.kernel_table import KernelTable, parse_kernel_table, read_kernel_table
 from tasp_lab.progress import ProgressCallback, no_progress
@@ -31,16 +34,32 @@ _NO_ROWS_WIDER = 0.5
 
 @dataclass(frozen=True, repr=False)
 class KernelCalibration(Report):
-    """A fitted kernel. `residuals` are logarithms of predicted over measured of the rows it was fitted to, by pass."""
+    """A fitted kernel.
+
+    Parameters
+    ----------
+    file : the constants.
+    residuals : logarithms of predicted over measured of the rows it was fitted to, by pass.
+    acceptances : of each pass, whether the fit is better than the constants that tasp-lab has of this kernel.
+    notes : what was assumed.
+    """
 
     file: KernelFile
     residuals: dict[str, tuple[float, ...]]
+    acceptances: dict[str, Acceptance]
     notes: tuple[str, ...] = ()
 
     is_reporter: ClassVar[bool] = True
 
-    def save(self, path: Path | str) -> None:
-        """Write the file that ``--kernel`` takes. Raises `OutputError`."""
+    @property
+    def accepted(self) -> bool:
+        """Whether both passes predict better than before; a kernel that tasp-lab does not have always does."""
+        return all(each.accepted for each in self.acceptances.values())
+
+    def save(self, path: Path | str, force: bool = False) -> None:
+        """Write the file that ``--kernel`` takes. Raises `OutputError`, and `RejectedFitError` if not accepted."""
+        if not force:
+            check_accepted(list(self.acceptances.values()), path, self)
         write_whole(Path(path), kernel_document(self.file))
 
     def records(self) -> list[dict[str, object]]:
@@ -56,6 +75,8 @@ class KernelCalibration(Report):
         return {
             "gpu": self.file.gpu,
             "kernel": self.file.kernel,
+            "accepted": self.accepted,
+            "acceptance": {passing: each.to_dict() for passing, each in self.acceptances.items()},
             "constants": self.records(),
             "mean_relative_error_of_fit": errors,
             "rows": {passing: len(found) for passing, found in self.residuals.items()},
@@ -69,17 +90,22 @@ class KernelCalibration(Report):
             for name, value in constants_of(variant).items()
         ]
         columns = ("pass", "head dim", "constant", "value", "90 % from", "to", "source")
-        errors = {passing: abs(np.expm1(found)) for passing, found in self.residuals.items()}
-        fits = [(passing, str(len(found)), f"{found.mean():.1%}") for passing, found in errors.items()]
+        fits = [(passing, *_errors(each)) for passing, each in self.acceptances.items()]
         return [
             Table(f"{self.file.kernel} on {self.file.gpu}", columns, rows, (0, 2, 6)),
-            Table("predicted against measured, of what was fitted to", ("pass", "rows", "mean error"), fits, (0,)),
+            Table("predicted against measured", ("pass", "rows", "mean error before", "after", "held out"), fits, (0,)),
+            *(each.line() for each in self.acceptances.values()),
             *self.notes,
         ]
 
 
 def _numbers(constant: KernelConstant) -> list[str]:
     return [f"{each:.4g}" for each in (constant.value, constant.low, constant.high)]
+
+
+def _errors(found: Acceptance) -> list[str]:
+    shares = (found.before, found.after, found.held_out)
+    return [str(found.rows), *("-" if share is None else f"{share:.1%}" for share in shares)]
 
 
 def constants_of(variant: Variant) -> dict[str, KernelConstant]:
@@ -114,10 +140,11 @@ def calibrate_kernels(
         tables = [read_kernel_table(Path(path)) for path in measurements]
     gpu, kernel = _only_kernel(tables, profile)
     hardware = gpus().get(gpu) or _described(gpu, tables)
-    fitted = {passing: _fit(hardware, kernel, passing, tables) for passing in PASSES}
-    found = {passing: fit for passing, fit in fitted.items() if fit is not None}
-    if not found:
+    rows = {passing: times for passing in PASSES if (times := _rows(tables, passing))}
+    if not rows:
         raise FitError(f"{tables[0].name}: no row of one pass, expected fwd or bwd")
+    source = ", ".join(Path(table.name).name for table in tables)
+    found = {passing: fit_kernel(hardware, kernel, passing, times, source) for passing, times in rows.items()}
     notes, variants = [], [variant for fit in found.values() for variant in fit.variants]
     for passing in PASSES:
         if passing not in found:
@@ -128,19 +155,54 @@ def calibrate_kernels(
         notes.append(f"GPU {gpu}: {hardware.sms.source}")
     own = None if gpu in gpus() else hardware
     residuals: dict[str, tuple[float, ...]] = {name: tuple(fit.residuals.tolist()) for name, fit in found.items()}
-    return KernelCalibration(KernelFile(gpu, kernel, tuple(variants), own), residuals, tuple(notes))
+    acceptances: dict[str, Acceptance] = {
+        passing: _acceptance(hardware, kernel, passing, times, fit.residuals, progress)
+        for (passing, times), fit in zip(rows.items(), found.values(), strict=True)
+    }
+    return KernelCalibration(KernelFile(gpu, kernel, tuple(variants), own), residuals, acceptances, tuple(notes))
 
 
-def _fit(gpu: Gpu, kernel: str, passing: Passing, tables: Sequence[KernelTable]) -> FittedKernel | None:
-    rows = [
+def _rows(tables: Sequence[KernelTable], passing: Passing) -> list[KernelTime]:
+    """The rows of one pass alone."""
+    return [
         KernelTime(row.shapes[0], row.measured_s, table.name)
         for table in tables
         for row in table.rows
         if len(row.shapes) == 1 and row.shapes[0].passing == passing
     ]
-    return (
-        fit_kernel(gpu, kernel, passing, rows, ", ".join(Path(table.name).name for table in tables)) if rows else None
-    )
+
+
+def _acceptance(
+    gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelTime], residuals: FloatArray,
+    progress: ProgressCallback,
+) -> Acceptance:  # fmt: skip
+    """Whether a fit of a pass is better than the constants that tasp-lab has, also on held-out rows."""
+    measured_s, before = np.array([row.time_s for row in rows]), None
+    if gpu.name in gpus() and kernel in kernel_names(gpu.name):
+        known = attention_kernel(gpu.name, kernel)
+        before = mean_error(np.array([known.time_s(row.shape) for row in rows], float), measured_s)
+    held_out_s, why = _held_out(gpu, kernel, passing, rows, progress)
+    held_out = None if why else mean_error(held_out_s, measured_s)
+    return Acceptance(len(rows), before, float(np.abs(np.expm1(residuals)).mean()), held_out, why, passing)
+
+
+def _held_out(
+    gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelTime], progress: ProgressCallback
+) -> tuple[FloatArray, str]:
+    """The seconds of each row by a fit to other rows; none, with the reason, if a fit would lack a head dimension."""
+    order = sorted(range(len(rows)), key=lambda row: rows[row].shape)
+    head_dims, found_s = {row.shape.head_dim for row in rows}, np.zeros(len(rows))
+    for number, places in enumerate(parts := folds(len(rows)), 1):
+        aside = {order[place] for place in places}
+        kept = [row for place, row in enumerate(rows) if place not in aside]
+        if lacking := head_dims - {row.shape.head_dim for row in kept}:
+            return np.zeros(0), f"too few of head dimension {min(lacking)}"
+        progress(f"{passing}: fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which judge it")
+        variants = fit_kernel(gpu, kernel, passing, kept, "rows that are kept").variants
+        fitted = AttentionKernel(gpu, KernelFile(gpu.name, kernel, variants))
+        for row in aside:
+            found_s[row] = fitted.time_s(rows[row].shape)
+    return found_s, ""
 
 
 def _only_kernel(tables: Sequence[KernelTable], profile: str | None) -> tuple[str, str]:

@@ -160,6 +160,7 @@ class Ranking(Report):
             "computes": COMPUTES[self.kind],
             "library": self.machine.comm_library.name,
             "runtime": self.machine.runtime.name,
+            "changes": list(self.machine.changes),
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
             "results": [each.to_dict() for each in self.candidates],
             "fabric": [each.to_dict() for each in self.fabric],
@@ -175,6 +176,7 @@ class Ranking(Report):
         if first is not None:
             where = f"{first.topology}, {first.ranks}{software(self.machine)}"
             found += [rows_table(first.title(where), [self._row(each) for each in self._applying])]
+            found += self.machine.changes
             found += [] if self.choice is None else [str(self.choice)]
             found += first.assumptions()
             found += [] if first.interval is None else [interval_line(first.interval)]

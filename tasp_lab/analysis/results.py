@@ -559,6 +559,7 @@ class Predictions(Report, Sequence[Prediction]):
         return {
             "library": self.library,
             "runtime": self.machine.runtime.name,
+            "changes": list(self.machine.changes),
             "compute": compute_of_passes(self),
             "predictions": [
                 *(each | {"status": "predicted", "reason": None} for each in map(self._fields, self.items)),
@@ -587,7 +588,7 @@ class Predictions(Report, Sequence[Prediction]):
         first = {p.compared_by: p for p in reversed(self.items)}
         rows = [p.row(first[p.compared_by]) for p in self.items]
         title = p.title(f"{p.topology}, {p.ranks}{software(self.machine)}")
-        parts: list[Part] = [rows_table(title, rows), *p.assumptions()]
+        parts: list[Part] = [rows_table(title, rows), *self.machine.changes, *p.assumptions()]
         parts += [interval_line(p.interval)] if p.interval is not None else []
         if self.explain:
             for timeline in (timeline for each in self.items for timeline in each.explained()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -19,6 +20,12 @@ class Simulated:
 
     def __init__(self, profile: Profile, cases: Sequence[Case]) -> None:
         self._rows = [(case.size, run) for case in cases for run in _runs(profile, case)]
+
+    def of_rows(self, rows: Sequence[int]) -> Simulated:
+        """The prediction of some rows, by their places."""
+        part = copy(self)
+        part._rows = [self._rows[row] for row in rows]
+        return part
 
     def __call__(self, profile: Profile) -> FloatArray:
         """The predicted seconds of all rows, in their order."""

@@ -12,7 +12,7 @@ from tasp_lab.arrays import FloatArray
 from tasp_lab.collectives.kinds import NcclTestsName
 from tasp_lab.errors import FitError, TableError
 from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import find_profile
+from tasp_lab.machines.profile_files import family_of_gpus, find_profile
 from tasp_lab.measurements import MeasuredTable, Row
 from tasp_lab.progress import ProgressCallback, no_progress
 from tasp_lab.units import parse_size_bytes
@@ -48,15 +48,34 @@ def choose(text: str) -> Choice:
     return Choice(profile, size.lstrip(":") if path else text.partition("-")[2])
 
 
+def suggested_profile(table: MeasuredTable) -> str:
+    """The machine of a log by the GPUs that it lists, like ``h100-2x8``; empty if there is no family of them."""
+    family = family_of_gpus(table.headers.get("gpu", ""))
+    return f"{family.name}-{table.size}" if family is not None and table.ranks else ""
+
+
+def is_whole_node(table: MeasuredTable, profile: str) -> bool:
+    """Whether a suggested machine is one full node, so that the GPUs alone tell which it is: no network is in use."""
+    found = choose(profile)
+    return found.size == str(found.profile.ranks_per_node) and table.headers.get("nodes") == "1"
+
+
+def how_to_name(like: str = "") -> str:
+    """How users name the machine of a table, with an example."""
+    name = like or "h100-8"
+    return f"--profile, like --profile {name}, or a line # profile: {name} in the file"
+
+
 def choose_for(tables: Sequence[MeasuredTable]) -> Choice:
     """The profile in the tables' headers.
 
     Raises `FitError` for a table without one and for different profiles of one name, and `ProfileError`.
     """
-    unnamed = [table.name for table in tables if table.profile is None]
+    unnamed = [table for table in tables if table.profile is None]
     if unnamed or not tables:
-        what = f"{unnamed[0]} does" if unnamed else "tables of pairs do"
-        raise FitError(f"{what} not say on which machine it was measured, expected --profile, like --profile h100-8")
+        what = f"{unnamed[0].name} does" if unnamed else "tables of pairs do"
+        like = suggested_profile(unnamed[0]) if unnamed else ""
+        raise FitError(f"{what} not say on which machine it was measured, expected {how_to_name(like)}")
     profile = choose(tables[0].machine or "").profile
     for table in tables:
         other = choose(table.machine or "").profile
@@ -133,9 +152,7 @@ def _size(table: MeasuredTable, choice: Choice) -> str:
         return named.size or choice.size or str(choice.profile.ranks_per_node)
     if choice.size:
         return choice.size
-    if "ranks_per_node" in table.headers:
-        return f"{table.headers['nodes']}x{table.headers['ranks_per_node']}"
-    return str(table.ranks)
+    return table.size
 
 
 def measured(cases: Iterable[Case]) -> FloatArray:

@@ -53,8 +53,9 @@ def _run(arguments: Sequence[str]) -> None:
     from cyclopts.exceptions import UnusedCliTokensError
 
     from tasp_lab.cli.app import app
-    from tasp_lab.errors import TaspLabError
+    from tasp_lab.errors import RejectedFitError, TaspLabError
 
+    document: dict[str, object] = {}
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -62,6 +63,8 @@ def _run(arguments: Sequence[str]) -> None:
     except UnusedCliTokensError as error:
         unused = [repr(token) for token in error.unused_tokens or ()]
         message = f"unexpected argument{'s' * (len(unused) > 1)} {', '.join(unused)}"
+    except RejectedFitError as error:
+        message, document = str(error), error.document
     except CycloptsError as error:
         message = _usage_error(error, arguments)
     except TaspLabError as error:
@@ -73,7 +76,7 @@ def _run(arguments: Sequence[str]) -> None:
         message = reason if error.filename is None else f"{error.filename}: {reason}"
     except MemoryError:
         message = "not enough memory"
-    _refuse(message, arguments)
+    _refuse(message, arguments, document)
 
 
 _NO_OPTIONS = {
@@ -107,15 +110,15 @@ def _usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
     return str(error)
 
 
-def _refuse(message: str, arguments: Sequence[str]) -> NoReturn:
-    """Exit with 2 and the message, also as JSON if it was requested."""
+def _refuse(message: str, arguments: Sequence[str], document: dict[str, object]) -> NoReturn:
+    """Exit with 2 and the message, also as JSON if it was requested, beside what a document has."""
     from tasp_lab.cli.console import print_json
     from tasp_lab.progress import on_one_line
 
     line = on_one_line(message)
     if wants_json(arguments):
         with contextlib.suppress(OSError):
-            print_json({"error": line})
+            print_json(document | {"error": line})
     _leave(2, line)
 
 

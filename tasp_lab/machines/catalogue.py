@@ -11,8 +11,9 @@ A file has one of two forms. The *explicit* form lists every link, where an inte
 number it needs as a constant with its source. Numbers are SI; bandwidths and latencies may also be texts with a unit
 (``50GB/s``, ``1us``).
 In both forms, `accelerator` is one of `tasp_lab.machines.compute_rates`, and the constants `COMPUTE_RATES` are the
-attention rates of a rank. In the explicit form, the constant `LAUNCH` is the time to post a message, as measured by
-`tasp-lab calibrate` on running ranks.
+attention rates of a rank. In the explicit form, `profile` is a family of machines, which has the library, the kernels
+and the constants that the file does not state (`tasp_lab.machines.own_links`); without it, the constant `LAUNCH` is the
+time to post a message, as measured by `tasp-lab calibrate` on running ranks.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from tasp_lab.machines.intervals import stated_interval
 from tasp_lab.machines.kernel_compute import compute_on
 from tasp_lab.machines.library_constants import gloo
 from tasp_lab.machines.machine import IDEAL, CommLibrary, Constant, Machine, NetworkKind
+from tasp_lab.machines.own_links import family_of, machine_of_family
 from tasp_lab.machines.profile import LIBRARIES
-from tasp_lab.machines.profile_files import listed_members, member
+from tasp_lab.machines.profile_files import listed_members, load_profile, member
 from tasp_lab.machines.records import ConstantRecord, Record, Text
 from tasp_lab.topology.expressions import (
     EXPRESSION_DEFAULTS,
@@ -84,22 +86,23 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     found = member(text, library)
     if found is not None:
         return found
-    machine = _load_links(text, defaults)
-    if library == "auto":
+    machine = _load_links(text, defaults, library)
+    if library == "auto" or family_of(machine):
         return machine
     if library not in ("ideal", "gloo"):
-        raise ProfileError(f"library {library!r}: {text} has no profile; expected auto, ideal or gloo there")
+        how = ", or a file of topologies import --profile" if Path(text).suffix.lower() in _DECODERS else ""
+        raise ProfileError(f"library {library!r}: {text} has no profile; expected auto, ideal or gloo there{how}")
     return replace(machine, comm_library=gloo() if library == "gloo" else IDEAL)
 
 
-def _load_links(text: str, defaults: ExpressionDefaults) -> Machine:
-    """The machine of a description, an expression or a file."""
+def _load_links(text: str, defaults: ExpressionDefaults, library: str) -> Machine:
+    """The machine of a description, an expression or a file, without its library, but for a file with a profile."""
     if text in _described():
         return _read_machine(f"machine {text!r}", ".toml", (_catalogue() / f"{text}.toml").read_bytes())
     if text.partition(":")[0] in expression_forms():
         return Machine(parse_expression(text).build(defaults))
     if Path(text).suffix.lower() in _DECODERS or os.sep in text or os.path.exists(text):
-        return _load_file(Path(text))
+        return _load_file(Path(text), library)
     raise TopologyError(_unknown(text))
 
 
@@ -128,7 +131,7 @@ def machine_file(machine: Machine, ending: str) -> bytes:
 
 
 def topology_document(machine: Machine) -> dict[str, object]:
-    """The machine as a plain document in the explicit form; of its library it has only the constants.
+    """The machine as a plain document in the explicit form; of its library it has only the constants, or the profile.
 
     Loading the document gives an equal machine, except for fractions, which become floats, and compute rates that are
     not constants.
@@ -136,18 +139,22 @@ def topology_document(machine: Machine) -> dict[str, object]:
     >>> topology_document(load_machine("ring:2"))["links"][0]
     {'source': 0, 'destination': 1, 'bandwidth_bytes_per_s': 50000000000.0, 'latency_s': 1e-06}
     """
-    topology = machine.topology
+    topology, family = machine.topology, family_of(machine)
+    constants = machine.constants
+    if family:  # what the file of the family states is read from there
+        constants = tuple(each for each in constants if each not in load_profile(family).constants)
     return {
         "name": topology.name,
         "summary": machine.summary,
         "world_size": topology.world_size,
+        **({"profile": family} if family else {}),
         "links": [_plain(link) for link in topology.listed_links()],
         "shared": [_plain(shared) for shared in topology.shared],
         "switches": [_plain(switch) for switch in topology.switches],
         "nodes": list(topology.nodes),
-        "constants": [_plain(constant) for constant in machine.constants],
+        "constants": [_plain(constant) for constant in constants],
         **({"accelerator": machine.accelerator} if machine.accelerator else {}),
-        **({"network": machine.network} if machine.network != "documented" else {}),
+        **({"network": machine.network} if machine.network != "documented" and not family else {}),
     }
 
 
@@ -222,6 +229,7 @@ class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
     constants: tuple[ConstantRecord, ...] = ()
     accelerator: str | None = None
     network: NetworkKind = "documented"
+    profile: str = ""
 
     def topology(self) -> Topology:
         links = tuple(record.link(f"$.links[{index}]") for index, record in enumerate(self.links))
@@ -304,7 +312,7 @@ def _number(where: str, value: float | str, parse: Callable[[str], float]) -> fl
         raise TopologyError(f"{error} - at `{where}`") from error
 
 
-def _load_file(path: Path) -> Machine:
+def _load_file(path: Path, library: str) -> Machine:
     where = f"file {str(path)!r}"
     if os.path.isdir(path):
         raise TopologyError(f"{where} is a directory, expected a file whose name ends in .json or .toml")
@@ -316,14 +324,16 @@ def _load_file(path: Path) -> Machine:
         data = path.read_bytes()
     except (OSError, ValueError) as error:
         raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return _read_machine(where, path.suffix.lower(), data)
+    return _read_machine(where, path.suffix.lower(), data, library)
 
 
-def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
+def _read_machine(where: str, suffix: str, data: bytes, library: str = "auto") -> Machine:
     if not data.strip():
         raise TopologyError(f"{where} is empty, expected a topology")
     try:
         record = _record(_DECODERS[suffix](data.decode("utf-8-sig")))
+        if isinstance(record, _ExplicitFile) and record.profile:
+            return _of_family(record, library)
         constants = _all_constants(record)
         accelerator = record.accelerator or ""
         compute = compute_on(constants, accelerator)
@@ -338,8 +348,9 @@ def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
         )
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
-    except (TopologyError, ValueError, OverflowError, RecursionError) as error:
-        raise TopologyError(" ".join(f"{where}: {_no_number(data, error)}".split())) from error
+    except (TopologyError, ProfileError, ValueError, OverflowError, RecursionError) as error:
+        kind = ProfileError if isinstance(error, ProfileError) else TopologyError
+        raise kind(" ".join(f"{where}: {_no_number(data, error)}".split())) from error
 
 
 def _no_number(data: bytes, error: Exception) -> str:
@@ -347,6 +358,23 @@ def _no_number(data: bytes, error: Exception) -> str:
     at = re.search(r"JSON is malformed: .*\(byte (\d+)\)", str(error))
     word = re.match(rb"NaN|-?Infinity", data[int(at[1]) :]) if at else None
     return f"{word[0].decode()} is not allowed in JSON, expected a number (byte {at[1]})" if at and word else str(error)
+
+
+def _of_family(record: _ExplicitFile, library: str) -> Machine:
+    """The machine of a file that names a profile. Raises `ProfileError`, and `TopologyError` for a wrong constant."""
+    constants = []
+    for index, each in enumerate(record.constants):
+        if each.name in CONSTANTS:
+            _number(f"$.constants[{index}].value", each.value, CONSTANTS[each.name].parse)
+        interval = stated_interval(each, f"$.constants[{index}]")
+        constants.append(Constant(each.name, each.value, each.source, "", *interval))
+    profile = load_profile(record.profile)
+    if record.accelerator not in (None, profile.accelerator):
+        raise TopologyError(f"accelerator {record.accelerator!r}, but the profile {profile.name!r} has "
+                            f"{profile.accelerator!r}, expected one of them - at `$.accelerator`")  # fmt: skip
+    return machine_of_family(
+        record.profile, profile, record.topology(), constants, library=library, summary=record.summary
+    )
 
 
 def _record(document: object) -> _ExplicitFile | _ExpressionFile:

@@ -192,7 +192,7 @@ class Machine:
     `contention` is what messages take from the kernel calls of a rank, and `runtime` what layers take on its host.
     `network` says whether the network between and inside its nodes is documented, or that of a cloud. `recipe` makes it
     with other constants; None where they are fixed. `rank_speeds` are how many times as fast as `compute` each rank
-    computes, empty if all ranks are equal.
+    computes, empty if all ranks are equal. `changes` are lines about the numbers that overrides changed.
     """
 
     topology: Topology
@@ -206,6 +206,7 @@ class Machine:
     network: NetworkKind = "documented"
     rank_speeds: tuple[Number, ...] = ()
     recipe: Recipe | None = field(default=None, compare=False, repr=False)
+    changes: tuple[str, ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
         library = f"library {self.comm_library.name}"

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tasp_lab.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.kernels.catalogue import gpu_alias
 from tasp_lab.machines.compute_rates import with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.library_constants import DependentRecord, checked_constants, library_constants
@@ -112,6 +113,18 @@ def find_profile(text: str) -> tuple[Profile, Machine]:
         return profile, profile.machine(1, profile.ranks_per_node)
     path = re.sub(r"\.toml:[^:/]+\Z", ".toml", text)
     return load_profile(path if path.endswith(".toml") else text.partition("-")[0]), found
+
+
+def family_of_gpus(gpu: str) -> Profile | None:
+    """The family of tasp-lab with these GPUs by the name of their driver, if it is named as they are; else None.
+
+    >>> found = family_of_gpus("NVIDIA H100 80GB HBM3")
+    >>> found and found.name, family_of_gpus("NVIDIA H100 PCIe")
+    ('h100', None)
+    """
+    name = gpu_alias(gpu)
+    found = load_profile(name) if name in profile_names() else None
+    return found if found and found.accelerator == name else None
 
 
 def is_profile_file(path: str) -> bool:

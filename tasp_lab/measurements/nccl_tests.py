@@ -35,6 +35,7 @@ _COLUMNS = re.compile(r"(.*?)#\s+(size\s+count\s+type\b.*)")
 _TYPE = re.compile(r"\s(u?int(?:8|32|64)?|char|half|float|double|bfloat16|fp8\w*|f8\w*)(?:\s|$)")
 _ROW = re.compile(r"(.*?)(?<![\w.,+-])(-?\d[\w.,]*(?:\s[KMGT]i?B)?)\s+(\S+)")
 _END = re.compile(r"(.*?)#\s*Avg bus bandwidth\b.*")
+_PROFILE = re.compile(r"^#\s*profile\s*:\s*(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _OUT_OF_BOUNDS = re.compile(r"(.*?)#\s*Out of bounds values\s*:\s*([1-9]\d*)\b.*")
 
 _DEFAULT_COLUMNS = ["size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2]
@@ -99,8 +100,9 @@ def parse_nccl_tests(
 
     The times are those of the out-of-place columns, or of the `in_place` ones. The collective is taken from the
     preamble of the run, else from the command line before it, the file name, or the columns if they allow only one.
-    `profile` is the machine, which logs do not name. Headers of a table: ``gpu``, ``nodes``, ``ranks_per_node`` if
-    equal on all nodes, ``groups`` if the ranks were split, ``parameters``, ``columns``.
+    `profile` is the machine of a log without a line ``# profile: NAME``, which no tool prints. Headers of a table:
+    ``profile`` if it is known, ``gpu``, ``nodes``, ``ranks_per_node`` if equal on all nodes, ``groups`` if the ranks
+    were split, ``parameters``, ``columns``.
 
     >>> [table] = parse_nccl_tests('''
     ... # Collective test starting: all_gather_perf
@@ -116,8 +118,8 @@ def parse_nccl_tests(
     that contradicts the number of elements. Rows of 0 bytes, which older versions print, are skipped.
     """
     runs = [run for run in _runs(text, name) if run.lines or run.columns]
-    hint = _collective_of_name(name)
-    tables = []
+    hint, named = _collective_of_name(name), _PROFILE.search(text)
+    profile, tables = named[1] if named else profile, []
     for number, run in enumerate(runs, 1):
         title = f"{name}, run {number}" if len(runs) > 1 else name
         tables.append(_Reader(run, in_place).table(title, hint, profile))
@@ -215,7 +217,7 @@ class _Reader:
         reasons += ["its times are those of the CPU (option -C)"] if self.is_cpu_time else []
         reasons += [f"no {self.columns} columns"] if self.start is None else []
         reasons += ["no rows"] if self.start is not None and not rows else []
-        headers = dict(self._headers())
+        headers = dict(self._headers(profile))
         return MeasuredTable(
             name, profile, collective, ranks, None, headers, rows, ", ".join(reasons), warnings=tuple(warnings)
         )
@@ -312,7 +314,9 @@ class _Reader:
             return None, f"the log lists {ranks} ranks, but a size is {by_size} times its count"
         return ranks, "one rank alone (nccl-tests without MPI prints a table for each)" if ranks == 1 else ""
 
-    def _headers(self) -> Iterator[tuple[str, str]]:
+    def _headers(self, profile: str | None) -> Iterator[tuple[str, str]]:
+        if profile:
+            yield "profile", profile
         yield "columns", self.columns
         if self.run.parameters:
             yield "parameters", self.run.parameters

@@ -18,7 +18,7 @@ sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -72,6 +72,19 @@ class MeasuredTable:
         directory.
         """
         return self.profile and profile_beside(self.profile, Path(self.name).parent)
+
+    def on(self, profile: str) -> MeasuredTable:
+        """The table as one of a machine, by name; its own header is replaced."""
+        reasons = [each for each in self.reason.split(", ") if each not in ("", "no header 'profile'")]
+        headers = {**self.headers, "profile": profile}
+        return replace(self, profile=profile, headers=headers, reason=", ".join(reasons))
+
+    @property
+    def size(self) -> str:
+        """The size of a machine with its ranks, like ``2x8``: of a log by its nodes, else all ranks on one node."""
+        if "ranks_per_node" in self.headers and self.headers["nodes"] != "1":
+            return f"{self.headers['nodes']}x{self.headers['ranks_per_node']}"
+        return str(self.ranks)
 
 
 def profile_beside(profile: str, folder: Path) -> str:

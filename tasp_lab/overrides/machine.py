@@ -48,7 +48,8 @@ def overridden(machine: Machine, overrides: Sequence[str]) -> Machine:
     except (ProfileError, QuantityError, TopologyError) as error:
         raise OverrideError(f"override {', '.join(map(str, given))}: {error}") from error
     name = f"{machine.topology.name} with {', '.join(map(str, given))}"
-    return replace(changed, topology=replace(changed.topology, name=name))
+    changes = (*machine.changes, *(each.line(changed.constants) for each in given))
+    return replace(changed, topology=replace(changed.topology, name=name), changes=changes)
 
 
 def override_names(machine: Machine) -> list[str]:
@@ -124,7 +125,7 @@ def _with_links(machine: Machine, overrides: Mapping[str, Override]) -> Machine:
         machine = _edited(machine, spine, spine.constants())
     if places := tuple(override for name, override in overrides.items() if _is_of_place(name, compute=False)):
         of_places = PlaceOverrides(places)
-        machine = _edited(machine, of_places, of_places.constants())
+        machine = _edited(machine, of_places, of_places.constants(machine.topology))
     if single := tuple(override for name, override in overrides.items() if is_named(name)):
         of_links = LinkOverrides(single)
         machine = _edited(machine, of_links, of_links.constants(machine.topology))

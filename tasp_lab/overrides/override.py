@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tasp_lab.errors import OverrideError, QuantityError
 from tasp_lab.machines.constants import Quantity
+from tasp_lab.machines.machine import Constant
 from tasp_lab.overrides.change import Change, parse_change
 from tasp_lab.units import Number
 
@@ -51,7 +52,26 @@ class Override:
         'assumed: nic.bandwidth x2, was 50GB/s (assumed: as NDR)'
         """
         known = "given: " if self.change.kind == "to" else "assumed: " if source.startswith("assum") else ""
-        return f"{known}{self.name} {self.change.text}, was {was} ({source})"
+        return f"{known}{self._was}{was} ({source})"
+
+    @property
+    def _was(self) -> str:
+        return f"{self.name} {self.change.text}, was "
+
+    def line(self, constants: Iterable[Constant]) -> str:
+        """What became of the number, by the constants of the changed machine, whose sources are from `source`.
+
+        >>> override = parse_override("nic.bandwidth=-5GB/s")
+        >>> override.line([Constant("nic_bandwidth", "45GB/s", override.source("50GB/s", "a data sheet"))])
+        'nic.bandwidth 50GB/s → 45GB/s (-5GB/s)'
+        """
+        for constant in constants:
+            source = constant.source.removeprefix("given: ").removeprefix("assumed: ")
+            if source.startswith(self._was):
+                was = source.removeprefix(self._was).partition(" (")[0]
+                how = "" if self.change.kind == "to" else f" ({self.change.text})"
+                return f"{self.name} {was} → {constant.value}{how}"
+        return f"{self.name} {self.change.text}"
 
 
 def parse_override(text: str) -> Override:

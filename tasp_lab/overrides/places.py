@@ -63,9 +63,9 @@ class PlaceOverrides:
             topology = _with_place(topology, override)
         return topology
 
-    def constants(self) -> list[Constant]:
-        """The overridden numbers with their sources."""
-        return [Constant(each.name, each.change.text, f"given: {each}") for each in self.overrides]
+    def constants(self, topology: Topology) -> list[Constant]:
+        """The overridden numbers with their sources; `topology` has the old ones, of which the first is shown."""
+        return [_constant(topology, each) for each in self.overrides]
 
 
 def _with_place(topology: Topology, override: Override) -> Topology:
@@ -86,6 +86,18 @@ def _with_place(topology: Topology, override: Override) -> Topology:
         what = "NICs" if place.links == "nic" else "links"
         raise OverrideError(f"override {override}: {place.kind} {place.number} of {topology.name} has no {what}")
     return found
+
+
+def _constant(topology: Topology, override: Override) -> Constant:
+    place = place_of(override.name)
+    assert place is not None, "names of places only"
+    ranks, spec = set(ranks_of(topology, place, override)), CONSTANTS[f"link_{place.quantity}"]
+    for link in topology.links:
+        if class_of(topology, link) == place.links and not ranks.isdisjoint((link.source, link.destination)):
+            old = getattr(link, FIELDS[place.quantity])
+            new = spec.format(float(override.of(old, spec.quantity)))
+            return Constant(override.name, new, override.source(spec.format(float(old)), "of the machine"))
+    return Constant(override.name, override.change.text, f"given: {override}")
 
 
 def ranks_of(topology: Topology, place: Place, override: Override) -> list[int]:

@@ -14,7 +14,7 @@ from tasp_lab.collectives.library_calls import library_schedule
 from tasp_lab.errors import TableError
 from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
 from tasp_lab.measurements import find_tables, parse_table
-from tests.conftest import Command
+from tests.conftest import ROOT, Command
 
 HEAD = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\n# source: a test\nsize_B,time_us\n"
 FIELDS = {
@@ -210,3 +210,82 @@ def test_the_hash_of_the_inputs_does_not_depend_on_the_folder(tmp_path: Path) ->
         (folder / "t.csv").write_text(HEAD.replace("h100-8", "my.toml") + "1048576,100\n")
         hashes.add(accuracy(folder).provenance.inputs_sha256)
     assert len(hashes) == 1
+
+
+LOG = ROOT / "tests" / "measurements" / "samples" / "h100-8-all_gather.log"
+
+
+def log_of(**replaced: str) -> str:
+    """The sample log with other words, by what they replace."""
+    text = LOG.read_text()
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    return text
+
+
+def profiles(command: Command, *arguments: str) -> tuple[list[str], list[str]]:
+    """The machines that tables are compared with, and the notes."""
+    done = command("accuracy", *arguments, "--samples", "0", "--json")
+    assert done.returncode == 0, done
+    found = json.loads(done.stdout)
+    return [table["profile"] for table in found["tables"]], found["notes"]
+
+
+def test_the_machine_of_a_log_is_named_on_the_command_line_or_in_the_log(command: Command) -> None:
+    (command.folder / "a.log").write_text(LOG.read_text())
+    (command.folder / "named.log").write_text("# profile: h200-8\n" + LOG.read_text())
+    (command.folder / "a.csv").write_text(HEAD.replace("# profile: h100-8\n", "") + "1048576,50\n")
+    for name in ("h800-8", "h800"):
+        assert profiles(command, "a.log", "--profile", name) == (["h800-8"], [])
+    assert profiles(command, "a.csv", "named.log", "--profile", "h800") == (["h800-8", "h200-8"], [])
+    assert profiles(command, "named.log") == (["h200-8"], [])
+    (command.folder / "my.toml").write_text(profile_document(load_profile("h800")))
+    assert profiles(command, "a.log", "--profile", "my.toml:1x8") == (["my.toml:1x8"], [])
+
+
+def test_a_log_of_a_full_node_is_taken_by_its_gpus(command: Command) -> None:
+    (command.folder / "a.log").write_text(LOG.read_text())
+    found, (note,) = profiles(command, "a.log")
+    assert found == ["h100-8"]
+    assert note.startswith("a.log: taken as h100-8, by its 8 NVIDIA H100 80GB HBM3; ")
+
+
+def on_other_nodes(*ranks: int) -> dict[str, str]:
+    """The lines of some ranks in the log, on another node."""
+    return {f"Rank  {rank} Group  0 Pid   4117 on     node1": f"Rank  {rank} Pid 4 on node2" for rank in ranks}
+
+
+@pytest.mark.parametrize(
+    ("replaced", "suggested"),
+    [
+        ({"H100 80GB HBM3": "H100 PCIe"}, "h100-8"),
+        (on_other_nodes(7), "h100-8"),
+        (on_other_nodes(4, 5, 6, 7), "h100-2x4"),
+    ],
+)
+def test_other_logs_are_no_guess(command: Command, replaced: dict[str, str], suggested: str) -> None:
+    """A GPU without a family, and nodes behind a network that the GPUs do not tell."""
+    (command.folder / "a.log").write_text(log_of(**replaced))
+    line = command.refused("accuracy", "a.log")
+    assert "a.log: nothing to compare: the table does not name its machine, expected --profile, like --profile " in line
+    assert f"--profile {suggested}, or a line # profile: {suggested} in the file" in line
+
+
+def test_unknown_machines_are_one_clear_line(command: Command) -> None:
+    (command.folder / "a.log").write_text(LOG.read_text())
+    (command.folder / "b.log").write_text("# profile: h10-8\n" + LOG.read_text())
+    assert "profile 'h10-8' is unknown: expected one of a100, " in command.refused(
+        "accuracy", "a.log", "--profile", "h10-8"
+    )
+    assert "there is no profile 'h10-8', did you mean 'h100-8'?" in command.refused("accuracy", "b.log")
+    assert "h100-2x8 has 16 ranks, the table 8" in command.refused("accuracy", "a.log", "--profile", "h100-2x8")
+
+
+def test_a_reason_of_several_lines_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(
+        HEAD.replace("# source", "# out_of_scope: a broken cable\n# out_of_scope: and no switch\n# source")
+        + "1048576,5\n"
+    )
+    with pytest.raises(TableError, match=r"a\.csv: nothing to compare: a broken cable and no switch$"):
+        accuracy(path)

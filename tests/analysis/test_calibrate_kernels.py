@@ -76,9 +76,26 @@ def test_nothing_to_fit(tmp_path: Path) -> None:
 
 def test_the_command(command: Command, tmp_path: Path) -> None:
     table, output = tmp_path / "log.csv", tmp_path / "kernel.toml"
-    table.write_text(HEAD + times("H100"))
+    table.write_text(HEAD + times("H100", slower=1.3))
     found = json.loads(
         command("calibrate", "--kernels", str(table), "--profile", "h100-8", "--output", str(output), "--json").stdout
     )  # type: ignore[attr-defined]
     assert (found["gpu"], found["kernel"], found["rows"]) == ("h100", "flash-attention-3", {"forward": len(SHAPES)})
+    assert found["accepted"]
+    judged = found["acceptance"]["forward"]
+    assert judged["held_out_rows"] == len(SHAPES)
+    assert judged["mean_relative_error_before"] == pytest.approx(1 - 1 / 1.3)
+    assert judged["mean_relative_error_held_out"] < judged["mean_relative_error_before"]
     assert attention_kernel("h100", str(output)).name == "flash-attention-3"
+
+
+def test_a_kernel_that_is_predicted_exactly_is_not_replaced(command: Command, tmp_path: Path) -> None:
+    """No fit is better than the constants that the times were made with."""
+    table, output = tmp_path / "log.csv", tmp_path / "kernel.toml"
+    table.write_text(HEAD + times("H100"))
+    done = command("calibrate", "--kernels", str(table), "--output", str(output))
+    assert done.returncode == 2
+    assert "kernel.toml: not written, forward: the fit is no better on rows it was not fitted to" in done.stderr
+    assert not output.exists()
+    forced = command("calibrate", "--kernels", str(table), "--output", str(output), "--force", "--json")
+    assert (forced.returncode, json.loads(forced.stdout)["accepted"], output.exists()) == (0, False, True)

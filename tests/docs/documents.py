@@ -61,6 +61,18 @@ def commands(block: Block) -> Iterator[list[str]]:
             yield shlex.split(re.split(r"\s>\s|;|\s\|\s", found[1])[0], comments=True)
 
 
+def redirected(block: Block) -> Iterator[tuple[list[str], str]]:
+    """The commands of a block of a shell, each with the file that its output goes to; empty for none.
+
+    >>> list(redirected(Block(Path(), "sh", "tasp-lab topologies ring:4 --json > a.json   # a file" + chr(10))))
+    [(['topologies', 'ring:4', '--json'], 'a.json')]
+    """
+    for line in block.text.replace("\\\n", " ").splitlines():
+        target = re.search(r"\s>\s+([\w.-]+)", line)
+        for arguments in commands(Block(block.document, "sh", line)):
+            yield arguments, target[1] if target else ""
+
+
 def shown(block: Block) -> Iterator[tuple[list[str], str]]:
     """The commands of a console block, each with the output that is shown for it."""
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:

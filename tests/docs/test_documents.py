@@ -7,14 +7,22 @@ import importlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import tasp_lab
+from tasp_lab.analysis.simulate_cases import Simulated
+from tasp_lab.calibration.cases import Choice, cases_of
 from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
-from tests.conftest import ROOT
-from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, shown
+from tasp_lab.collectives.kinds import NcclTestsName
+from tasp_lab.measurements import MeasuredTable
+from tests.analysis.test_calibrate_kernels import HEAD, times
+from tests.calibration.test_fit_profile import H100, log, table
+from tests.calibration.test_leave_one_out import csv
+from tests.conftest import ROOT, Command
+from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown
 
 PUBLIC = {"predict", "validate", "compare", "decompose", "load_machine", "load_study", "Workload", "Topology",
           "accuracy", "calibrate", "__version__"}  # fmt: skip
@@ -87,6 +95,72 @@ def test_documents_show_what_the_command_prints(
     main(arguments)
     printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert printed.startswith(output.rstrip())
+
+
+NOT_RUN = {
+    ("attention.md", ""): "takes minutes: long layers on many schedules; tests/cli/test_attention.py runs short ones",
+    ("README.md", "study"): "takes minutes; tests/study runs studies",
+    ("calibration.md", "calibrate full-mesh:4 --fabric torchrun"): "torchrun starts it; tests/runtime/test_torchrun.py",
+    (
+        "calibration.md",
+        "calibrate full-mesh:4 --fabric emulated",
+    ): "needs root; tests/cli runs it where that is allowed",
+    ("fabrics.md", "validate"): "needs root or torchrun",
+    ("gpus.md", ""): "needs GPUs",
+    ("hybrids.md", "compare"): "takes ten seconds each; tests/cli/test_hybrids.py runs short ones",
+    ("kernels.md", "calibrate --kernels live"): "times kernels for a minute; tests/runtime",
+    ("nccl-and-collectives.md", "validate"): "needs root",
+    ("studies.md", "study"): "takes minutes; tests/study runs studies",
+    ("tutorial.md", "validate"): "needs root",
+}
+"""Commands in blocks without output that are not run here: the document, how they begin, and why."""
+
+RUN = [
+    block for block in blocks("sh", "bash") if block.document.parent in (ROOT, ROOT / "docs") and any(commands(block))
+]
+
+
+def reason_not_to_run(document: str, command: str) -> str:
+    return next((why for (name, begin), why in NOT_RUN.items() if name == document and command.startswith(begin)), "")
+
+
+@pytest.mark.parametrize("document", sorted({block.document for block in RUN}), ids=lambda path: path.name)
+def test_commands_of_a_document_run(document: Path, command: Command) -> None:
+    """One after the other in a folder with the files of other tools that they read."""
+    write_samples(command.folder)
+    failed = []
+    for block in (each for each in RUN if each.document == document):
+        for arguments, target in redirected(block):
+            if reason_not_to_run(document.name, " ".join(arguments)):
+                continue
+            done = command(*arguments)
+            if done.returncode:
+                failed.append(f"{' '.join(arguments)}: {done.stderr.splitlines()[-1:]}")
+            if target:
+                (command.folder / target).write_text(done.stdout)
+    assert failed == []
+
+
+def write_samples(folder: Path) -> None:
+    """The files that the documents speak of: logs and tables of a machine a tenth slower than its profile."""
+    for name, collective in (("all_gather", "all_gather"), ("sendrecv", "sendrecv")):
+        (folder / f"{name}.log").write_text(log(slower(collective)))
+    (folder / "my-cluster").mkdir()
+    for collective in ("all_gather", "reduce_scatter"):
+        (folder / "my-cluster" / f"{collective}.csv").write_text(csv(slower(collective), "h100-8"))
+    (folder / "topology.txt").write_text((ROOT / "tests/machines/samples/h100-8.nvidia-smi.txt").read_text())
+    (folder / "times.csv").write_text(HEAD + times("H100", slower=1.3))
+
+
+def slower(collective: NcclTestsName) -> MeasuredTable:
+    sizes = [2**power for power in range(28, 33)]
+    (case,) = cases_of([table(collective, np.ones(len(sizes)), sizes)], Choice(H100, "8"))
+    return table(collective, 1.1 * Simulated(H100, [case])(H100), sizes)
+
+
+def test_every_exception_is_a_command_of_a_document() -> None:
+    every = [(block.document.name, " ".join(each)) for block in RUN for each in commands(block)]
+    assert [key for key in NOT_RUN if not any(name == key[0] and line.startswith(key[1]) for name, line in every)] == []
 
 
 @pytest.mark.parametrize("block", list(blocks("python")), ids=ident)

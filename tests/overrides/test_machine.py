@@ -319,3 +319,22 @@ def test_a_factor_of_compute_holds_for_every_kernel() -> None:
 def test_one_rate_at_a_time(given: dict[str, Any]) -> None:
     with pytest.raises(QuantityError, match="expected one of them, or a factor"):
         predict("h100-8", "ulysses", LAYER, overrides=["compute.rate=300TFLOP/s"], **given)
+
+
+@pytest.mark.parametrize(
+    ("machine", "override", "line"),
+    [
+        ("h100-2x8", "nic.bandwidth=-5GB/s", "nic.bandwidth 50GB/s → 45GB/s (-5GB/s)"),
+        ("h100-2x8", "nic.bandwidth=+5GB/s", "nic.bandwidth 50GB/s → 55GB/s (+5GB/s)"),
+        ("h100-2x8", "nic.bandwidth=x2", "nic.bandwidth 50GB/s → 100GB/s (x2)"),
+        ("h100-2x8", "nic.bandwidth=40GB/s", "nic.bandwidth 50GB/s → 40GB/s"),
+        ("h100-2x8", "message_launch=-1us", "message_launch 15us → 14us (-1us)"),
+        ("full-mesh:4", "link.latency=+1us", "link.latency 1us → 2us (+1us)"),
+        ("full-mesh:4", "link.0-1=-10GB/s", "link.0-1 50GB/s → 40GB/s (-10GB/s)"),
+        ("nodes:2x4", "node.1.nic.bandwidth=-10GB/s", "node.1.nic.bandwidth 50GB/s → 40GB/s (-10GB/s)"),
+        ("nodes:2x4", "rank.3.compute=x0.5", "rank.3.compute x0.5"),
+    ],
+)
+def test_signs_and_factors_show_what_became_of_the_number(machine: str, override: str, line: str) -> None:
+    """One rule: a sign adds or takes away, x multiplies, and all else is the new value."""
+    assert overridden(load_machine(machine), [override]).changes == (line,)

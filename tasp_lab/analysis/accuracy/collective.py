@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from sim.messages import LibraryMessages
 from sim.simulate import simulate
 from tasp_lab.analysis.accuracy.judged import CollectiveAccuracy, RowAccuracy
-from tasp_lab.analysis.accuracy.machines import machine_of
+from tasp_lab.analysis.accuracy.machines import machine_of, no_profile
 from tasp_lab.analysis.left_out import left_out_with
 from tasp_lab.analysis.uncertainty import Uncertainty
 from tasp_lab.collectives.library_calls import library_schedule
@@ -88,7 +88,7 @@ def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float
 def _mismatch(table: MeasuredTable, machine: Machine | None) -> str:
     """The reason why a complete table has no prediction; empty if it has one."""
     if machine is None:
-        return f"there is no profile {table.profile!r}"
+        return no_profile(table)
     if table.ranks != machine.topology.world_size:
         return f"{table.profile} has {machine.topology.world_size} ranks, the table {table.ranks}"
     if table.ranks == 1:

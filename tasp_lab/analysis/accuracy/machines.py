@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from tasp_lab.analysis.accuracy.judged import TableAccuracy
+from tasp_lab.calibration.cases import how_to_name, is_whole_node, suggested_profile
 from tasp_lab.errors import TaspLabError, first_line
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.profile_files import load_profile, member, profile_names
-from tasp_lab.measurements import LayerTable, MeasuredTable
+from tasp_lab.machines.profile_files import listed_members, load_profile, member, profile_names
+from tasp_lab.measurements import AnyTable, KernelTable, LayerTable, MeasuredTable
 from tasp_lab.measurements.table import profile_beside
 
 
@@ -23,10 +25,47 @@ def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | N
     try:
         machine = member(table.machine, library, str(table.profile)) if table.machine else None
     except TaspLabError as error:
-        return None, str(error)
+        return None, reason_of(error)
     if machine is not None and table.headers.get("provider"):
         machine = replace(machine, network="cloud")
     return machine, ""
+
+
+def on_profile(table: AnyTable, profile: str | None) -> tuple[AnyTable, str]:
+    """A table with its machine, and a note if that is a guess; a table that names its machine stays as it is.
+
+    Parameters
+    ----------
+    profile : of tables that name none: a machine, or a family whose size the table tells. Without it, a log of one
+        full node has the family of the GPUs that it lists.
+    """
+    if isinstance(table, KernelTable) or table.profile is not None:
+        return table, ""
+    if isinstance(table, LayerTable):
+        return (
+            replace(table, profile=profile, headers={**table.headers, "profile": profile}) if profile else table
+        ), ""
+    if profile is not None:
+        return table.on(f"{profile}-{table.size}" if profile in profile_names() else profile), ""
+    guess = suggested_profile(table)
+    if not guess or not is_whole_node(table, guess):
+        return table, ""
+    where = f"{table.ranks} {table.headers['gpu']}"
+    return table.on(
+        guess
+    ), f"{Path(table.name).name}: taken as {guess}, by its {where}; --profile names another machine"
+
+
+def no_profile(table: MeasuredTable) -> str:
+    """Why a table has no machine, and how to name it."""
+    if table.profile is None:
+        return f"the table does not name its machine, expected {how_to_name(suggested_profile(table))}"
+    near = difflib.get_close_matches(table.profile, [*profile_names(), *listed_members()], n=1, cutoff=0.5)
+    hint = f", did you mean {near[0]!r}?" if near else ","
+    return (
+        f"there is no profile {table.profile!r}{hint} expected one of {', '.join(profile_names())} with a size, like "
+        "h100-2x8, or a file, like my.toml:2x8"
+    )
 
 
 @cache

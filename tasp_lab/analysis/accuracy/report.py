@@ -13,16 +13,17 @@ from tasp_lab.analysis.accuracy.collective import judge_collective
 from tasp_lab.analysis.accuracy.judged import TableAccuracy
 from tasp_lab.analysis.accuracy.kernel import judge_kernel
 from tasp_lab.analysis.accuracy.layer import LayerJudge
-from tasp_lab.analysis.accuracy.machines import machines_of
+from tasp_lab.analysis.accuracy.machines import machines_of, on_profile
 from tasp_lab.analysis.accuracy.tables import parts_of
 from tasp_lab.analysis.coverage import Coverage, coverage_of, coverage_parts
 from tasp_lab.analysis.provenance import Provenance, machine_constants, machine_inputs, table_inputs
 from tasp_lab.analysis.report import Report, flat
+from tasp_lab.calibration.cases import choose
 from tasp_lab.errors import TableError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.measurements import AnyTable, KernelTable, LayerTable, find_all_tables
-from tasp_lab.progress import CountCallback, ProgressCallback, no_progress
+from tasp_lab.progress import CountCallback, ProgressCallback, no_progress, on_one_line
 from tasp_lab.tables import Part
 
 
@@ -33,10 +34,11 @@ def own_tables() -> Path:
 
 @dataclass(frozen=True, repr=False)
 class AccuracyReport(Report, Sequence[TableAccuracy]):
-    """Measured tables beside their predictions, a sequence of `TableAccuracy`."""
+    """Measured tables beside their predictions, a sequence of `TableAccuracy`; `notes` are about guessed machines."""
 
     tables: tuple[TableAccuracy, ...]
     provenance: Provenance
+    notes: tuple[str, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> TableAccuracy: ...
@@ -64,6 +66,7 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
             "median_relative_error": self.median_relative_error,
             "coverage": [each.to_dict() for each in self.coverage],
             "tables": [table.to_dict() for table in self.tables],
+            "notes": list(self.notes),
             "provenance": self.provenance.to_dict(),
         }
 
@@ -72,11 +75,12 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return [flat(table.to_dict()) for table in self.tables]
 
     def parts(self) -> list[Part]:
-        return [*parts_of(self.tables), *coverage_parts(self.coverage)]
+        return [*parts_of(self.tables), *coverage_parts(self.coverage), *self.notes]
 
 
 def accuracy(
     *paths: Path | str,
+    profile: str | None = None,
     sampling: Sampling = FEW_SAMPLES,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
@@ -87,14 +91,20 @@ def accuracy(
     ----------
     paths : CSV tables of collectives, layers or kernels, logs of nccl-tests, and folders of them; the tables of
         tasp-lab if none is given.
+    profile : the machine of tables that do not name theirs, like ``h100-8``, ``h100`` (the size is then that of the
+        table) or ``my.toml:2x8``; without it a log of one full node has the family of the GPUs that it lists.
     sampling : how many samples of constants intervals are made of, see `tasp_lab.analysis.uncertainty`.
     progress : called with the name of each complete table, if there are several.
     count : called instead with the number of each of these tables and its name.
 
-    Raises `TableError` for a table that cannot be read, and if no table can be compared.
+    Raises `TableError` for a table that cannot be read, and if no table can be compared, and `ProfileError` for an
+    unknown profile.
     """
+    if profile is not None and ".toml" not in profile:
+        choose(profile)
     files = [Path(path) for path in paths]
-    found, layers, tables = find_all_tables(files or [own_tables()]), LayerJudge(sampling), []
+    named = [on_profile(table, profile) for table in find_all_tables(files or [own_tables()])]
+    found, layers, tables = [table for table, _ in named], LayerJudge(sampling), []
     count = count or (lambda done, total, name: progress(name) if name else None)
     is_whole = [not getattr(table, "reason", "") for table in found]
     total = sum(is_whole)
@@ -105,7 +115,7 @@ def accuracy(
     count(total, total, "")
     if not any(table.rows for table in tables):
         raise TableError(_nothing_to_compare(files, tables))
-    return AccuracyReport(tuple(tables), _provenance(tables))
+    return AccuracyReport(tuple(tables), _provenance(tables), tuple(note for _, note in named if note))
 
 
 def judge(table: AnyTable, layers: LayerJudge | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
@@ -141,4 +151,4 @@ def _nothing_to_compare(paths: Sequence[Path], tables: Sequence[TableAccuracy]) 
         names = ", ".join(map(str, paths))
         return f"{names}: no table in it, expected CSV tables (.csv) or logs of nccl-tests (.log, .out, .txt)"
     others = f" (and {len(tables) - 1} other tables)" * (len(tables) > 1)
-    return f"{tables[0].table.name}: nothing to compare: {tables[0].reason}{others}"
+    return on_one_line(f"{tables[0].table.name}: nothing to compare: {tables[0].reason}{others}")

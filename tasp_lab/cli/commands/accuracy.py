@@ -8,12 +8,20 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tasp_lab.cli.console import Progress, print_json, print_parts
-from tasp_lab.cli.options import DEFAULT_SAMPLES, WORK, Json, SamplingChoice, plot
+from tasp_lab.cli.options import DEFAULT_SAMPLES, MACHINE, WORK, Json, SamplingChoice, plot
 from tasp_lab.cli.outputs import check_outputs, write_picture
 
 
 def accuracy(
     *paths: Annotated[Path, Parameter(group=WORK, help="Files and folders; the tables of tasp-lab if none is given.")],
+    profile: Annotated[
+        str | None,
+        Parameter(
+            group=MACHINE,
+            help="The machine of tables and logs that do not name theirs: h100-8, h100, or my.toml:2x8. Without it, a "
+            "log of one full node is taken by the GPUs that it lists.",
+        ),
+    ] = None,
     plot: Annotated[Path | None, plot("measured and predicted times")] = None,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
@@ -25,6 +33,8 @@ def accuracy(
     are told by their columns. What cannot be compared is listed with the reason.
 
     Example: tasp-lab accuracy my-cluster/
+
+    Example: tasp-lab accuracy all_gather.log --profile h100-8
     """
     from tasp_lab.analysis import accuracy as report
     from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
@@ -32,7 +42,7 @@ def accuracy(
     check_outputs(plot=plot)
     chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
     with Progress(lines_only=json) as shown:
-        found = report.accuracy(*paths, sampling=chosen, count=shown.count)
+        found = report.accuracy(*paths, profile=profile, sampling=chosen, count=shown.count)
     if plot is not None:
         from tasp_lab.plots.accuracy import draw_tables
         from tasp_lab.plots.row_accuracy import draw_rows

@@ -78,12 +78,19 @@ def calibrate(
         Path | None,
         Parameter(group=OUTPUT, help="Write the profile (.toml), or with --fabric the machine (.toml, .json)."),
     ] = None,
+    force: Annotated[
+        bool,
+        Parameter(
+            group=OUTPUT, negative=(), show_default=False, help="Write a fit that predicts no better than before, too."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Fit a profile to your own measurements, or measure a machine.
 
-    Shows which constants the measurements identify, with confidence intervals. With --fabric, links and launch cost
-    are measured between pairs of ranks and written as a machine.
+    Shows which constants the measurements identify, with confidence intervals. A fit that predicts no better
+    than the profile before it, also rows that it was not fitted to, is not written, with exit code 2. With --fabric,
+    links and launch cost are measured between pairs of ranks and written as a machine.
 
     Example: tasp-lab calibrate all_gather.log sendrecv.log --profile h100-8 --output my.toml
 
@@ -97,14 +104,23 @@ def calibrate(
 
     if judge:
         _check_judge(
-            {"fabric": fabric, "scale": scale, "output": output, "backend": backend != "auto", "kernels": kernels}
+            {
+                "fabric": fabric,
+                "scale": scale,
+                "output": output,
+                "backend": backend != "auto",
+                "kernels": kernels,
+                "force": force,
+            }
         )
         _judge(measurements, profile, fit, algorithm, in_place, json)
         return
+    if force and (output is None or fabric is not None):
+        raise QuantityError("--force: for a fit to files that --output writes")
     _check_output((*measurements, *kernels), output, (".toml",) if fabric is None else (".toml", ".json"))
     if kernels:
         others = {"measurements": measurements, "--fit": fit, "--algorithm": algorithm, "--fabric": fabric}
-        _fit_kernel(kernels, profile, [name for name, value in others.items() if value], output, as_json=json)
+        _fit_kernel(kernels, profile, [name for name, value in others.items() if value], output, force, json)
         return
     found = calibration.calibrate(
         *measurements,
@@ -119,13 +135,16 @@ def calibrate(
     )
     if not found.is_reporter:
         return
+    if not json:
+        print_parts(found.parts())
     if output is not None:
-        found.save(output)
+        if isinstance(found, calibration.FileCalibration):
+            found.save(output, force)
+        else:
+            found.save(output)
     if json:
         print_json(found.to_dict() | {"output": None if output is None else str(output)})
-        return
-    print_parts(found.parts())
-    if output is not None:
+    elif output is not None:
         print_progress(f"{'profile' if fabric is None else 'machine'}: {output}")
 
 
@@ -150,19 +169,19 @@ def _judge(
 
 
 def _fit_kernel(
-    tables: Sequence[str], profile: str | None, others: Sequence[str], output: Path | None, *, as_json: bool
+    tables: Sequence[str], profile: str | None, others: Sequence[str], output: Path | None, force: bool, json: bool
 ) -> None:
     from tasp_lab.analysis.calibrate_kernels import calibrate_kernels
 
     if others:
         raise QuantityError(f"{others[0]}: not with --kernels, which takes tables of kernel times only")
     found = calibrate_kernels(tables, profile, print_progress)
-    if output is not None:
-        found.save(output)
-    if as_json:
-        print_json(found.to_dict() | {"output": None if output is None else str(output)})
-    else:
+    if not json:
         print_parts(found.parts())
+    if output is not None:
+        found.save(output, force)
+    if json:
+        print_json(found.to_dict() | {"output": None if output is None else str(output)})
 
 
 def _check_output(measurements: Sequence[str], output: Path | None, endings: tuple[str, ...]) -> None:

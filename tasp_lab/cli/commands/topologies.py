@@ -86,6 +86,23 @@ def import_file(
     pcie: Annotated[
         bool | None, Parameter(group=MACHINE, help="Whether to include PCIe; where it is needed, if not given.")
     ] = None,
+    profile: Annotated[
+        str | None,
+        Parameter(
+            group=MACHINE,
+            help="A family, such as h100, or a profile of your own: the file has its wiring, and the machine gets its "
+            "library, kernels, constants and NICs.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int, Parameter(group=MACHINE, help="So many nodes like that of the file, joined by their NICs; with --profile.")
+    ] = 1,
+    rails: Annotated[
+        bool,
+        Parameter(
+            group=MACHINE, negative=(), show_default=False, help="NICs of equal place meet in a switch of their own."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
@@ -93,6 +110,8 @@ def import_file(
     What `--json` prints is a topology file.
 
     Example: nvidia-smi topo -m > topo.txt; tasp-lab topologies import topo.txt --json > machine.json
+
+    Example: tasp-lab topologies import topo.txt --profile h100 --nodes 4 --json > cluster.json
     """
     from tasp_lab.machines.importers import read_topology
 
@@ -103,6 +122,9 @@ def import_file(
         cpu_bandwidth=cpu_bandwidth,
         nvswitch=nvswitch,
         pcie=pcie,
+        profile=profile,
+        nodes=nodes,
+        rails=rails,
     )
     _show_machine(machine, json)
 

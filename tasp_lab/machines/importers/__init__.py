@@ -13,6 +13,9 @@ whether they are assumptions.
 
 PCIe is part of the machine only if NVLink or xGMI do not connect all GPUs, because NCCL uses one kind of link for a
 ring; ``pcie`` overrides this. NICs are left out, since the output of one machine does not include the network.
+
+With the ``profile`` of a family, the machine has that family's library, kernels and constants, and NICs
+(`tasp_lab.machines.importers.families`).
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tasp_lab.errors import QuantityError, TopologyError
+from tasp_lab.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.importers import nccl_xml, nvidia_smi, rocm_smi
 from tasp_lab.machines.importers.assembly import assemble
+from tasp_lab.machines.importers.families import of_family
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
 
@@ -44,6 +48,9 @@ def import_topology(
     cpu_bandwidth: str | None = None,
     nvswitch: bool | None = None,
     pcie: bool | None = None,
+    profile: str | None = None,
+    nodes: int = 1,
+    rails: bool = False,
 ) -> Machine:
     """The machine that a tool's output describes, named `name`.
 
@@ -56,6 +63,9 @@ def import_topology(
     need more than the 18 links that any has. `pcie` says whether to include PCIe; without it PCIe is included where
     NVLink or xGMI do not join all GPUs.
 
+    `profile` is a family or a file of one, whose machines have such wiring; the machine then has `nodes` such nodes,
+    whose NICs meet in one network, or with `rails` in one switch for each NIC of a node.
+
     >>> machine = import_topology('''
     ...         GPU0    GPU1    CPU Affinity
     ... GPU0     X      NV4     0-31
@@ -65,12 +75,19 @@ def import_topology(
     [('0->1', 100000000000.0), ('1->0', 100000000000.0)]
 
     Raises `TopologyError` with one line that says where the text is wrong, what was found and what was expected, and
-    `QuantityError` for a bandwidth that is none.
+    `QuantityError` for a bandwidth that is none. With a profile, `ProfileError` for an unknown one and for one whose
+    machines are wired otherwise.
     """
     if not name.strip() or not name.isprintable():
         raise TopologyError(f"{name!a} is no name of a topology, expected text that can be seen")
     given = Given(link_bandwidth, pcie_bandwidth, cpu_bandwidth, nvswitch, pcie)
-    return assemble(_read(_ESCAPE.sub("", text.removeprefix("\ufeff")), given), name, given)
+    survey = _read(_ESCAPE.sub("", text.removeprefix("\ufeff")), given)
+    machine = assemble(survey, name, given)
+    if profile is None:
+        if nodes != 1 or rails:
+            raise TopologyError("nodes and rails were given, but only a profile tells the network between nodes")
+        return machine
+    return of_family(survey, machine, profile, nodes, rails=rails)
 
 
 def read_topology(path: Path, **options: Any) -> Machine:
@@ -87,7 +104,7 @@ def read_topology(path: Path, **options: Any) -> Machine:
         raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         return import_topology(text, path.stem, **options)
-    except (TopologyError, QuantityError) as error:
+    except (TopologyError, QuantityError, ProfileError) as error:
         raise type(error)(f"{where}: {error}") from error
 
 

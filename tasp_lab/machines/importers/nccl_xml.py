@@ -15,12 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal, NoReturn
 
 from tasp_lab.errors import TopologyError
 from tasp_lab.machines.importers.elements import Element, read_elements
 from tasp_lab.machines.importers.nccl_pcie import survey_pcie
-from tasp_lab.machines.importers.survey import Given, Pair, Survey, shown
+from tasp_lab.machines.importers.survey import Given, Nic, Pair, Survey, nics_of, shown
 from tasp_lab.machines.machine import Constant
 
 _NVLINK_RATES = {
@@ -84,6 +85,7 @@ def read(text: str, given: Given) -> Survey:
         link_bandwidth=_link_bandwidth(gpus, fabric, given) if cables or len(ports) > 1 else None,
         pcie=lambda: survey_pcie(system, ranks, given),
         nic_count=sum(_nics(cpu) for cpu in system.children),
+        nics=_nics_of_gpus(system, gpus),
     )
 
 
@@ -208,6 +210,34 @@ def _link_bandwidth(gpus: Sequence[_Gpu], fabric: Literal["NVLink", "xGMI"], giv
     (name, element), *_ = found.items()
     value, source = rates[name]
     return Constant("link_bandwidth", value, f"{attribute} {name} in line {element.line}: {source}, each way")
+
+
+def _nics_of_gpus(system: Element, gpus: Sequence[_Gpu]) -> tuple[Nic, ...]:
+    """The NICs that GPUs use: those with which they have most of the PCIe tree in common."""
+    ways = dict(_ways(system, ()))
+    of_gpus = [ways[id(gpu.element)][1] for gpu in gpus]
+    nets = [(element, way) for element, way in ways.values() if element.name == "net"]
+
+    def distance(rank: int, nic: int) -> int:
+        pairs = zip(of_gpus[rank], nets[nic][1], strict=False)
+        return -sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    names = [net.attributes.get("name", f"line {net.line}") for net, _ in nets]
+    return nics_of(len(gpus), names, distance, [_gbit_per_s(net) for net, _ in nets])
+
+
+def _ways(element: Element, way: tuple[int, ...]) -> Iterator[tuple[int, tuple[Element, tuple[int, ...]]]]:
+    """All GPUs and NICs below an element, by identity, with their way down the tree."""
+    for child in element.children:
+        if child.name in ("gpu", "net"):
+            yield id(child), (child, way)
+        yield from _ways(child, (*way, child.line) if child.name in ("cpu", "pci") else way)
+
+
+def _gbit_per_s(net: Element) -> float | None:
+    """The speed of a NIC, which is in Mbit/s in the file; None if it is not known."""
+    speed = net.attributes.get("speed", "")
+    return int(speed) / 1000 if re.fullmatch("[1-9][0-9]{0,8}", speed) else None
 
 
 def _nics(element: Element) -> int:

@@ -24,6 +24,9 @@ _PIX, _PXB, _NODE, _SYS = range(4)
 LEVELS = {"PIX": _PIX, "PXB": _PXB, "PHB": _NODE, "NODE": _NODE, "SYS": _SYS, "SOC": _SYS}
 """For each cell that means PCIe how much there is between the devices; ``SOC`` is what old drivers print for SYS."""
 
+NEARNESS = tuple(LEVELS)
+"""The cells that mean PCIe, the nearest first."""
+
 
 def survey_pcie(matrix: Matrix, cells: Mapping[Pair, str], constant: Constant) -> PcieSurvey:
     """The tree, with the bandwidth of the constant on all its links; `cells` are those of pairs of GPUs.

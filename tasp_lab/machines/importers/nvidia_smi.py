@@ -21,9 +21,9 @@ from itertools import combinations
 
 from tasp_lab.errors import TopologyError
 from tasp_lab.machines.importers.matrix import GPU, Matrix, read_matrix
-from tasp_lab.machines.importers.nvidia_pcie import LEVELS, survey_pcie
+from tasp_lab.machines.importers.nvidia_pcie import LEVELS, NEARNESS, survey_pcie
 from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH
-from tasp_lab.machines.importers.survey import Given, Pair, Survey, groups, shown
+from tasp_lab.machines.importers.survey import Given, Nic, Pair, Survey, groups, nics_of, shown
 from tasp_lab.machines.machine import Constant
 
 MAX_LINKS = 18
@@ -71,7 +71,19 @@ def read(lines: Sequence[str], given: Given) -> Survey:
         link_bandwidth=given.constant(LINK_BANDWIDTH) if links else None,
         pcie=lambda: survey_pcie(matrix, cells, given.constant(PCIE_BANDWIDTH)),
         nic_count=len(matrix.columns) - len(matrix.gpus),
+        nics=_nics(matrix),
     )
+
+
+def _nics(matrix: Matrix) -> tuple[Nic, ...]:
+    """The NICs that GPUs use: the nearest by PCIe. The matrix does not tell their bandwidth."""
+    names = [column for column in matrix.columns if column not in matrix.gpus]
+    places = [matrix.columns.index(name) for name in names]
+
+    def distance(rank: int, nic: int) -> int:
+        return NEARNESS.index(matrix.rows[rank].words[places[nic]])
+
+    return nics_of(len(matrix.gpus), names, distance, [None] * len(names))
 
 
 def _begins_with_gpu(line: str) -> bool:

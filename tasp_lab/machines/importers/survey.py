@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeVar
@@ -43,12 +43,44 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Nic:
+    """A NIC with the ranks that use it: those to which no other is nearer. `gbit_per_s` is None if it is not known."""
+
+    name: str
+    ranks: tuple[int, ...]
+    gbit_per_s: float | None = None
+
+
+def nics_of(
+    gpu_count: int, names: Sequence[str], distance: Callable[[int, int], int], gbit_per_s: Sequence[float | None]
+) -> tuple[Nic, ...]:
+    """The NICs that GPUs use, by their `distance` from ranks (first argument) to NICs (second), in the order of names.
+
+    GPUs with the same nearest NICs take them in turn; NICs that are nearest to none are of no use for GPUs.
+
+    >>> [nic.ranks for nic in nics_of(4, ["a", "b", "c"], lambda rank, nic: 2 if nic == 2 else 1, [None] * 3)]
+    [(0, 2), (1, 3)]
+    """
+    nearest: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(gpu_count if names else 0):
+        distances = [distance(rank, nic) for nic in range(len(names))]
+        least = min(distances)
+        nearest.setdefault(tuple(nic for nic, each in enumerate(distances) if each == least), []).append(rank)
+    used: dict[int, list[int]] = {}
+    for nics, ranks in nearest.items():
+        for turn in range(max(len(nics), len(ranks))):
+            used.setdefault(nics[turn % len(nics)], []).append(ranks[turn % len(ranks)])
+    return tuple(Nic(names[nic], tuple(dict.fromkeys(used[nic])), gbit_per_s[nic]) for nic in sorted(used))
+
+
+@dataclass(frozen=True)
 class Survey:
     """GPUs and how links join them.
 
     `cables` maps pairs of ranks to the number of links between them. Each of `switches` maps ranks to the number of
     links they have into it. `link_bandwidth` is that of one link; None where there is no link. `pcie` is read only
-    where PCIe is wanted, as it may be missing or make no sense in a file that is otherwise good.
+    where PCIe is wanted, as it may be missing or make no sense in a file that is otherwise good. `nics` are those that
+    GPUs use, `nic_count` is the number of all; None where the tool lists none.
     """
 
     tool: str
@@ -61,6 +93,7 @@ class Survey:
     link_bandwidth: Constant | None
     pcie: Callable[[], PcieSurvey]
     nic_count: int | None = None
+    nics: tuple[Nic, ...] = ()
 
     @property
     def is_joined(self) -> bool:
