@@ -31,21 +31,21 @@ SCREENED = study_of(
 )
 """On one node a ring of whole blocks computes longer than a zigzag takes."""
 
-DONE = {"done": 20, "failed": 4, "settled": 0}
+DONE = {"ok": 20, "settled": 0, "does not apply": 4, "failed": 0}
 
 
 def test_a_run_keeps_its_rows(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     study = load_study(SMALL)
-    first = study.run(tmp_path, done=lambda ended, total: heard.append((ended, total)))
+    first = study.run(tmp_path, done=lambda ended, total, _: heard.append((ended, total)))
     assert first.counts == DONE
     assert heard[0] == (0, 24)
     assert heard[-1] == (24, 24)
     heard.clear()
-    assert study.run(tmp_path, done=lambda ended, total: heard.append((ended, total))).rows == first.rows
+    assert study.run(tmp_path, done=lambda ended, total, _: heard.append((ended, total))).rows == first.rows
     assert heard == [(24, 24)]
     more = load_study(study_of(layer={"seq": "geom(1Ki, 16Ki, 2)"})).run(
-        tmp_path, done=lambda ended, total: heard.append((ended, total))
+        tmp_path, done=lambda ended, total, _: heard.append((ended, total))
     )
     assert heard[1] == (24, 30)
     assert more.rows[: len(first.rows)] != more.rows  # rows of the longer sequence lie among them
@@ -55,15 +55,15 @@ def test_a_run_keeps_its_rows(tmp_path: Path) -> None:
 def test_the_files_of_a_folder_are_what_was_asked(tmp_path: Path) -> None:
     result = load_study(SMALL).run(tmp_path, command="tasp-lab study run small.toml")
     folder = StudyFolder(tmp_path)
-    assert len(folder.rows()) == DONE["done"]
-    assert set(folder.failures()["schedule"]) == {"usp:2x2"}
+    assert len(folder.rows()) == DONE["ok"]
+    assert set(folder.unanswered()["schedule"]) == {"usp:2x2"}
     assert folder.study.baseline == "ring-attention"
     assert folder.provenance()["command"] == "tasp-lab study run small.toml"
     table = pd.read_csv(tmp_path / "points.csv")
     assert table["key"].tolist() == [row["key"] for row in result.rows]
     assert table["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
     assert set(table["n"]) == {2, 4}
-    assert len(pd.read_csv(tmp_path / "failures.csv")) == DONE["failed"]
+    assert len(pd.read_csv(tmp_path / "unanswered.csv")) == DONE["does not apply"]
 
 
 def test_rows_are_the_same_with_any_number_of_workers() -> None:
@@ -77,9 +77,9 @@ def test_screened_rows_are_simulated_when_they_are_wanted(tmp_path: Path) -> Non
     assert screened["settled"] > 0
     baseline = study_of(**{**SCREENED, "schedule": SCREENED["schedule"] | {"baseline": "ring-attention"}})
     rows = load_study(baseline).run(screen=True).rows
-    assert {row["status"] for row in rows if row["schedule"] == "ring-attention"} == {"done"}
+    assert {row["status"] for row in rows if row["schedule"] == "ring-attention"} == {"ok"}
     assert study.run(tmp_path, screen=True).counts == screened
-    assert study.run(tmp_path).counts == {"done": 4, "failed": 0, "settled": 0}
+    assert study.run(tmp_path).counts == {"ok": 4, "settled": 0, "does not apply": 0, "failed": 0}
 
 
 def test_a_folder_belongs_to_one_study(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with sqlite3.connect(tmp_path / RESULTS) as connection:
         connection.execute("PRAGMA user_version=99")
-    with pytest.raises(StudyError, match="has format 99, expected format 1 of this version"):
+    with pytest.raises(StudyError, match="has format 99, expected format 2 of this version"):
         load_study(SMALL).run(tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_written(tmp_path: Path)
         with pytest.raises((StudyError, OutputError), match=r"full|No space"):
             study.run(tmp_path)
         with Store(tmp_path) as store:
-            kept = store.keys()
+            kept = store.last()
         assert 0 < len(kept) < study.count
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -132,7 +132,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_written(tmp_path: Path)
 RUN = """
 import sys
 from tasp_lab import load_study
-load_study(sys.argv[1]).run(sys.argv[2], jobs=int(sys.argv[3]), done=lambda ended, total: print(ended, flush=True))
+load_study(sys.argv[1]).run(sys.argv[2], jobs=int(sys.argv[3]), done=lambda ended, total, _: print(ended, flush=True))
 """
 
 
@@ -180,7 +180,7 @@ def test_two_processes_may_run_one_study(tmp_path: Path) -> None:
         assert told.split()[-1] == "24"
     with sqlite3.connect(folder / RESULTS) as connection:
         assert connection.execute("SELECT count(*) FROM rows").fetchone() == (24,)
-    assert len(StudyFolder(folder).rows()) == DONE["done"]
+    assert len(StudyFolder(folder).rows()) == DONE["ok"]
 
 
 def test_ctrl_c_keeps_what_has_ended(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def kept_in(folder: Path) -> int:
     """The number of rows in the store of a folder that another process writes."""
     try:
         with Store(folder) as store:
-            return len(store.keys())
+            return len(store.last())
     except StudyError:
         return 0
 
