@@ -132,9 +132,9 @@ class Store:
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:  # a full disk, no permission, another writer
-            raise StudyError(f"{self.path}: {error}") from error
         except (sqlite3.Error, ValueError) as error:
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
+                raise StudyError(f"{self.path}: {error}") from error  # a full disk, no permission, another writer
             raise StudyError(
                 f"{self.path}: {error}; expected the store of a study: move this file away and run the study again, "
                 "which answers its points anew"

@@ -19,7 +19,7 @@ def test_answers_move_with_the_version_only() -> None:
     differences = moved(before, now)
     assert not differences, advice(differences)
     names = [{question: sorted(numbers) for question, numbers in each.items()} for each in (before, now)]
-    assert version == MODEL_VERSION and names[0] == names[1], f"write the file again with {COMMAND}"
+    assert (version, names[0]) == (MODEL_VERSION, names[1]), f"write the file again with {COMMAND}"
 
 
 @pytest.mark.parametrize(("factor", "version", "refused"), [(1, 1, False), (1 + 2 * SAME, 1, True), (2, 2, False)])
@@ -31,7 +31,7 @@ def test_moved_answers_are_not_written_with_the_same_version(
     before = file.read_bytes()
     now = {"ring": {"time_s": factor, "more": 1.0}, "another question": {"time_s": 3.0}}
     if refused:
-        with pytest.raises(StudyError, match="answers moved, 1 numbers .* raise the version"):
+        with pytest.raises(StudyError, match=r"answers moved, 1 numbers .* raise the version"):
             write(now, version, file)
         assert file.read_bytes() == before
     else:

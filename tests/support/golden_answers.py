@@ -1,7 +1,7 @@
 """Answers to some questions of all kinds, kept to see that they moved: ``python -m tests.support.golden_answers``.
 
-They are copies of our own output and say nothing about what is right. They guard `tasp_lab.version.MODEL_VERSION` alone:
-stored answers of studies hold as long as it is the same, so it must be raised whenever an answer changes.
+They are copies of our own output and do not say what is right. They guard `tasp_lab.version.MODEL_VERSION` alone: stored
+answers of studies hold as long as it is the same, so it must be raised whenever an answer changes.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ LAYERS: Mapping[str, Point] = {
 
 COLLECTIVES: Mapping[str, tuple[str, str, str]] = {
     "all-gather": ("h100-8", "ring", "16MiB"),
+    "all-gather, short messages": ("h100-2x8", "ring", "1KiB"),
+    "all-reduce, middle messages": ("h100-8", "library-ring-all-reduce", "128KiB"),
+    "all-to-all": ("mi300x-8", "all-to-all", "1MiB"),
     "all-gather, many rings": ("nodes:2x4", "multi-ring", "1MiB"),
     "all-reduce, two nodes": ("h100-2x8", "library-ring-all-reduce", "64MiB"),
     "trees": ("torus:4x4", "trees", "8MiB"),
@@ -106,8 +109,8 @@ def moved(before: Answers, after: Answers) -> list[str]:
 def advice(differences: Sequence[str]) -> str:
     """What to do about answers that moved."""
     return (
-        f"answers moved, {len(differences)} numbers ({'; '.join(differences[:3])}): if that is meant, raise the version, "
-        f"MODEL_VERSION in tasp_lab/version.py, and write the file again with {COMMAND}"
+        f"answers moved, {len(differences)} numbers ({'; '.join(differences[:3])}): if that is meant, raise the version "
+        f"(MODEL_VERSION in tasp_lab/version.py) and write the file again with {COMMAND}"
     )
 
 
