@@ -31,7 +31,7 @@ def test_moved_answers_are_not_written_with_the_same_version(
     before = file.read_bytes()
     now = {"ring": {"time_s": factor, "more": 1.0}, "another question": {"time_s": 3.0}}
     if refused:
-        with pytest.raises(StudyError, match=r"answers moved, 1 numbers .* raise the version"):
+        with pytest.raises(StudyError, match=r"answers moved, 1 numbers .* raise MODEL_VERSION"):
             write(now, version, file)
         assert file.read_bytes() == before
     else:

@@ -112,7 +112,7 @@ def test_another_file_is_no_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["pages", "cells", "tables"])
 def test_a_damaged_store_says_what_to_do(tmp_path: Path, broken: str) -> None:
-    study = load_study(study_of(layer={"seq": "geom(1Ki, 8Ki, 2)", "batch": [1, 2, 3, 4]}))
+    study = load_study(SMALL)
     study.run(tmp_path)
     file = tmp_path / RESULTS
     if broken == "pages":
@@ -129,7 +129,7 @@ def test_a_damaged_store_says_what_to_do(tmp_path: Path, broken: str) -> None:
     assert str(file) in str(refused.value)
     assert "\n" not in str(refused.value)
     file.rename(tmp_path / "old.sqlite")
-    assert study.run(tmp_path).counts["ok"] == 80
+    assert study.run(tmp_path).counts == DONE
 
 
 def test_a_store_of_the_format_before_is_emptied(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_store_of_the_format_before_is_emptied(tmp_path: Path) -> None:
         assert store.rows(["old"]) == {}
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """In place of Ctrl-C."""
 
 
@@ -153,9 +153,9 @@ def interrupted(study: Study, folder: Path, after: int) -> None:
 
     def done(ended: int, total: int, by_status: Mapping[str, int]) -> None:
         if ended >= after:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         study.run(folder, done=done)
 
 

@@ -1,7 +1,7 @@
 """Answers to some questions of all kinds, kept to see that they moved: ``python -m tests.support.golden_answers``.
 
-They are copies of our own output and do not say what is right. They guard `tasp_lab.version.MODEL_VERSION` alone: stored
-answers of studies hold as long as it is the same, so it must be raised whenever an answer changes.
+They are copies of our own output and do not say what is right. They guard `tasp_lab.version.MODEL_VERSION` alone: as
+long as it is the same, stored answers of studies hold, so it must be raised whenever an answer changes.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def moved(before: Answers, after: Answers) -> list[str]:
 def advice(differences: Sequence[str]) -> str:
     """What to do about answers that moved."""
     return (
-        f"answers moved, {len(differences)} numbers ({'; '.join(differences[:3])}): if that is meant, raise the version "
-        f"(MODEL_VERSION in tasp_lab/version.py) and write the file again with {COMMAND}"
+        f"answers moved, {len(differences)} numbers ({'; '.join(differences[:3])}): if that is meant, raise "
+        f"MODEL_VERSION in tasp_lab/version.py and write the file again with {COMMAND}"
     )
 
 
