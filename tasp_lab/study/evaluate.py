@@ -179,8 +179,9 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
         status = "does not apply" if isinstance(error, DOES_NOT_APPLY) else "failed"
         key = key_of(question, first_line(error))
         return key if key in known else {**cells, "key": key, "status": status, "error": first_line(error)}
-    cells["digest"] = schedules_sha256(candidates)
-    cells["key"] = key = key_of(question, cells["digest"])
+    digest = schedules_sha256(candidates)
+    key = key_of(question, digest)
+    cells |= {"digest": digest, "key": key}
     if key in known:
         return key
     try:

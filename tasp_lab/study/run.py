@@ -114,7 +114,7 @@ class _Progress:
 
     def __init__(self, questions: Sequence[str], done: DoneCallback) -> None:
         self.keys = dict[str, str]()
-        self._counts = dict.fromkeys(STATUSES, 0)
+        self._counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
         self._points, self._total, self._done = Counter(questions), len(questions), done
 
     def keep(self, question: str, key: str, status: str) -> None:
