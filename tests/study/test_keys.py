@@ -24,6 +24,7 @@ from tasp_lab.runtimes.catalogue import load_runtime
 from tasp_lab.study.file import Study
 from tasp_lab.study.find.asked import asked
 from tasp_lab.study.point import Point
+from tasp_lab.study.store import RESULTS
 from tasp_lab.workload.layer import Workload
 from tests.support.studies import study_of
 
@@ -116,6 +117,18 @@ def test_nothing_is_built_again_while_the_sources_are_the_same(tmp_path: Path, m
     assert counted.since() == {"candidates": 16}  # the same schedules as before: no simulation
     assert study.run(tmp_path).rows == first.rows
     assert counted.since() == {}
+
+
+def test_finders_take_stored_rows_without_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = load_study(study_of(schedule={"name": ["ring-attention", "ulysses"]}))
+    rows = study.run(tmp_path).rows
+    points, counted = list(study.points()), Counted(monkeypatch)
+    assert [asked(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
+    assert counted.since() == {}
+    (tmp_path / RESULTS).unlink()  # a folder that was passed on without its store: the files have the rows
+    assert [asked(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
+    assert counted.since() == {"candidates": 16}
+    assert asked(tmp_path).known.keys() == {row["key"] for row in rows}
 
 
 def test_a_schedule_of_ones_own_is_built_but_not_simulated_again(

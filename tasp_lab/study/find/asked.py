@@ -49,7 +49,7 @@ def asked(path: str | Path) -> Asked:
         return Asked(load_study(path), None)
     if not (path / STUDY).exists():
         raise StudyError(f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes")
-    return Asked(load_study(path / STUDY), path, _simulated(path), _keys(path))
+    return Asked(load_study(path / STUDY), path, *_stored(path))
 
 
 def asked_in(folder: Path) -> Asked:
@@ -61,23 +61,23 @@ def asked_in(folder: Path) -> Asked:
     return asked(folder)
 
 
-def _simulated(folder: Path) -> dict[str, Row]:
-    """The rows of a folder that have a time, by key; none before it was run."""
-    if not (folder / POINTS).exists() and not (folder / RESULTS).exists():
-        return {}
-    rows = StudyFolder(folder).rows()
-    done = rows[rows["status"] == "ok"]
+def _stored(folder: Path) -> tuple[dict[str, Row], dict[str, str]]:
+    """The rows of a folder that have a time, by key; and the keys of questions that hold without building schedules.
+
+    Without a store, as in a folder that was passed on, the rows are those of the files.
+    """
+    if (folder / RESULTS).exists():
+        own = own_sources()
+        with Store(folder) as store:
+            last = {question: each for question, each in store.last().items() if each.status == "ok"}
+            rows = store.rows(each.key for each in last.values())
+        return rows, {question: each.key for question, each in last.items() if each.sources == own}
+    if not (folder / POINTS).exists():
+        return {}, {}
+    rows_of_files = StudyFolder(folder).rows()
+    done = rows_of_files[rows_of_files["status"] == "ok"]
     columns = [each for each in ("key", "status", "time_s", "binds") if each in done]
-    return {str(row["key"]): row for row in done[columns].to_dict("records")}
-
-
-def _keys(folder: Path) -> dict[str, str]:
-    """The keys of questions whose schedules were built from today's sources; none where there is no store."""
-    if not (folder / RESULTS).exists():
-        return {}
-    own = own_sources()
-    with Store(folder) as store:
-        return {question: last.key for question, last in store.last().items() if last.sources == own != ""}
+    return {str(row["key"]): row for row in done[columns].to_dict("records")}, {}
 
 
 def interval_of(sampling: Sampling) -> IntervalOf | None:
