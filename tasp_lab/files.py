@@ -7,6 +7,7 @@ partial file. A failure leaves the old file, if any, unchanged and no temporary 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import stat
@@ -39,6 +40,19 @@ def write_whole(path: Path, content: bytes) -> None:
         except BaseException:
             _remove(temporary)
             raise
+
+
+def file_sha256(name: str | None) -> str:
+    """The hash of the file that a text names, so that an edited file is seen; empty if there is no such file.
+
+    >>> file_sha256("h100-8"), file_sha256(None)
+    ('', '')
+    """
+    if not isinstance(name, str) or not os.path.isfile(name):
+        return ""
+    with contextlib.suppress(OSError):  # who reads it for its content says why
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    return ""
 
 
 def make_folder(path: Path) -> None:

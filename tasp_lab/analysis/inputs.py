@@ -33,7 +33,7 @@ from tasp_lab.models.model import Model
 from tasp_lab.overrides import overridden
 from tasp_lab.overrides.names import COMPUTE
 from tasp_lab.overrides.override import parse_overrides
-from tasp_lab.runtimes.catalogue import load_runtime
+from tasp_lab.runtimes.catalogue import load_runtime, runtime_names
 from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.edits import with_links, without_links
@@ -286,12 +286,16 @@ def with_contention(machine: Machine, contention: bool | None) -> Machine:
 
 
 def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
-    """The machine with a runtime, by name or as it is, if any. Raises `ProfileError` for an unknown name.
+    """The machine with a runtime, by name or as it is, if any.
+
+    Raises `ProfileError` for an unknown name, and for what is neither a name nor a `Runtime`.
 
     Ranks that compute at a rate have no memory bandwidth, so passes of the runtime take time beside kernels only.
     """
     if runtime is None:
         return machine
+    if not isinstance(runtime, str | Runtime):
+        raise ProfileError(f"runtime {runtime!r}: expected a name, one of {', '.join(runtime_names())}")
     found = load_runtime(runtime) if isinstance(runtime, str) else runtime
     compute = machine.compute
     compute = replace(compute, passes=found.passes) if isinstance(compute, KernelCompute) else compute

@@ -6,7 +6,7 @@ prepared once, the array engine simulates every schedule without events, and eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
@@ -18,7 +18,7 @@ from tasp_lab.analysis.inputs import as_machine, computing, with_contention, wit
 from tasp_lab.analysis.interval import Interval
 from tasp_lab.analysis.link_bytes import link_bytes, link_rates
 from tasp_lab.analysis.predict import bound_s, with_assumptions, with_compute
-from tasp_lab.analysis.provenance import machine_inputs, sha256
+from tasp_lab.analysis.provenance import machine_content, sha256
 from tasp_lab.analysis.registry import build_schedules, check_names, uses_rings
 from tasp_lab.analysis.ring_choice import RingOptions, ring_candidates
 from tasp_lab.analysis.uncertainty import Uncertainty, residual_on
@@ -60,6 +60,11 @@ class LayerTimes:
     buffer_bytes: int
     binds: str
     search_complete: bool | None
+
+
+def schedules_sha256(candidates: Iterable[Candidate]) -> str:
+    """The hash of all schedules of some candidates, by what they are and not by what built them."""
+    return sha256([[each.digest for each in found.passes] for found in candidates])
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +116,8 @@ class PreparedMachine:
 
     @cached_property
     def constants_sha256(self) -> str:
-        """The hash of all that determines times on this machine."""
-        return sha256(machine_inputs(self.machine, compute=True))
+        """The hash of all of this machine that answers follow from."""
+        return sha256(machine_content(self.machine))
 
     def times(self, name: str, layer: Workload, options: AttentionOptions) -> LayerTimes:
         """The numbers of a layer by a schedule. Raises `TaspLabError` where it does not apply."""

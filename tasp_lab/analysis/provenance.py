@@ -33,6 +33,7 @@ from tasp_lab.runtimes.runtime import Runtime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.tables import brief
 from tasp_lab.topology.graph import Topology
+from tasp_lab.training_step.rates import step_rates
 from tasp_lab.units import format_flops, format_time
 from tasp_lab.version import VERSION
 from tasp_lab.workload.layer import is_left_out
@@ -181,6 +182,19 @@ def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:
     if machine.rank_speeds:
         found["rank_speeds"] = plain(machine.rank_speeds)
     return found | {"compute": _rates(machine.compute)}
+
+
+def machine_content(machine: Machine) -> dict[str, object]:
+    """All of a machine that an answer follows from: the inputs, and what intervals and memory follow from.
+
+    Sources and the summary are texts for people and left out.
+    """
+    return machine_inputs(machine, compute=True) | {
+        "constants": [[each.name, each.value, each.at, each.low, each.high] for each in machine.constants],
+        "accelerator": machine.accelerator,
+        "network": machine.network,
+        "capacity_bytes": plain(step_rates(machine).capacity_bytes),
+    }
 
 
 def _rates(compute: Compute) -> object:

@@ -18,6 +18,7 @@ from tasp_lab.attention.registry import (
     attention_schedules,
     check_attention,
     is_attention,
+    is_own_attention,
 )
 from tasp_lab.attention.registry import options_of as attention_options_of
 from tasp_lab.attention.task import AttentionTask
@@ -38,7 +39,7 @@ from tasp_lab.errors import (
 from tasp_lab.hybrid import registry as hybrid
 from tasp_lab.hybrid.relayout import RelayoutTask
 from tasp_lab.hybrid.stack import hybrid_schedules, layers_of
-from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
+from tasp_lab.linear_attention.registry import LINEAR, is_own_linear, linear_schedules
 from tasp_lab.linear_attention.registry import USES_RINGS as LINEAR_OVER_RINGS
 from tasp_lab.linear_attention.task import LinearTask
 from tasp_lab.schedule.schedule import Schedule
@@ -146,6 +147,18 @@ def uses_rings(name: str) -> bool:
     (True, True, False)
     """
     return hybrid.uses_rings(name) if hybrid.is_hybrid(name) else name in USES_RINGS
+
+
+def is_own(name: str) -> bool:
+    """Whether tasp-lab itself builds the schedules of a name of a layer, so that its sources say when they change.
+
+    >>> is_own("lasp-2+tasp"), is_own("ring-attention"), is_own("mine")
+    (True, True, False)
+    """
+    if hybrid.is_hybrid(name):
+        linear, _, softmax = name.partition("+")
+        return is_own_linear(linear) and is_own_attention(softmax)
+    return is_own_linear(name) or is_own_attention(name)
 
 
 def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -> list[str]:

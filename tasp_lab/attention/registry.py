@@ -158,6 +158,9 @@ ATTENTION: Mapping[str, AttentionSpec] = {
 }
 """Attention schedules by name, as on the command line without the split; new schedules are registered here only."""
 
+_OWN = dict(ATTENTION)
+"""As this file registers them: others may add to `ATTENTION`, or replace what is there."""
+
 CIRCULATIONS = tuple(name for name, spec in ATTENTION.items() if "dataflow" in spec.options and not spec.split)
 """The schedules whose passes are circulations, see `tasp_lab.attention.circulation`."""
 
@@ -197,6 +200,16 @@ def is_attention(name: str) -> bool:
     (True, False)
     """
     return name.partition(":")[0] in ATTENTION
+
+
+def is_own_attention(name: str) -> bool:
+    """Whether the schedules of a name are built by tasp-lab, not by a spec that was registered from elsewhere.
+
+    >>> is_own_attention("usp:2x4"), is_own_attention("mine")
+    (True, False)
+    """
+    families = [each for each in name.split(":") if each in ATTENTION]
+    return name.partition(":")[0] in families and all(ATTENTION[each] is _OWN.get(each) for each in families)
 
 
 def attention_schedules(

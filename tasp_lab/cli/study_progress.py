@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,19 @@ LINES = 10
 """Lines of a whole study where there is no terminal."""
 
 
+def _unanswered(by_status: Mapping[str, int]) -> str:
+    """How many points have no answer, in brackets; nothing without any.
+
+    >>> _unanswered({"ok": 3, "does not apply": 2, "failed": 0})
+    ' (2 do not apply)'
+    """
+    from tasp_lab.study.captions import statuses_text
+    from tasp_lab.study.rows import PREDICTED
+
+    found = statuses_text({status: count for status, count in by_status.items() if status not in PREDICTED})
+    return f" ({found})" if found else ""
+
+
 class StudyProgress:
     """Shows how many points have a row, on standard error. A context manager."""
 
@@ -27,8 +41,11 @@ class StudyProgress:
         self._begin: tuple[int, float] | None = None
         self._next = 0
 
-    def done(self, ended: int, total: int) -> None:
-        """Show that `ended` of `total` points have a row; those of the first call were there before."""
+    def done(self, ended: int, total: int, by_status: Mapping[str, int]) -> None:
+        """Show that `ended` of `total` points have a row; those of the first call were there before.
+
+        Points that do not apply or failed are named on the lines.
+        """
         self.ended, self.total = ended, total
         if self._begin is None:
             self._begin = ended, time.monotonic()
@@ -36,7 +53,7 @@ class StudyProgress:
             self._show()
         elif ended >= self._next:
             self._next = ended + max(1, total // LINES)
-            print_progress(f"{ended:,} of {total:,} points{self._left()}")
+            print_progress(f"{ended:,} of {total:,} points{_unanswered(by_status)}{self._left()}")
 
     def _left(self) -> str:
         """How long the rest takes, if that is known."""

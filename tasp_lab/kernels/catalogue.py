@@ -86,21 +86,27 @@ def default_kernel(gpu: str) -> str:
     return wanted if wanted in names or not names else names[0]
 
 
-@cache
 def attention_kernel(gpu: str, name: str = "") -> AttentionKernel:
     """A kernel on a GPU. A name that ends in ``.toml`` is a file, as ``tasp-lab calibrate --kernels`` writes it.
 
     >>> attention_kernel("h100", "flash-attention-3").name
     'flash-attention-3'
 
-    Raises `ProfileError` for an unknown GPU or kernel, and for a file of another GPU.
+    Raises `ProfileError` for an unknown GPU or kernel, for what is no name, and for a file of another GPU.
     """
     key = gpu_alias(gpu)
-    if name.endswith(".toml"):
+    if not isinstance(name, str):
+        raise ProfileError(f"kernel {name!r}: expected a name, one of {', '.join(kernel_names(key))}, or a .toml file")
+    if name.endswith(".toml"):  # read each time: it may have been edited
         found = read_kernel_file(Path(name))
         if found.gpu != key:
             raise ProfileError(f"{name}: a kernel on {found.gpu}, expected one on {key}")
         return AttentionKernel(found.gpu_constants, found)
+    return _kernel_by_name(gpu, key, name)
+
+
+@cache
+def _kernel_by_name(gpu: str, key: str, name: str) -> AttentionKernel:
     if key not in gpus():
         raise ProfileError(unknown("GPU", gpu, gpu_names()))
     kernel = kernel_alias(name) if name else default_kernel(key)

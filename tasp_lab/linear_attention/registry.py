@@ -42,6 +42,9 @@ MOVES_STATES = tuple(_MOVE_STATES)
 LINEAR: Mapping[str, AttentionSpec] = {**_MOVE_STATES, **_MOVE_KEYS}
 """Schedules of linear attention by name, as on the command line; new schedules are registered here only."""
 
+_OWN = dict(LINEAR)
+"""As this file registers them: others may add to `LINEAR`, or replace what is there."""
+
 USES_RINGS = tuple(name for name, spec in LINEAR.items() if spec.uses_rings)
 """The schedules of linear attention that accept a decomposition."""
 
@@ -79,6 +82,11 @@ def linear_schedules(
     options.check_known(name, spec.options)
     rings = {"decomposition": decomposition} if spec.uses_rings else {}
     return spec.builder(name, topology, workload, options, decays, **rings)
+
+
+def is_own_linear(name: str) -> bool:
+    """Whether the schedules of a name are built by tasp-lab, not by a spec that was registered from elsewhere."""
+    return name in _OWN and LINEAR.get(name) is _OWN[name]
 
 
 def linear_spec(name: str) -> AttentionSpec:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tasp_lab.study.columns import plain, text_of, title_of
 from tasp_lab.study.folder import questions
+from tasp_lab.study.rows import STATUSES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,23 +30,36 @@ def held_text(held: dict[str, object]) -> str:
     return ", ".join(f"{title_of(name)} {text_of(name, value)}" for name, value in held.items())
 
 
-def counts(rows: pd.DataFrame, failures: pd.DataFrame) -> dict[str, int]:
-    """How many rows were simulated, settled by a bound, and failed."""
-    settled = int((rows["status"] == "settled").sum())
-    return {"done": len(rows) - settled, "settled": settled, "failed": len(failures)}
+def counts(*rows: pd.DataFrame) -> dict[str, int]:
+    """How many rows have each status."""
+    found = Counter(status for each in rows for status in each["status"])
+    return {status: found[status] for status in STATUSES}
 
 
-def counts_text(found: dict[str, int]) -> str:
-    """The same on one line.
+SAID = {"ok": "simulated", "settled": "settled by a bound", "failed": "failed"}
+"""What statuses are called in texts."""
 
-    >>> counts_text({"done": 10, "settled": 2, "failed": 0})
-    '12 rows: 10 simulated, 2 settled by a bound, 0 failed'
+
+def counts_text(found: Mapping[str, int], what: str = "rows") -> str:
+    """Numbers of rows by status on one line; statuses that no row has are left out.
+
+    >>> counts_text({"ok": 10, "settled": 2, "does not apply": 1, "failed": 0})
+    '13 rows: 10 simulated, 2 settled by a bound, 1 does not apply'
     """
-    total = sum(found.values())
-    return (
-        f"{total:,} rows: {found['done']:,} simulated, {found['settled']:,} settled by a bound, "
-        f"{found['failed']:,} failed"
-    )
+    return f"{sum(found.values()):,} {what}: {statuses_text(found)}"
+
+
+def statuses_text(found: Mapping[str, int]) -> str:
+    """Numbers by status, without their sum.
+
+    >>> statuses_text({"ok": 10, "does not apply": 2})
+    '10 simulated, 2 do not apply'
+    """
+
+    def said(status: str, count: int) -> str:
+        return SAID.get(status, "does not apply" if count == 1 else "do not apply")
+
+    return ", ".join(f"{count:,} {said(status, count)}" for status, count in found.items() if count)
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

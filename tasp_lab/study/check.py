@@ -1,16 +1,21 @@
-"""A study before it runs: bad names are refused, points are counted, and the time is estimated from a few of them."""
+"""A study before it runs: bad names are refused, points are counted, and the time is estimated from some of them."""
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasp_lab.analysis.registry import check_names, options_of
 from tasp_lab.analysis.report import Report
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.cores import usable_cores
 from tasp_lab.errors import ScheduleError, StudyError, TaspLabError, first_line
-from tasp_lab.study.evaluate import evaluate, prepared
+from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.study.evaluate import evaluate, groups, prepared
 from tasp_lab.study.point import Point
 from tasp_lab.study.study import Study
 from tasp_lab.tables import Part, Table
@@ -19,8 +24,55 @@ from tasp_lab.workload.layer import Workload
 MANY_POINTS = 100_000
 """More points than this are run on request only."""
 
-PILOTS, PILOT_S = 8, 10.0
-"""Points that are timed for the estimate, and after how many seconds no further one is."""
+FEWEST_TIMED, MOST_TIMED = 24, 256
+"""Points that are timed for the estimate: at least so many, if there are, and at most."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long a run takes, from timed points.
+
+    Parameters
+    ----------
+    timed : how many points were timed.
+    points_s : processor time of all points, in seconds.
+    prepared : of each machine how long a process prepares it, in seconds, and how many groups of points it has: each
+        worker that gets one of them prepares it.
+    """
+
+    timed: int
+    points_s: float
+    prepared: tuple[tuple[float, int], ...]
+
+    def processor_s(self, workers: int) -> float:
+        """The processor time of a run by so many workers together, in seconds, without starting them.
+
+        >>> Estimate(2, 10.0, ((1.0, 1), (3.0, 8))).processor_s(2)
+        17.0
+        """
+        return self.points_s + sum(seconds * min(workers, groups) for seconds, groups in self.prepared)
+
+    def wall_s(self, workers: int) -> float:
+        """The time until such a run ends if each worker has a core of its own, in seconds."""
+        return self.processor_s(workers) / workers
+
+    def to_dict(self) -> dict[str, object]:
+        wall_s = {str(workers): self.wall_s(workers) for workers in _numbers_of_workers()}
+        return {"timed": self.timed, "processor_s": self.processor_s(1), "wall_s": wall_s}
+
+    def text(self, points: int) -> str:
+        """Both times on one line."""
+        walls = ", ".join(
+            f"{text_of_seconds(self.wall_s(workers))} with {workers} worker{'s' if workers > 1 else ''}"
+            for workers in _numbers_of_workers()
+        )
+        timed = f"{self.timed:,} of {points:,} points timed"
+        return f"about {text_of_seconds(self.processor_s(1))} of processor time: {walls} ({timed})"
+
+
+def _numbers_of_workers() -> list[int]:
+    """1, and the number of cores, which a run has where none is given."""
+    return sorted({1, usable_cores()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,8 +84,8 @@ class StudyCheck(Report):
     study : its name.
     combinations, points, questions : all combinations, those that filters keep, and those of them that differ.
     by_machine : the number of points of each machine.
-    refused : reasons why variants do not apply, with the numbers of points; these points become failed rows.
-    point_s : seconds of processor time per point, measured on a few points; None if none was timed.
+    refused : reasons why variants do not apply to machines, with the numbers of points.
+    estimate : how long a run takes; None if that was not asked for.
     """
 
     study: str
@@ -42,11 +94,7 @@ class StudyCheck(Report):
     questions: int
     by_machine: dict[str, int]
     refused: dict[str, int]
-    point_s: float | None
-
-    def seconds(self, jobs: int) -> float | None:
-        """The time of a run by so many workers, without waiting for one another."""
-        return None if self.point_s is None else self.point_s * self.questions / jobs
+    estimate: Estimate | None
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -56,7 +104,7 @@ class StudyCheck(Report):
             "questions": self.questions,
             "by_machine": self.by_machine,
             "refused": self.refused,
-            "point_s": self.point_s,
+            "estimate": None if self.estimate is None else self.estimate.to_dict(),
         }
 
     def records(self) -> Sequence[dict[str, object]]:
@@ -70,16 +118,16 @@ class StudyCheck(Report):
         found: list[Part] = [f"study {self.study}: {counted}{same}", Table("points", ("machine", "points"), rows)]
         if self.refused:
             reasons = [(f"{count:,}", reason) for reason, count in self.refused.items()]
-            found.append(Table("refused", ("points", "reason"), reasons, (1,)))
-        if self.point_s is not None:
-            found.append(f"about {text_of_seconds(self.seconds(1) or 0)} by one worker")
+            found.append(Table("does not apply", ("points", "reason"), reasons, (1,)))
+        if self.estimate is not None:
+            found.append(self.estimate.text(self.questions))
         return found
 
 
-def check_study(study: Study, *, estimate: bool = True) -> StudyCheck:
+def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallback = no_progress) -> StudyCheck:
     """Check a study. Raises `TaspLabError` for what no point can have: a misspelt machine, schedule, model or override.
 
-    A variant that does not apply to a machine is counted; `estimate`: whether a few points are timed.
+    A variant that does not apply to a machine is counted; `estimate`: whether some points are timed.
     """
     check_size(study)
     points = list(study.points())
@@ -87,12 +135,12 @@ def check_study(study: Study, *, estimate: bool = True) -> StudyCheck:
         raise StudyError(f"study {study.name!r} has no points, its filters skip all {study.count:,}")
     _check_schedules({(each.schedule, each.layer, each.options) for each in points})
     refused = _refused(points)
-    questions = {_question(each) for each in points}
+    questions = list(dict.fromkeys(points))  # equal points have equal questions
     by_machine: dict[str, int] = {}
     for each in points:
         by_machine[each.machine] = by_machine.get(each.machine, 0) + 1
-    point_s = _point_s([each for each in points if not each.overrides]) if estimate else None
-    return StudyCheck(study.name, study.count, len(points), len(questions), by_machine, refused, point_s)
+    expected = estimate_of(questions, progress=progress) if estimate else None
+    return StudyCheck(study.name, study.count, len(points), len(questions), by_machine, refused, expected)
 
 
 def check_size(study: Study, *, yes: bool = False) -> None:
@@ -107,11 +155,6 @@ def check_size(study: Study, *, yes: bool = False) -> None:
 
 _QUICK_POINT_S = 0.05
 """About what a point of 8 ranks takes, for a warning."""
-
-
-def _question(point: Point) -> tuple[object, ...]:
-    rest = point.library, point.kernel, point.runtime, point.contention, point.sampling
-    return point.machine, point.schedule, point.layer, point.options, point.overrides, rest
 
 
 def _check_schedules(asked: Iterable[tuple[str, Workload, AttentionOptions]]) -> None:
@@ -158,21 +201,78 @@ def _error_of(point: Point) -> TaspLabError | None:
     return None
 
 
-def _point_s(points: Sequence[Point]) -> float | None:
-    """The mean processor time of a few points that lie evenly among all, in seconds.
+TimedCallback = Callable[[Point], float]
+"""Answers a point and returns the processor time that took, in seconds."""
 
-    Each is timed the second time: machines, rings and machine code are prepared once per run, not per point.
+Machine = tuple[object, ...]
+"""What the machine of a point follows from: its name, the variant, and the settings of the section ``[machine]``."""
+
+
+def processor_s(point: Point) -> float:
+    """Answer a point: the processor time of this process, in seconds."""
+    begin_s = time.process_time()
+    evaluate(point)
+    return time.process_time() - begin_s
+
+
+def estimate_of(
+    points: Sequence[Point], timed: TimedCallback = processor_s, progress: ProgressCallback = no_progress
+) -> Estimate:
+    """How long points take: for each machine, variant and schedule one of its points is timed, more if these are few.
+
+    The first point of a machine is timed twice: what only the first time takes (rings, samples of constants, loading
+    machine code) each worker prepares once. Which layer is timed differs from one schedule to the next, so that all
+    together stand for all layers. Of more than `MOST_TIMED` some are drawn; the others take as long as those of the
+    same schedule do on average.
     """
-    step = max(1, len(points) // PILOTS)
-    spent, begin_s = list[float](), time.process_time()
-    for each in points[step // 2 :: step][:PILOTS]:
-        evaluate(each)
-        start_s = time.process_time()
-        evaluate(each)
-        spent.append(time.process_time() - start_s)
-        if time.process_time() - begin_s > PILOT_S:
-            break
-    return sum(spent) / len(spent) if spent else None
+    kinds: dict[tuple[Machine, str], list[Point]] = {}
+    for point in points:
+        kinds.setdefault((_machine_of(point), point.schedule), []).append(point)
+    drawn = set(random.Random(0).sample(list(kinds), min(len(kinds), MOST_TIMED)))
+    chosen = [kind for kind in kinds if kind in drawn]  # one machine after another, as in a run
+    each = -(-FEWEST_TIMED // len(chosen))
+    picked = {kind: _spread(kinds[kind], each, place) for place, kind in enumerate(chosen)}
+    count = sum(map(len, picked.values()))
+    progress(f"timing {count:,} of {len(points):,} points for an estimate")
+    prepared: dict[Machine, float] = {}
+    means: dict[tuple[Machine, str], float] = {}
+    for (machine, schedule), some in picked.items():
+        seconds = list(map(timed, some))
+        if machine not in prepared:
+            again = timed(some[0])
+            prepared[machine], seconds[0] = max(0.0, seconds[0] - again), again
+        means[machine, schedule] = sum(seconds) / len(seconds)
+    points_s = sum(len(kinds[kind]) * _mean_of(kind, means) for kind in kinds)
+    of_machine = Counter(_machine_of(group[0]) for group in groups(points))
+    mean_s = sum(prepared.values()) / len(prepared)
+    return Estimate(
+        count,
+        points_s,
+        tuple((prepared.get(machine, mean_s), groups_of) for machine, groups_of in of_machine.items()),
+    )
+
+
+def _machine_of(point: Point) -> Machine:
+    rest = point.library, point.kernel, point.runtime, point.contention, point.sampling
+    return point.machine, point.overrides, *rest
+
+
+def _spread(points: Sequence[Point], count: int, place: int) -> list[Point]:
+    """So many points, evenly among all, from a beginning that differs from `place` to `place`.
+
+    Multiples of the golden ratio, less their whole part, fill the unit interval evenly however many there are.
+    """
+    count = min(count, len(points))
+    begin = place * (math.sqrt(5) - 1) / 2 % 1
+    return [points[int(len(points) * (number + begin) / count)] for number in range(count)]
+
+
+def _mean_of(kind: tuple[Machine, str], means: Mapping[tuple[Machine, str], float]) -> float:
+    """The mean time of a point of this machine and schedule; if none was timed, that of the schedule, else of all."""
+    if kind in means:
+        return means[kind]
+    like = [seconds for (_, schedule), seconds in means.items() if schedule == kind[1]] or list(means.values())
+    return sum(like) / len(like)
 
 
 def text_of_seconds(seconds: float) -> str:

@@ -65,7 +65,7 @@ class StudyDiff(Report):
     def _all(folder: StudyFolder) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.concat([folder.rows(), folder.failures()], ignore_index=True)
+        return pd.concat([folder.rows(), folder.unanswered()], ignore_index=True)
 
     def only(self, side: str) -> list[dict[str, Any]]:
         """The points of one study only: ``left_only`` of `a`, ``right_only`` of `b`."""
@@ -86,7 +86,7 @@ class StudyDiff(Report):
         return records_of(found.sort_values("change", key=lambda column: -column.abs(), kind="stable"))
 
     def changed_statuses(self) -> list[dict[str, Any]]:
-        """Points that were simulated, settled or failed in one study, and not so in the other."""
+        """Points with another status in one study than in the other."""
         found = self._both[self._both["status_a"] != self._both["status_b"]]
         return records_of(found[[*self.axes, "status_a", "status_b", "error_a", "error_b"]])
 
@@ -133,7 +133,7 @@ class StudyDiff(Report):
 
     @property
     def is_same(self) -> bool:
-        """Whether both have the same points with the same times, winners and failures."""
+        """Whether both have the same points with the same times, winners and statuses."""
         found = self.to_dict()
         kept = ("only_a", "only_b", "held", "changed_times", "changed_statuses", "changed_winners")
         return not any(found[name] for name in kept)

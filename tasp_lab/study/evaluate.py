@@ -1,53 +1,80 @@
-"""Points become rows: pure functions of the point, the constants of its machine and the version of tasp-lab."""
+"""Points become rows: pure functions of the point, its machine, its schedules, and the version of the models."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
+from importlib import metadata
 from itertools import groupby
+from pathlib import Path
 
-from tasp_lab.analysis.layer_times import LayerTimes, PreparedMachine
+from tasp_lab.analysis.layer_times import Candidate, LayerTimes, PreparedMachine, schedules_sha256
+from tasp_lab.analysis.registry import check_names, is_own
+from tasp_lab.analysis.tune import NOT_APPLICABLE
 from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import StudyError, TaspLabError, first_line
+from tasp_lab.errors import (
+    OverrideError,
+    ProfileError,
+    QuantityError,
+    ScheduleError,
+    StudyError,
+    TaspLabError,
+    TopologyError,
+    WorkloadError,
+    first_line,
+)
+from tasp_lab.files import file_sha256
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.overrides import overridden, overridden_layer
-from tasp_lab.study.point import Point, Value
+from tasp_lab.study.point import Point, Value, key_of
 from tasp_lab.study.rows import COLUMNS, Row, Status
 from tasp_lab.training_step.rates import step_rates
-from tasp_lab.version import VERSION
+from tasp_lab.version import MODEL_VERSION, VERSION
 from tasp_lab.workload.layer import Workload
 
 ENGINE = "array"
 
+CODE = f"{VERSION} with models {MODEL_VERSION}"
+"""What workers need to have in common with who started the study."""
+
+DOES_NOT_APPLY = (*NOT_APPLICABLE, OverrideError, ProfileError, QuantityError, TopologyError, WorkloadError)
+"""Raised while machine, layer and schedules are made: they contradict each other, so there is nothing to predict."""
+
 
 def evaluate(point: Point) -> Row:
-    """The row of a point; of one that is refused with the reason.
+    """The row of a point; of one without an answer with the reason.
 
     >>> from tasp_lab.workload.layer import Workload
     >>> row = evaluate(Point("full-mesh:4", "ulysses", Workload(4096, heads=4)))
     >>> row["status"], row["ranks"], row["time_s"] > row["compute_s"]
-    ('done', 4, True)
+    ('ok', 4, True)
     """
-    return labelled(answers([point])[0], point)
+    (row,) = answers([point])
+    assert not isinstance(row, str), "no key is known"
+    return labelled(row, point)
 
 
-def answers(points: Sequence[Point], screen: bool = False, version: str = VERSION) -> list[Row]:
-    """The rows of points with one machine and one layer, without labels.
+def answers(
+    points: Sequence[Point], screen: bool = False, known: Collection[str] = (), code: str = CODE
+) -> list[Row | str]:
+    """The rows of points with one machine and one layer, without labels; only the key of those whose key is `known`.
 
+    The schedules of each point are built, since its key follows from them; those of a known key are not simulated.
     With `screen`, a schedule whose bound is above the time of another with the same options is settled without a
     simulation; the first point is always simulated. Raises `StudyError` where another version of tasp-lab asks.
     """
-    if version != VERSION:
-        raise StudyError(f"a worker has tasp-lab {VERSION}, the study was started by {version}: expected one version")
+    if code != CODE:
+        raise StudyError(f"a worker has tasp-lab {CODE}, the study was started by {code}: expected one version")
     best_s: dict[AttentionOptions, float] = {}
-    rows = []
+    rows = list[Row | str]()
     for point in points:
-        row = _answer(point, best_s.get(point.options) if screen else None)
-        if row["status"] == "done":
+        row = _answer(point, best_s.get(point.options) if screen else None, known)
+        if not isinstance(row, str) and row["status"] == "ok":
             best_s[point.options] = min(best_s.get(point.options, math.inf), float(row["time_s"] or 0))
         rows.append(row)
     return rows
@@ -74,16 +101,42 @@ def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
 
 
 def constants_of(point: Point) -> str:
-    """The hash of the constants of the machine of a point; empty for a machine that is refused."""
+    """The hash of the machine of a point; empty for a machine that is refused."""
     try:
         return prepared(point).constants_sha256
     except TaspLabError:
         return ""
 
 
-def key_of(point: Point) -> str:
-    """The key of a point with today's constants and version."""
-    return point.key(constants_of(point), VERSION)
+def question_of(point: Point) -> str:
+    """The hash of what a point asks, see `Point.question`."""
+    return point.question(constants_of(point))
+
+
+def sources_of(schedules: Iterable[str]) -> dict[str, str]:
+    """The digest of the sources of each of these schedules, empty for one that tasp-lab does not build itself.
+
+    As long as it stays the same, so do the schedules of a point, and its key is known without building them, which
+    would take a third of the time of a simulation. It covers all files of tasp_lab, so that no import is missed, and
+    the packages that searches for rings use. A schedule that was registered from elsewhere may follow from anything
+    (other modules, a closure, the environment), so it has no such digest and is always built.
+    """
+    own = own_sources()
+    return {name: own if is_own(name) else "" for name in schedules}
+
+
+def own_sources() -> str:
+    """The digest of all that tasp-lab builds schedules from. Not cached: a notebook may load edited modules again."""
+    digest, package = hashlib.sha256(), Path(__file__).resolve().parents[1]
+    for path in sorted(each for each in package.rglob("*") if each.is_file() and each.parent.name != "__pycache__"):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
+    for name in ("numpy", "scipy", "networkx", "ortools"):
+        try:
+            digest.update(f"{name} {metadata.version(name)}\n".encode())
+        except metadata.PackageNotFoundError:
+            continue
+    return digest.hexdigest()[:32]
 
 
 @lru_cache(maxsize=64)
@@ -95,35 +148,56 @@ def _prepared(
     contention: bool | None,
     runtime: str | None,
     sampling: Sampling,
+    files: tuple[str, str],
 ) -> PreparedMachine:
+    """`files` are the hashes of the files that `machine` and `kernel` name: an edited file is another machine."""
     found: Machine = overridden(load_machine(machine, library=library), overrides)
     return PreparedMachine(found, kernel, contention, runtime, sampling)
 
 
 def prepared(point: Point) -> PreparedMachine:
     """The machine of a point, prepared once per process. Raises `TaspLabError`."""
-    return _prepared(
-        point.machine, point.library, point.overrides, point.kernel, point.contention, point.runtime, point.sampling
-    )
+    settings = point.kernel, point.contention, point.runtime, point.sampling
+    files = file_sha256(point.machine), file_sha256(point.kernel)
+    return _prepared(point.machine, point.library, point.overrides, *settings, files)
 
 
-def _answer(point: Point, best_s: float | None) -> Row:
+def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row | str:
+    constants = constants_of(point)
+    question = point.question(constants)
     cells: dict[str, Value] = dict.fromkeys(COLUMNS)
     cells |= {"machine": point.machine, "schedule": point.schedule, "passes": point.options.passes}
-    cells |= {"overrides": ", ".join(point.overrides), "version": VERSION, "library": point.library}
-    constants = constants_of(point)
-    cells |= {"key": point.key(constants, VERSION), "constants": constants}
+    cells |= {"overrides": ", ".join(point.overrides), "library": point.library, **_of_layer(point.layer)}
+    cells |= {"version": VERSION, "models": MODEL_VERSION, "constants": constants}
     cells |= {"inputs": json.dumps(point.inputs(), sort_keys=True)}
-    cells |= _of_layer(point.layer)
-    status: Status = "done"
+    status: Status
     try:
         layer = overridden_layer(point.layer, point.overrides)
         cells |= _of_layer(layer)
-        status, found = _answered(point, layer, best_s)
-        cells |= found
+        candidates = _candidates(point, layer)
     except TaspLabError as error:
-        status, cells["error"] = "failed", first_line(error)
-    return {**cells, "status": status}
+        status = "does not apply" if isinstance(error, DOES_NOT_APPLY) else "failed"
+        key = key_of(question, first_line(error))
+        return key if key in known else {**cells, "key": key, "status": status, "error": first_line(error)}
+    digest = schedules_sha256(candidates)
+    key = key_of(question, digest)
+    cells |= {"digest": digest, "key": key}
+    if key in known:
+        return key
+    try:
+        status, found = _answered(point, candidates, best_s)
+    except TaspLabError as error:
+        status, found = "failed", {"error": first_line(error)}
+    return {**cells, **found, "status": status}
+
+
+def _candidates(point: Point, layer: Workload) -> list[Candidate]:
+    """The schedules of a point. Raises `DOES_NOT_APPLY`, and `StudyError` for a schedule that is unknown here."""
+    try:
+        check_names([point.schedule], layer)
+    except ScheduleError as error:
+        raise StudyError(first_line(error)) from error
+    return prepared(point).candidates(point.schedule, layer, point.options)
 
 
 def _of_layer(layer: Workload) -> dict[str, Value]:
@@ -131,7 +205,7 @@ def _of_layer(layer: Workload) -> dict[str, Value]:
     return {"seq": layer.sequence, "kv_heads": layer.kv_head_count, **{name: getattr(layer, name) for name in names}}
 
 
-def _answered(point: Point, layer: Workload, best_s: float | None) -> tuple[Status, dict[str, Value]]:
+def _answered(point: Point, candidates: Sequence[Candidate], best_s: float | None) -> tuple[Status, dict[str, Value]]:
     """The cells of the answer: settled by a bound if that is above `best_s`, else simulated."""
     machine = prepared(point)
     topology = machine.machine.topology
@@ -140,13 +214,13 @@ def _answered(point: Point, layer: Workload, best_s: float | None) -> tuple[Stat
         "nodes": len(set(topology.node_of_rank)),
         "library": machine.machine.comm_library.name,
     }
-    candidates = machine.candidates(point.schedule, layer, point.options)
     if best_s is not None:
         least_s = min(each.least_s for each in candidates)
         if least_s > best_s:
             return "settled", {**cells, "bound_s": least_s, "settled_by": "bound"}
     found = machine.fastest(candidates)
-    return "done", {**cells, **_of_times(found), **_memory(found, layer, point, machine.machine)}
+    memory = _memory(found, candidates[0].layer, point, machine.machine)
+    return "ok", {**cells, **_of_times(found), **memory}
 
 
 def _of_times(found: LayerTimes) -> dict[str, Value]:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from tasp_lab.files import check_writable, write_whole
 from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.study.evaluate import prepared
-from tasp_lab.study.folder import FAILURES, FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY
+from tasp_lab.study.folder import FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY, UNANSWERED
 from tasp_lab.study.needed import needed
 from tasp_lab.study.point import Point
-from tasp_lab.study.rows import COLUMNS, Row
+from tasp_lab.study.rows import COLUMNS, PREDICTED, Row
 from tasp_lab.study.study import Study
 from tasp_lab.version import VERSION
 from tasp_lab.workload.kernel_shapes import Passing
@@ -56,10 +57,17 @@ def name_of(folder: Path) -> str | None:
 def export(folder: Path, study: Study, points: Sequence[Point], rows: Sequence[Row], command: str) -> None:
     """Write the rows and their provenance, each file whole or not at all."""
     write_whole(folder / POINTS_CSV, _csv(rows))
-    write_whole(folder / FAILURES, _csv([row for row in rows if row["status"] == "failed"]))
+    write_whole(folder / UNANSWERED, _csv([row for row in rows if row["status"] not in PREDICTED]))
     if find_spec("pyarrow") and find_spec("pandas"):
         write_whole(folder / POINTS, _parquet(rows))
     write_whole(folder / PROVENANCE, json.dumps(provenance(study, points, command), indent=1).encode())
+
+
+def remove_exports(folder: Path) -> None:
+    """Remove what an earlier run wrote of its rows: until this run ends, the store alone has the rows of the study."""
+    for name in (POINTS, POINTS_CSV, UNANSWERED, PROVENANCE):
+        with suppress(FileNotFoundError):
+            (folder / name).unlink()
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:

@@ -1,12 +1,13 @@
-"""The folder of a study that was run: its rows, its failures, and where its numbers come from.
+"""The folder of a study that was run, or is running: its rows, and where its numbers come from.
 
 ========================  =====================================================================================
 file                      contents
 ========================  =====================================================================================
 ``study.toml``            the study as it was asked; of it ``[study]``, ``[schedule] baseline`` and ``[find]`` are read
-``points.parquet``        every row, failed ones among them; columns of `tasp_lab.study.rows` and one per further axis
+``results.sqlite``        the rows while the study runs, `tasp_lab.study.store`; the files below are written at its end
+``points.parquet``        every row; columns of `tasp_lab.study.rows` and one per further axis
 ``points.csv``            the same for other programs
-``failures.csv``          the rows that failed, for people
+``unanswered.csv``        the rows without a time or a bound, for people: `status` and `error` are why
 ``provenance.json``       `format`, `study`, `seed`, `version`, `command`, `constants`, `assumptions`
 ========================  =====================================================================================
 
@@ -27,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from tasp_lab.errors import StudyError, first_line
 from tasp_lab.study.columns import DERIVED, OF_WINNERS
 from tasp_lab.study.needed import needed
-from tasp_lab.study.rows import COLUMNS, WHAT, WHO
+from tasp_lab.study.rows import COLUMNS, PREDICTED, WHAT, WHO
+from tasp_lab.study.store import RESULTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,12 +37,13 @@ if TYPE_CHECKING:
     from tasp_lab.study.diff import StudyDiff
     from tasp_lab.study.plot import StudyPicture
     from tasp_lab.study.report import StudyReport
+    from tasp_lab.study.run import SoFar
     from tasp_lab.study.show import PivotTable, WinnerTable
 
-STUDY, POINTS, POINTS_CSV, FAILURES = "study.toml", "points.parquet", "points.csv", "failures.csv"
+STUDY, POINTS, POINTS_CSV, UNANSWERED = "study.toml", "points.parquet", "points.csv", "unanswered.csv"
 PROVENANCE, REPORT, PLOTS = "provenance.json", "report.html", "plots"
 
-FORMAT = 1
+FORMAT = 2
 """Of the files of a folder; a folder of another format is refused."""
 
 Provenance = Mapping[str, Any]
@@ -78,14 +81,24 @@ class StudyFolder:
             )
 
     def rows(self) -> pd.DataFrame:
-        """All rows that did not fail, by column; further axes of the study have columns of their own."""
+        """All rows with a time or a bound, by column; further axes of the study have columns of their own."""
         found = self._points
-        return found[found["status"] != "failed"].reset_index(drop=True)
+        return found[found["status"].isin(PREDICTED)].reset_index(drop=True)
 
-    def failures(self) -> pd.DataFrame:
-        """The rows that failed; `error` says why."""
+    def unanswered(self) -> pd.DataFrame:
+        """The rows without either: those that do not apply, and those that failed; `error` is the reason."""
         found = self._points
-        return found[found["status"] == "failed"].reset_index(drop=True)
+        return found[~found["status"].isin(PREDICTED)].reset_index(drop=True)
+
+    @property
+    def so_far(self) -> int:
+        """How many points have a row."""
+        return len(self._points)
+
+    @cached_property
+    def expected(self) -> int:
+        """How many points the study has: more than there are rows while it runs, or where it was interrupted."""
+        return len(self._points) if self._is_complete else len(self._so_far.points)
 
     def provenance(self) -> Provenance:
         """What the numbers follow from. Raises `StudyError` for a folder of another format."""
@@ -128,6 +141,8 @@ class StudyFolder:
     @cached_property
     def _points(self) -> pd.DataFrame:
         self.provenance()
+        if not self._is_complete:
+            return self._with_columns(needed("pandas", "a study").DataFrame(self._so_far.rows))
         try:
             found = needed("pandas", "a study").read_parquet(self._file(POINTS), engine="pyarrow")
         except ImportError:
@@ -138,12 +153,17 @@ class StudyFolder:
         missing = [each for each in ("machine", "schedule", "status", "time_s") if each not in found]
         if missing:
             raise StudyError(f"{self.path / POINTS}: no column {missing[0]!r}, expected the rows of a study")
+        return self._with_columns(found)
+
+    def _with_columns(self, found: pd.DataFrame) -> pd.DataFrame:
         if found.empty:
             raise self._nothing()
         return found.reindex(columns=[*found.columns, *(each for each in COLUMNS if each not in found)])
 
     @cached_property
     def _provenance(self) -> Provenance:
+        if not self._is_complete:
+            return self._so_far.provenance
         path = self._file(PROVENANCE)
         try:
             found: Provenance = json.loads(path.read_text())
@@ -162,6 +182,20 @@ class StudyFolder:
         except (OSError, ValueError) as error:
             raise StudyError(f"{path}: cannot be read: {first_line(error)}") from error
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether a run ended: it removes these files when it begins."""
+        return (self.path / PROVENANCE).exists() or (self.path / POINTS).exists()
+
+    @cached_property
+    def _so_far(self) -> SoFar:
+        """What the store has of a study that is running, or was interrupted."""
+        from tasp_lab.study.run import so_far
+
+        if not (self.path / RESULTS).exists():
+            raise self._nothing()
+        return so_far(self.path)
+
     def _file(self, name: str) -> Path:
         """A file of the folder that a run writes."""
         path = self.path / name
@@ -170,7 +204,9 @@ class StudyFolder:
         return path
 
     def _nothing(self) -> StudyError:
-        return StudyError(f"{self.path}: nothing was run yet, expected {POINTS}, as tasp-lab study run writes it")
+        return StudyError(
+            f"{self.path}: nothing was run yet, expected {POINTS} or {RESULTS}, as tasp-lab study run writes them"
+        )
 
 
 FOLLOWING = {
@@ -194,10 +230,10 @@ def all_varying(rows: pd.DataFrame) -> list[str]:
 def varying(rows: pd.DataFrame) -> tuple[str, ...]:
     """The columns of `questions` with more than one value, without those that follow from another one of them.
 
-    What follows from what is seen in rows that did not fail: a refused machine has no nodes.
+    What follows from what is seen in rows with an answer: a refused machine has no nodes.
     """
     found = all_varying(rows)
-    known = rows[rows["status"] != "failed"]
+    known = rows[rows["status"].isin(PREDICTED)]
     return tuple(each for each in found if not any(_follows(known, each, of) for of in FOLLOWING.get(each, ())))
 
 

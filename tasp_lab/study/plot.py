@@ -113,7 +113,7 @@ class StudyPicture(Report):
         ]  # fmt: skip
 
     def _curve(self, label: str, points: pd.DataFrame, places: pd.Series[float]) -> Curve:
-        """A line of the panel whose rows are at `places`. Where it has no row, a failed one perhaps, it has a gap."""
+        """A line of the panel whose rows are at `places`. Where the schedule does not apply, it has a gap."""
         from tasp_lab.plots.study import Curve
 
         points = points.set_index("_x").reindex(sorted(set(places))).reset_index()

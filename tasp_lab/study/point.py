@@ -1,4 +1,9 @@
-"""A point of a study: one layer by one schedule on one machine. Its key follows from its inputs alone."""
+"""A point of a study: one layer by one schedule on one machine, and the keys that its answer is kept by.
+
+An answer follows from the inputs of the point, the machine with all of its constants, the schedules that were built,
+and the version of the engines and models. `Point.question` is the hash of all of these but the schedules, which costs
+no building; `key_of` adds the schedules. A file or a function that changes under the same name gives another key.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from dataclasses import dataclass, field, fields
 
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.version import MODEL_VERSION
 from tasp_lab.workload.layer import Workload, is_left_out
 
 AS_IS = "as is"
@@ -52,7 +58,7 @@ class Point:
         return dict(self.labels).get(name, default)
 
     def inputs(self) -> dict[str, object]:
-        """All that determines the answer, besides the constants of the machine and the version, ready for JSON."""
+        """What is asked, by name, ready for JSON."""
         layer = {
             each.name: getattr(self.layer, each.name)
             for each in fields(self.layer)
@@ -69,14 +75,24 @@ class Point:
             "seed": self.sampling.seed,
         }
 
-    def key(self, constants: str, version: str) -> str:
-        """A hash of the inputs, the hash of the machine's constants and the version of tasp-lab, 32 hexadecimal digits.
+    def question(self, constants: str, models: int = MODEL_VERSION) -> str:
+        """The hash of the inputs, of the machine (`constants` is its hash) and of the version of engines and models.
 
         >>> point = Point("h100-8", "tasp", Workload(8192))
-        >>> point.key("", "1") == Point("h100-8", "tasp", Workload(8192), labels=(("seq", 8192),)).key("", "1")
+        >>> point.question("") == Point("h100-8", "tasp", Workload(8192), labels=(("seq", 8192),)).question("")
         True
-        >>> point.key("", "1") == point.key("", "2")
+        >>> point.question("", models=1) == point.question("", models=2)
         False
         """
-        text = json.dumps([self.inputs(), constants, version], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return _sha256([self.inputs(), constants, models])
+
+
+def key_of(question: str, schedules: str) -> str:
+    """The key of an answer: of a question and the hash of the schedules that were built for it."""
+    return _sha256([question, schedules])
+
+
+def _sha256(document: object) -> str:
+    """32 hexadecimal digits."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -19,7 +19,8 @@ LAYER = ("model", "seq", *LAYER_FIELDS, "pass")
 OPTIONS = tuple(each.name for each in fields(AttentionOptions) if each.name != "passes")
 """Axes of the section ``[schedule]``, beside its name."""
 
-SETTINGS = ("library", "kernel", "runtime", "contention")
+_EXAMPLES = {"library": "nccl", "kernel": "flash-attention-3", "runtime": "ring-flash-attention-zigzag"}
+SETTINGS = (*_EXAMPLES, "contention")
 """Axes of the section ``[machine]``, beside its name."""
 
 
@@ -57,6 +58,9 @@ def options_of(values: Mapping[str, Value]) -> AttentionOptions:
 def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
     """Library, kernel, runtime and contention. Raises `StudyError`."""
     found: dict[str, Any] = {name: values[name] for name in SETTINGS if name in values}
+    for name, example in _EXAMPLES.items():
+        if not isinstance(found.get(name, ""), str):
+            raise StudyError(f"{name}: {found[name]!r}, expected a text such as {example!r}")
     if "contention" in found:
         if found["contention"] not in ("on", "off"):
             raise StudyError(f"contention: {found['contention']!r}, expected 'on' or 'off'")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasp_lab.analysis.report import Report
-from tasp_lab.study.rows import STATUSES, Row
+from tasp_lab.study.captions import counts_text
+from tasp_lab.study.rows import PREDICTED, STATUSES, Row
 from tasp_lab.tables import Part, Table
 
 MAX_ROWS = 40
@@ -38,13 +39,13 @@ class StudyResult(Report):
         return self.rows
 
     def parts(self) -> list[Part]:
-        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
         where = "" if self.folder is None else f", in {self.folder}"
-        found: list[Part] = [f"study {self.study}: {len(self.rows)} points, {counts}{where}"]
-        reasons = Counter(str(row["error"]) for row in self.rows if row["status"] == "failed")
-        if reasons:
-            rows = [(f"{count}", reason) for reason, count in reasons.most_common(MAX_ROWS)]
-            found.append(Table("refused", ("points", "reason"), rows, (1,)))
+        found: list[Part] = [f"study {self.study}: {counts_text(self.counts, 'points')}{where}"]
+        for status in STATUSES:
+            reasons = Counter(str(row["error"]) for row in self.rows if row["status"] == status not in PREDICTED)
+            if reasons:
+                rows = [(f"{count}", reason) for reason, count in reasons.most_common(MAX_ROWS)]
+                found.append(Table(status, ("points", "reason"), rows, (1,)))
         return found
 
     def fastest(self, *group: str) -> list[Row]:

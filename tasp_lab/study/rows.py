@@ -10,10 +10,15 @@ from tasp_lab.study.point import Value
 Row = Mapping[str, Value]
 """Cells by column. Times are in seconds, sizes in bytes."""
 
-Status = Literal["done", "failed", "settled"]
-"""``done``: simulated; ``failed``: refused, `error` says why; ``settled``: a bound decided, there is no time."""
+Status = Literal["ok", "settled", "does not apply", "failed"]
+"""``ok``: simulated. ``settled``: a bound decided, there is no time. ``does not apply``: the machine, the layer or the
+options contradict the schedule, so there is nothing to predict. ``failed``: something went wrong, and the next run
+tries again. `error` is the reason of the last two."""
 
 STATUSES: tuple[Status, ...] = get_args(Status)
+
+PREDICTED: tuple[Status, ...] = ("ok", "settled")
+"""Statuses of rows with a time or a bound."""
 
 WHO = ("key", "machine", "nodes", "ranks", "library", "model", "seq", "batch", "heads", "kv_heads", "head_dim", "dtype")
 """Columns that say which point it is, with those of `WHAT`; further axes of a study have columns of their own."""
@@ -31,7 +36,8 @@ have in common (`tasp_lab.analysis.residual_fit.Residual.own`): which of two is 
 REST = ("binds", "bytes_per_rank", "buffer_bytes", "memory_bytes", "fits", "engine", "settled_by", "search_complete")
 """`binds` is the largest part of the critical path; `settled_by` is ``simulation`` or ``bound``."""
 
-HISTORY = ("version", "constants", "status", "error", "inputs")
-"""`constants` is the hash of the machine's constants, `inputs` those of the point as JSON."""
+HISTORY = ("version", "models", "constants", "digest", "status", "error", "inputs")
+"""`models` is `tasp_lab.version.MODEL_VERSION`, `constants` the hash of the machine, `digest` that of the schedules
+that were built, `inputs` are those of the point as JSON."""
 
 COLUMNS = (*WHO, *WHAT, *TIMES, *REST, *HISTORY)

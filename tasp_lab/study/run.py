@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tasp_lab.errors import StudyError
-from tasp_lab.study.evaluate import groups, key_of, labelled
-from tasp_lab.study.export import begin_folder, export
+from tasp_lab.study.evaluate import groups, labelled, question_of, sources_of
+from tasp_lab.study.export import begin_folder, export, provenance, remove_exports
+from tasp_lab.study.file import load_study
+from tasp_lab.study.folder import STUDY
 from tasp_lab.study.point import Point
 from tasp_lab.study.result import StudyResult
-from tasp_lab.study.rows import Row
-from tasp_lab.study.store import Store
+from tasp_lab.study.rows import STATUSES, Row
+from tasp_lab.study.store import Last, Store
 from tasp_lab.study.study import Study
 from tasp_lab.study.workers import answered, processes
 
-DoneCallback = Callable[[int, int], None]
-"""Called with how many of how many points have a row."""
+DoneCallback = Callable[[int, int, Mapping[str, int]], None]
+"""Called with how many of how many points have a row, and how many of those by status."""
 
 
 def run_study(
@@ -29,7 +33,7 @@ def run_study(
     executor: Executor | None = None,
     screen: bool = False,
     command: str = "",
-    done: DoneCallback = lambda done, total: None,
+    done: DoneCallback = lambda done, total, by_status: None,
 ) -> StudyResult:
     """Answer all points of a study that have no row yet.
 
@@ -42,7 +46,7 @@ def run_study(
         many it has.
     screen : whether schedules whose bound is above the time of another are settled without a simulation.
     command : what repeats the run, for the provenance.
-    done : called with the progress.
+    done : called with the progress, see `DoneCallback`.
 
     Rows that have ended stay when the run is interrupted or killed; the same call goes on. Raises `StudyError`.
     """
@@ -54,22 +58,73 @@ def run_study(
     points = list(study.points())
     if not points:
         raise StudyError(f"study {study.name!r} has no points, its filters skip all {study.count:,}")
-    keys = [key_of(point) for point in points]
+    asked = {point: question_of(point) for point in points}
     with ExitStack() as stack:
         kept: Store | _Memory = _Memory() if path is None else stack.enter_context(Store(path))
-        missing = _missing(points, keys, kept.keys(settled=screen))
+        progress = _Progress([asked[point] for point in points], done)
+        last = _usable(kept.last(), screen)
+        sources = sources_of({point.schedule for point in points})
+        for point, question in asked.items():
+            if question in last and sources[point.schedule] == last[question].sources != "":
+                progress.keep(question, last[question].key, last[question].status)
+        missing = list(groups(point for point, question in asked.items() if question not in progress.keys))
+        if path is not None and missing:
+            remove_exports(path)
+        progress.tell()
         workers = stack.enter_context(processes(jobs)) if executor is None else executor
-        ended = len(points) - sum(map(len, missing))
-        done(ended, len(points))
-        for group in answered(missing, workers, jobs, screen):
-            kept.add(group)
-            ended += len(group)
-            done(ended, len(points))
-        found = kept.rows(keys)
-    rows = tuple(labelled(found[key], point) for key, point in zip(keys, points, strict=True))
+        known = ((group, [last[asked[point]].key for point in group if asked[point] in last]) for group in missing)
+        for group in answered(known, workers, jobs, screen):
+            kept.add((asked[point], sources[point.schedule], row) for point, row in group)
+            for point, row in group:
+                if isinstance(row, str):
+                    progress.keep(asked[point], row, last[asked[point]].status)
+                else:
+                    progress.keep(asked[point], str(row["key"]), str(row["status"]))
+            progress.tell()
+        found = kept.rows(progress.keys.values())
+    rows = tuple(labelled(found[progress.keys[asked[point]]], point) for point in points)
     if path is not None:
         export(path, study, points, rows, command)
     return StudyResult(study.name, rows, path)
+
+
+class SoFar(NamedTuple):
+    """The points of a study that is running or was interrupted, the rows of those that have one, and the provenance."""
+
+    points: Sequence[Point]
+    rows: Sequence[Row]
+    provenance: Mapping[str, Any]
+
+
+def so_far(folder: Path) -> SoFar:
+    """What the store in a folder has of its study. Nothing is built or simulated. Raises `StudyError`."""
+    study = load_study(folder / STUDY)
+    points = list(study.points())
+    questions = [question_of(point) for point in points]
+    with Store(folder) as store:
+        last = store.last()
+        found = store.rows(last[each].key for each in questions if each in last)
+    keys = [last[question].key if question in last else "" for question in questions]
+    rows = [labelled(found[key], point) for key, point in zip(keys, points, strict=True) if key in found]
+    return SoFar(points, rows, provenance(study, points, ""))
+
+
+class _Progress:
+    """The keys of the questions that have an answer, and how many points have one, by status."""
+
+    def __init__(self, questions: Sequence[str], done: DoneCallback) -> None:
+        self.keys = dict[str, str]()
+        self._counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
+        self._points, self._total, self._done = Counter(questions), len(questions), done
+
+    def keep(self, question: str, key: str, status: str) -> None:
+        """A question has an answer; the points that ask it have it, too."""
+        if question not in self.keys:
+            self.keys[question] = key
+            self._counts[status] += self._points[question]
+
+    def tell(self) -> None:
+        self._done(sum(self._counts.values()), self._total, dict(self._counts))
 
 
 class _Memory:
@@ -78,17 +133,17 @@ class _Memory:
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
 
-    def keys(self, settled: bool = True) -> set[str]:
-        return set()
+    def last(self) -> Mapping[str, Last]:
+        return {}
 
-    def add(self, rows: Iterable[Row]) -> None:
-        self._rows |= {str(row["key"]): row for row in rows}
+    def add(self, found: Iterable[tuple[str, str, Row | str]]) -> None:
+        self._rows |= {str(row["key"]): row for _, _, row in found if not isinstance(row, str)}
 
     def rows(self, keys: Iterable[str]) -> Mapping[str, Row]:
         return self._rows
 
 
-def _missing(points: Sequence[Point], keys: Sequence[str], known: set[str]) -> list[list[Point]]:
-    """The points that have no row, each question once, in groups."""
-    first = {key: point for key, point in zip(reversed(keys), reversed(points), strict=True) if key not in known}
-    return list(groups(point for key, point in zip(keys, points, strict=True) if first.get(key) is point))
+def _usable(last: Mapping[str, Last], screen: bool) -> dict[str, Last]:
+    """Answers that need not be asked again: failed ones are, and without `screen` those that a bound settled."""
+    again = ("failed",) if screen else ("failed", "settled")
+    return {question: each for question, each in last.items() if each.status not in again}

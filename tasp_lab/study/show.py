@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasp_lab.analysis.report import Report
 from tasp_lab.errors import StudyError
-from tasp_lab.study.captions import counts, counts_text, held_constant, held_text, listed
+from tasp_lab.study.captions import counts, counts_text, held_constant, held_text, listed, statuses_text
 from tasp_lab.study.columns import DERIVED, NO_VALUE, check_columns, is_text, records_of, text_of, title_of
-from tasp_lab.study.folder import StudyFolder, varying
+from tasp_lab.study.folder import UNANSWERED, StudyFolder, varying
 from tasp_lab.study.pivot import WINNER, Key, Pivot, heading, pivot, sorted_keys
 from tasp_lab.study.selection import select
 from tasp_lab.study.winners import winners, with_derived
@@ -35,13 +35,13 @@ class Selection:
     where: str | None
 
     @property
-    def failures(self) -> pd.DataFrame:
-        """The failed rows that the filter leaves; they lack what it uses if that is a result."""
-        return select(self.folder.failures().reindex(columns=self.rows.columns), self.where, or_none=True)
+    def unanswered(self) -> pd.DataFrame:
+        """The rows without an answer that the filter leaves; they lack what it uses if that is a result."""
+        return select(self.folder.unanswered().reindex(columns=self.rows.columns), self.where, or_none=True)
 
     @property
     def counts(self) -> dict[str, int]:
-        return counts(self.rows, self.failures)
+        return counts(self.rows, self.unanswered)
 
     def to_dict(self, shown: Sequence[str]) -> dict[str, object]:
         """What all tables state in JSON."""
@@ -51,13 +51,30 @@ class Selection:
             "where": self.where,
             "held": held_constant(self.rows, shown),
             "counts": self.counts,
+            "points": self.folder.expected,
+            "rows_so_far": self.folder.so_far,
         }
 
     def lines(self, shown: Sequence[str]) -> list[str]:
         """What all tables state for people."""
         held = held_text(held_constant(self.rows, shown))
         filtered = [f"where {self.where}"] if self.where else []
-        return [*([f"all with {held}"] if held else []), *filtered, counts_text(self.counts)]
+        return [
+            *([f"all with {held}"] if held else []),
+            *filtered,
+            counts_text(self.counts),
+            *so_far_lines(self.folder),
+        ]
+
+
+def so_far_lines(folder: StudyFolder) -> list[str]:
+    """How many points of a study have a row, if not all of them have."""
+    missing = folder.expected - folder.so_far
+    return (
+        [f"{folder.so_far:,} of {folder.expected:,} points so far; the run goes on or was interrupted"]
+        if missing
+        else []
+    )
 
 
 def selected(folder: StudyFolder, where: str | None = None, baseline: str | None = None) -> Selection:
@@ -68,7 +85,8 @@ def selected(folder: StudyFolder, where: str | None = None, baseline: str | None
     base = baseline or folder.study.baseline
     rows = folder.rows()
     if rows.empty:
-        raise StudyError(f"{folder.path}: all {len(folder.failures())} rows failed, see failures.csv")
+        found = statuses_text(counts(folder.unanswered()))
+        raise StudyError(f"{folder.path}: no row has a time: {found}; reasons are in {UNANSWERED}")
     known = base if baseline or base in set(rows["schedule"]) else None
     return Selection(folder, select(with_derived(rows, known), where), known, where)
 

@@ -1,7 +1,8 @@
 """The rows of a study by key, in an SQLite file that survives a killed process and takes several writers.
 
 Rows are written in transactions, a group at a time. The write-ahead log (WAL) lets other processes read and write
-meanwhile; a row that is there already is not written again, since equal keys have equal rows.
+meanwhile; a row that is there already is not written again, since equal keys have equal rows. The table ``questions``
+has the last answer to each question, and the sources that built its schedules (`tasp_lab.study.evaluate.sources_of`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tasp_lab.errors import StudyError
 from tasp_lab.study.rows import Row
 
 RESULTS = "results.sqlite"
 
-STORE_FORMAT = 1
-"""Of the tables; a store of another format is refused."""
+STORE_FORMAT = 2
+"""Of the tables; a store of another format is refused, but one of `OLD_FORMAT` is emptied."""
+
+OLD_FORMAT = 1
+"""Its keys lack schedules and models, so no question asks for its rows."""
 
 WAIT_S = 60.0
 """How long a writer waits for another one."""
@@ -27,10 +32,24 @@ _APPLICATION = 0x74617370
 """What SQLite calls the application of a file: ``tasp``."""
 
 
-_TABLE = """CREATE TABLE IF NOT EXISTS rows (
-    key TEXT PRIMARY KEY, settled INTEGER NOT NULL, cells TEXT NOT NULL) WITHOUT ROWID"""
-_ADD = """INSERT INTO rows VALUES (?, ?, ?)
-    ON CONFLICT (key) DO UPDATE SET settled = excluded.settled, cells = excluded.cells WHERE rows.settled"""
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS rows (
+    key TEXT PRIMARY KEY, status TEXT NOT NULL, cells TEXT NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS questions (
+    question TEXT PRIMARY KEY, sources TEXT NOT NULL, key TEXT NOT NULL) WITHOUT ROWID""",
+)
+_ADD = """INSERT INTO rows VALUES (?, ?, ?) ON CONFLICT (key)
+    DO UPDATE SET status = excluded.status, cells = excluded.cells WHERE rows.status IN ('settled', 'failed')"""
+_LAST = """INSERT INTO questions VALUES (?, ?, ?) ON CONFLICT (question)
+    DO UPDATE SET sources = excluded.sources, key = excluded.key"""
+
+
+class Last(NamedTuple):
+    """The last answer to a question: its key and status, and the sources that built its schedules."""
+
+    key: str
+    status: str
+    sources: str
 
 
 class Store:
@@ -49,25 +68,37 @@ class Store:
             return
         if run("SELECT count(*) FROM sqlite_master").fetchone()[0] and application != _APPLICATION:
             raise StudyError(f"{self.path}: no store of a study, expected one or none")
-        if version not in (0, STORE_FORMAT):
+        if version not in (0, OLD_FORMAT, STORE_FORMAT):
             raise StudyError(f"{self.path}: has format {version}, expected format {STORE_FORMAT} of this version")
         run("PRAGMA journal_mode=WAL")
         with self._transaction():
-            run(_TABLE)
+            if run("PRAGMA user_version").fetchone()[0] == OLD_FORMAT:
+                run("DROP TABLE IF EXISTS rows")
+            for table in _TABLES:
+                run(table)
             run(f"PRAGMA application_id={_APPLICATION}")
             run(f"PRAGMA user_version={STORE_FORMAT}")
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Keep rows, all of them or none. Those that are there stay, unless a bound settled them."""
-        texts = [(row["key"], row["status"] == "settled", json.dumps(row)) for row in rows]
-        with self._named_errors(), self._transaction():
-            self._connection.executemany(_ADD, texts)
+    def add(self, found: Iterable[tuple[str, str, Row | str]]) -> None:
+        """Keep answers, all of them or none: each with its question and the sources that built its schedules.
 
-    def keys(self, settled: bool = True) -> set[str]:
-        """The keys of all rows; without `settled` of those only that no bound settled."""
+        An answer is a row, or the key of a row that is there. Rows that are there stay, unless a bound settled them or
+        they failed.
+        """
+        found = list(found)
+        rows = [(row["key"], row["status"], json.dumps(row)) for _, _, row in found if not isinstance(row, str)]
+        last = [(question, sources, row if isinstance(row, str) else row["key"]) for question, sources, row in found]
+        with self._named_errors(), self._transaction():
+            self._connection.executemany(_ADD, rows)
+            self._connection.executemany(_LAST, last)
+
+    def last(self) -> dict[str, Last]:
+        """The last answers, by question."""
         with self._named_errors():
-            found = self._connection.execute("SELECT key FROM rows WHERE ? OR settled = 0", (settled,))
-            return {key for (key,) in found}
+            found = self._connection.execute(
+                "SELECT question, key, status, sources FROM questions JOIN rows USING (key)"
+            )
+            return {question: Last(*rest) for question, *rest in found}
 
     def rows(self, keys: Iterable[str]) -> dict[str, Row]:
         """Rows by key; keys without a row are left out."""
@@ -101,5 +132,10 @@ class Store:
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
-            raise StudyError(f"{self.path}: {error}") from error
+        except (sqlite3.Error, ValueError) as error:
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
+                raise StudyError(f"{self.path}: {error}") from error  # a full disk, no permission, another writer
+            raise StudyError(
+                f"{self.path}: {error}; expected the store of a study: move this file away and run the study again, "
+                "which answers its points anew"
+            ) from error

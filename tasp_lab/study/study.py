@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasp_lab.errors import StudyError
+from tasp_lab.files import file_sha256
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.study.point import AS_IS, Point, Value
@@ -118,7 +119,7 @@ class Study:
         """The point of these values, None if a filter skips it."""
         machine, schedule = (_filled(labels[name], labels) for name in ("machine", "schedule"))
         labels = {**labels, "machine": machine, "schedule": schedule}
-        layer = _layer(tuple(labels.items()))
+        layer = _layer(tuple(labels.items()), file_sha256(str(labels.get("model"))))
         library = str(labels.get("library", "auto"))
         if not self.where.keeps({**numbers_of(machine, library, layer), **labels}):
             return None
@@ -145,14 +146,19 @@ DERIVED = ("ranks", "kv_heads", *LAYER_NUMBERS, "variant")
 """Names that filters may use beside those of the axes."""
 
 
-@lru_cache(maxsize=1024)
 def _ranks(machine: str, library: str) -> int:
+    return _ranks_of(machine, library, file_sha256(machine))
+
+
+@lru_cache(maxsize=1024)
+def _ranks_of(machine: str, library: str, file: str) -> int:
+    """`file` is the hash of the file that `machine` names: an edited file is another machine."""
     return load_machine(machine, library=library).topology.world_size
 
 
 @lru_cache(maxsize=1024)
-def _layer(labels: tuple[tuple[str, Value], ...]) -> Workload:
-    """The layer of these values; the schedules of one layer ask for it one after the other."""
+def _layer(labels: tuple[tuple[str, Value], ...], model_file: str) -> Workload:
+    """The layer of these values, asked for by its schedules one after the other; `model_file` is the hash of a file."""
     return layer_of(dict(labels))
 
 

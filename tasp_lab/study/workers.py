@@ -6,43 +6,46 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 
 from tasp_lab.errors import StudyError
-from tasp_lab.study.evaluate import answers
+from tasp_lab.study.evaluate import CODE, answers
 from tasp_lab.study.point import Point
 from tasp_lab.study.rows import Row
-from tasp_lab.version import VERSION
+
+Group = tuple[Sequence[Point], Collection[str]]
+"""Points of one machine and layer, and the keys of rows that they may have already."""
 
 AHEAD = 4
 """Groups per worker that are handed out ahead, so that no worker waits and few are lost at an interrupt."""
 
 
 def answered(
-    groups: Iterable[Sequence[Point]], executor: Executor | None, workers: int, screen: bool = False
-) -> Iterator[list[Row]]:
-    """The rows of groups, in the order in which they end; without an executor in this process.
+    groups: Iterable[Group], executor: Executor | None, workers: int, screen: bool = False
+) -> Iterator[list[tuple[Point, Row | str]]]:
+    """The points of groups with their rows, or keys of rows, in the order in which they end.
+
+    Without an executor they are answered in this process.
 
     Raises `StudyError` if workers end before their work.
     """
     if executor is None:
-        for group in groups:
-            yield answers(group, screen)
+        for points, known in groups:
+            yield list(zip(points, answers(points, screen, known), strict=True))
         return
-    waiting, running = iter(groups), set[Future[list[Row]]]()
+    waiting, running = iter(groups), dict[Future[list[Row | str]], Sequence[Point]]()
     try:
         while True:
-            for group in islice(waiting, AHEAD * workers - len(running)):
-                running.add(executor.submit(answers, group, screen, VERSION))
+            for points, known in islice(waiting, AHEAD * workers - len(running)):
+                running[executor.submit(answers, points, screen, known, CODE)] = points
             if not running:
                 return
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for each in ended:
-                yield each.result()
+            for each in wait(running, return_when=FIRST_COMPLETED).done:
+                yield list(zip(running.pop(each), each.result(), strict=True))
     except BrokenProcessPool as error:
         raise StudyError("a worker ended before its work, perhaps for want of memory: start the study again, "
                          "with fewer workers (--jobs)") from error  # fmt: skip

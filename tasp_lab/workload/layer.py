@@ -148,6 +148,8 @@ class Workload:
 
     def _check_layers(self) -> None:
         """Expand the pattern of a hybrid. Raise `WorkloadError` for none, and for one of another kind."""
+        if not isinstance(self.layers, str):
+            raise WorkloadError(f"layers: {self.layers!r}, expected a text such as 'LLS'")
         linear = self.linear_kv_heads
         if linear is not None and (self.kind != "hybrid" or linear < 1 or self.heads % linear):
             raise WorkloadError(f"linear KV heads: {linear}, expected a divisor of the {self.heads} heads of a hybrid")

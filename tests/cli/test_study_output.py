@@ -30,7 +30,7 @@ def test_show_prints_tables_json_and_csv(command: Command, folder: Path) -> None
         2,
     )
     assert found["rows"][0]["speedup"] > found["rows"][1]["speedup"] > 1
-    assert found["counts"] == {"done": 202, "settled": 6, "failed": 8}
+    assert found["counts"] == {"ok": 202, "settled": 6, "does not apply": 8, "failed": 0}
     pivot = (
         "--rows",
         "schedule",

@@ -103,6 +103,6 @@ def test_what_binds_is_told_on_both_sides() -> None:
 
 def test_a_schedule_that_applies_nowhere_says_why() -> None:
     nowhere = contest(*by_ratio(lambda seq: 0.0), VALUES)
-    nowhere.evaluate = lambda point: {"status": "failed", "error": "32 heads, expected a multiple of 5"}
+    nowhere.evaluate = lambda point: {"status": "does not apply", "error": "32 heads, expected a multiple of 5"}
     found = crossover(nowhere, INDICES)
     assert (found.verdict, found.reason) == ("does not apply", "one: 32 heads, expected a multiple of 5")

@@ -36,10 +36,10 @@ def _points(schedules: tuple[str, ...] = ("tasp", "zigzag-ring-attention", "ulys
 def _evaluate(point: Point) -> Row:
     """TASP gains below the crossing: its time is constant there and that of zigzag is not."""
     if point.schedule == "usp:5x5":
-        return {"status": "failed", "error": "32 heads, expected a multiple of 5"}
+        return {"status": "does not apply", "error": "32 heads, expected a multiple of 5"}
     crossing = CROSSING[point.machine]
     time_s = 1.0 if point.schedule == "tasp" else (point.layer.sequence / crossing) ** -0.5
-    return {"status": "done", "time_s": time_s, "binds": "compute" if point.layer.sequence > crossing else "link"}
+    return {"status": "ok", "time_s": time_s, "binds": "compute" if point.layer.sequence > crossing else "link"}
 
 
 def _found(question: CrossoverQuestion = QUESTION) -> Crossovers:
@@ -83,7 +83,7 @@ def test_a_factor_of_an_override_is_an_axis() -> None:
 
     def evaluate(point: Point) -> Row:
         factor = float(dict(text.split("=x") for text in point.overrides).get("nic.bandwidth", 1))
-        return {"status": "done", "time_s": 3.0 if point.schedule == "tasp" else 4.0 / factor, "binds": "NIC"}
+        return {"status": "ok", "time_s": 3.0 if point.schedule == "tasp" else 4.0 / factor, "binds": "NIC"}
 
     question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.25, end=4.0, sampling=NO_SAMPLES)
     at = find_crossovers(_points()[:3], question, evaluate).groups[0].found.crossings[0]
@@ -95,8 +95,8 @@ def test_an_override_that_a_machine_lacks_does_not_apply() -> None:
 
     def evaluate(point: Point) -> Row:
         if point.overrides:
-            return {"status": "failed", "error": "full-mesh:4 has no NICs"}
-        return {"status": "done", "time_s": 1.0 if point.schedule == "tasp" else 2.0}
+            return {"status": "does not apply", "error": "full-mesh:4 has no NICs"}
+        return {"status": "ok", "time_s": 1.0 if point.schedule == "tasp" else 2.0}
 
     question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.5, end=2.0, sampling=NO_SAMPLES)
     found = find_crossovers(_points()[:3], question, evaluate).groups[0].found
@@ -113,7 +113,7 @@ def test_a_schedule_with_the_values_of_axes_in_its_name() -> None:
     def evaluate(point: Point) -> Row:
         nodes = int(point.machine.removeprefix("h100-").removesuffix("x8"))
         assert point.schedule in ("tasp", f"usp:8x{nodes}")
-        return {"status": "done", "time_s": nodes if point.schedule == "tasp" else 4.5}
+        return {"status": "ok", "time_s": nodes if point.schedule == "tasp" else 4.5}
 
     question = CrossoverQuestion("nodes", ("tasp", "usp:8x{nodes}"), sampling=NO_SAMPLES)
     at = find_crossovers(points, question, evaluate).groups[0].found.crossings[0]

@@ -11,7 +11,7 @@ import pytest
 
 from tasp_lab.study.diff import StudyDiff
 from tasp_lab.study.folder import StudyFolder
-from tests.support.study_folders import CONSTANTS, MACHINES, failed, row, study_rows, write_study
+from tests.support.study_folders import CONSTANTS, MACHINES, not_applicable, row, study_rows, write_study
 
 Change = Callable[[dict[str, Any]], dict[str, Any] | None]
 
@@ -78,10 +78,10 @@ def test_statuses_that_changed(first: StudyFolder, tmp_path: Path) -> None:
 
     def refused(each: dict[str, Any]) -> dict[str, Any]:
         same = (each["machine"], each["model"], each["seq"], each["schedule"]) == hit
-        return failed(each, "too long") if same else each
+        return not_applicable(each, "too long") if same else each
 
     (found,) = only(changed(first, tmp_path, refused), "changed_statuses")["changed_statuses"]
-    assert (found["status_a"], found["status_b"], found["error_b"]) == ("done", "failed", "too long")
+    assert (found["status_a"], found["status_b"], found["error_b"]) == ("ok", "does not apply", "too long")
 
 
 def test_inputs_constants_and_versions(first: StudyFolder, tmp_path: Path) -> None:

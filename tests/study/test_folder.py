@@ -17,19 +17,19 @@ from tests.support.study_folders import (
     MODELS,
     SCHEDULES,
     SEQUENCES,
-    failed,
+    not_applicable,
     row,
     study_rows,
     write_study,
 )
 
 
-def test_rows_and_failures_are_all_that_was_written(tmp_path: Path) -> None:
+def test_rows_with_and_without_an_answer_are_all_that_was_written(tmp_path: Path) -> None:
     found, written = StudyFolder(write_study(tmp_path / "longctx")), list(study_rows())
-    assert len(found.rows()) + len(found.failures()) == len(written)
-    assert set(found.failures()["error"]) == {each["error"] for each in written if each["status"] == "failed"}
-    times = {each["key"]: each["time_s"] for each in written if each["status"] == "done"}
-    done = found.rows().query("status == 'done'")
+    assert len(found.rows()) + len(found.unanswered()) == len(written)
+    assert set(found.unanswered()["error"]) == {each["error"] for each in written if each["status"] == "does not apply"}
+    times = {each["key"]: each["time_s"] for each in written if each["status"] == "ok"}
+    done = found.rows().query("status == 'ok'")
     assert dict(zip(done["key"], done["time_s"], strict=True)) == times
 
 
@@ -51,11 +51,12 @@ def test_columns_that_follow_from_no_other_are_axes(tmp_path: Path) -> None:
     assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("machine", "kv_heads", "buffers")
 
 
-def test_a_column_that_failed_rows_lack_still_follows(tmp_path: Path) -> None:
+def test_a_column_that_refused_rows_lack_still_follows(tmp_path: Path) -> None:
     """Of a machine that was refused nobody knows the nodes."""
     rows = [row(machine, "llama-3-8b", 8192, name) for machine in MACHINES for name in SCHEDULES]
     rows += [
-        failed(row(machine, "llama-3-8b", 16384, "tasp"), "no") | {"nodes": None, "ranks": None} for machine in MACHINES
+        not_applicable(row(machine, "llama-3-8b", 16384, "tasp"), "no") | {"nodes": None, "ranks": None}
+        for machine in MACHINES
     ]
     assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("machine", "seq", "schedule")
 
@@ -81,8 +82,8 @@ def test_a_study_without_a_baseline(tmp_path: Path) -> None:
         ("empty", "no study there, expected study.toml"),
         ("asked", "nothing was run yet, expected points.parquet"),
         ("no rows", "nothing was run yet"),
-        ("format", "was written in format 99, expected format 1"),
-        ("no format", "was written in format None, expected format 1"),
+        ("format", "was written in format 99, expected format 2"),
+        ("no format", "was written in format None, expected format 2"),
         ("provenance", "provenance.json: cannot be read"),
         ("list", "provenance.json: cannot be read"),
         ("points", "points.parquet: cannot be read"),

@@ -24,9 +24,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
 def test_every_row_is_a_point_with_its_interval_and_bound(study: StudyFolder) -> None:
     found = study.plot("seq", "time_s", panels=["machine", "model"])
     points = {(each["panel"], each["line"], each["x"]): each for each in found.records()}
-    assert len(points) == sum(each["status"] != "failed" for each in study_rows())
+    assert len(points) == sum(each["status"] != "does not apply" for each in study_rows())
     for each in study_rows():
-        if each["status"] == "failed":
+        if each["status"] == "does not apply":
             continue
         point = points[f"{each['machine']}, {each['model']}", each["schedule"], each["seq"]]
         is_settled = each["status"] == "settled"
@@ -55,7 +55,7 @@ def test_a_map_has_the_winner_of_each_cell(study: StudyFolder) -> None:
         assert each["too_close"] == bool(winner["too_close"])
 
 
-def test_where_a_point_failed_its_line_has_a_gap(tmp_path: Path) -> None:
+def test_where_a_schedule_does_not_apply_its_line_has_a_gap(tmp_path: Path) -> None:
     rows = [row("h100-8", "llama-3-8b", seq, name) for seq in (8192, 16384, 32768) for name in SCHEDULES]
     rows = [each for each in rows if (each["seq"], each["schedule"]) != (16384, "tasp")]
     (panel,) = StudyFolder(write_study(tmp_path, rows)).plot().curves()

@@ -76,8 +76,8 @@ def test_a_page_loads_nothing(html: str) -> None:
 
 def test_assumptions_come_first_and_the_command_last(html: str) -> None:
     text = " ".join(Resources(html).text)
-    titles = ("Assumptions", "Findings", "Pictures", "All points", "Failures", "Constants", "How rows were settled",
-              "Repeat")  # fmt: skip
+    titles = ("Assumptions", "Findings", "Pictures", "All points", "Without an answer", "Constants",
+              "How rows were settled", "Repeat")  # fmt: skip
     sections = re.findall(r"<h2>(.*?)</h2>", html)
     assert sections == list(titles)
     assert "one document per sequence" in text
@@ -86,17 +86,19 @@ def test_assumptions_come_first_and_the_command_last(html: str) -> None:
     assert ODD in text
 
 
-def test_a_page_has_every_row_failure_and_constant(html: str, tmp_path: Path) -> None:
+def test_a_page_has_every_row_reason_and_constant(html: str, tmp_path: Path) -> None:
     tables = data_of(html)["tables"]
     rows = list(study_rows())
-    failures = [each for each in rows if each["status"] == "failed"]
-    assert len(tables["points"]["rows"]) == len(rows) - len(failures)
-    assert len(tables["failures"]["rows"]) == len(failures)
-    assert tables["reasons"]["rows"] == [[failures[0]["error"], [str(len(failures)), len(failures)]]]
+    unanswered = [each for each in rows if each["status"] == "does not apply"]
+    assert len(tables["points"]["rows"]) == len(rows) - len(unanswered)
+    assert len(tables["unanswered"]["rows"]) == len(unanswered)
+    assert tables["reasons"]["rows"] == [
+        ["does not apply", unanswered[0]["error"], [str(len(unanswered)), len(unanswered)]]
+    ]
     assert len(tables["winners"]["rows"]) == len(MACHINES) * len(MODELS) * len(SEQUENCES)
     sources = {(each[0], each[1]): each[-1] for each in tables["constants"]["rows"]}
     assert sources == {(each["machine"], each["name"]): each["source"] for each in CONSTANTS}
-    times = {each["time_s"] for each in rows if each["status"] == "done"}
+    times = {each["time_s"] for each in rows if each["status"] == "ok"}
     place = tables["points"]["columns"].index("time")
     bounds = {each["bound_s"] for each in rows if each["status"] == "settled"}
     assert {each[place][1] for each in tables["points"]["rows"]} == times | bounds
@@ -107,7 +109,7 @@ def test_a_page_has_every_row_failure_and_constant(html: str, tmp_path: Path) ->
         assert over[1] == sum(each["speedup_low"] > 1 for each in own)
         assert largest[1] == max(each["speedup"] for each in own)
     settled = {each[0]: each[2][1] for each in tables["settled"]["rows"]}
-    assert settled == {"simulation": 202, "bound": 6, "refused": 8}
+    assert settled == {"simulation": 202, "bound": 6, "does not apply": 8}
 
 
 def test_where_the_fastest_changes(html: str, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_a_study_of_one_point_or_without_numbers_has_no_pictures(tmp_path: Path)
     for name, few in (("one", rows[:1]), ("machines", rows)):
         page = StudyFolder(write_study(tmp_path / name, few, asked={}, constants=[], assumptions=[])).report().html()
         assert data_of(page)["figures"] == {}
-        assert "No point failed." in page
+        assert "Every point has an answer." in page
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "itables", "plotly"])
@@ -268,7 +270,7 @@ def min_times() -> dict[tuple[str, str, int], float]:
     """The shortest time of each question."""
     found: dict[tuple[str, str, int], float] = {}
     for each in study_rows():
-        if each["status"] == "done":
+        if each["status"] == "ok":
             key = each["machine"], each["model"], each["seq"]
             found[key] = min(each["time_s"], found.get(key, each["time_s"]))
     return found
@@ -290,7 +292,7 @@ def test_filters_leave_what_they_say(opened: dict[str, Opened], filters: dict[st
     page = opened["wide"]
     for title, text in filters.items():
         page.filter("points", title, text)
-    expected = sum(holds(each) for each in study_rows() if each["status"] != "failed")
+    expected = sum(holds(each) for each in study_rows() if each["status"] != "does not apply")
     assert page.shown("points") == expected
     for title in filters:
         page.filter("points", title, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tasp_lab import load_study
 from tasp_lab.errors import OutputError, StudyError
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.store import RESULTS, Store
+from tasp_lab.study.study import Study
 from tests.conftest import ROOT, Tell
 from tests.support.signals import hear_interrupts
 from tests.support.studies import SMALL, study_of
@@ -31,21 +34,21 @@ SCREENED = study_of(
 )
 """On one node a ring of whole blocks computes longer than a zigzag takes."""
 
-DONE = {"done": 20, "failed": 4, "settled": 0}
+DONE = {"ok": 20, "settled": 0, "does not apply": 4, "failed": 0}
 
 
 def test_a_run_keeps_its_rows(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     study = load_study(SMALL)
-    first = study.run(tmp_path, done=lambda ended, total: heard.append((ended, total)))
+    first = study.run(tmp_path, done=lambda ended, total, _: heard.append((ended, total)))
     assert first.counts == DONE
     assert heard[0] == (0, 24)
     assert heard[-1] == (24, 24)
     heard.clear()
-    assert study.run(tmp_path, done=lambda ended, total: heard.append((ended, total))).rows == first.rows
+    assert study.run(tmp_path, done=lambda ended, total, _: heard.append((ended, total))).rows == first.rows
     assert heard == [(24, 24)]
     more = load_study(study_of(layer={"seq": "geom(1Ki, 16Ki, 2)"})).run(
-        tmp_path, done=lambda ended, total: heard.append((ended, total))
+        tmp_path, done=lambda ended, total, _: heard.append((ended, total))
     )
     assert heard[1] == (24, 30)
     assert more.rows[: len(first.rows)] != more.rows  # rows of the longer sequence lie among them
@@ -55,15 +58,15 @@ def test_a_run_keeps_its_rows(tmp_path: Path) -> None:
 def test_the_files_of_a_folder_are_what_was_asked(tmp_path: Path) -> None:
     result = load_study(SMALL).run(tmp_path, command="tasp-lab study run small.toml")
     folder = StudyFolder(tmp_path)
-    assert len(folder.rows()) == DONE["done"]
-    assert set(folder.failures()["schedule"]) == {"usp:2x2"}
+    assert len(folder.rows()) == DONE["ok"]
+    assert set(folder.unanswered()["schedule"]) == {"usp:2x2"}
     assert folder.study.baseline == "ring-attention"
     assert folder.provenance()["command"] == "tasp-lab study run small.toml"
     table = pd.read_csv(tmp_path / "points.csv")
     assert table["key"].tolist() == [row["key"] for row in result.rows]
     assert table["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
     assert set(table["n"]) == {2, 4}
-    assert len(pd.read_csv(tmp_path / "failures.csv")) == DONE["failed"]
+    assert len(pd.read_csv(tmp_path / "unanswered.csv")) == DONE["does not apply"]
 
 
 def test_rows_are_the_same_with_any_number_of_workers() -> None:
@@ -77,9 +80,9 @@ def test_screened_rows_are_simulated_when_they_are_wanted(tmp_path: Path) -> Non
     assert screened["settled"] > 0
     baseline = study_of(**{**SCREENED, "schedule": SCREENED["schedule"] | {"baseline": "ring-attention"}})
     rows = load_study(baseline).run(screen=True).rows
-    assert {row["status"] for row in rows if row["schedule"] == "ring-attention"} == {"done"}
+    assert {row["status"] for row in rows if row["schedule"] == "ring-attention"} == {"ok"}
     assert study.run(tmp_path, screen=True).counts == screened
-    assert study.run(tmp_path).counts == {"done": 4, "failed": 0, "settled": 0}
+    assert study.run(tmp_path).counts == {"ok": 4, "settled": 0, "does not apply": 0, "failed": 0}
 
 
 def test_a_folder_belongs_to_one_study(tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with sqlite3.connect(tmp_path / RESULTS) as connection:
         connection.execute("PRAGMA user_version=99")
-    with pytest.raises(StudyError, match="has format 99, expected format 1 of this version"):
+    with pytest.raises(StudyError, match="has format 99, expected format 2 of this version"):
         load_study(SMALL).run(tmp_path)
 
 
@@ -105,6 +108,100 @@ def test_another_file_is_no_store(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE mine (a)")
     with pytest.raises(StudyError, match="no store of a study"):
         Store(tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["pages", "cells", "tables"])
+def test_a_damaged_store_says_what_to_do(tmp_path: Path, broken: str) -> None:
+    study = load_study(SMALL)
+    study.run(tmp_path)
+    file = tmp_path / RESULTS
+    if broken == "pages":
+        content = bytearray(file.read_bytes())
+        content[4096 * 2 :] = b"\xff" * (len(content) - 4096 * 2)
+        file.write_bytes(content)
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        if broken == "cells":
+            connection.execute("UPDATE rows SET cells = '{'")
+        elif broken == "tables":
+            connection.execute("DROP TABLE questions")
+    with pytest.raises(StudyError, match="move this file away and run the study again") as refused:
+        study.run(tmp_path)
+    assert str(file) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    file.rename(tmp_path / "old.sqlite")
+    assert study.run(tmp_path).counts == DONE
+
+
+def test_a_store_of_the_format_before_is_emptied(tmp_path: Path) -> None:
+    """Its keys held neither schedules nor the version of the models."""
+    with contextlib.closing(sqlite3.connect(tmp_path / RESULTS)) as connection, connection:
+        connection.execute("CREATE TABLE rows (key TEXT PRIMARY KEY, settled INTEGER NOT NULL, cells TEXT NOT NULL)")
+        connection.execute("INSERT INTO rows VALUES ('old', 0, '{}')")
+        connection.execute(f"PRAGMA application_id={0x74617370}")
+        connection.execute("PRAGMA user_version=1")
+    assert load_study(SMALL).run(tmp_path).counts == DONE
+    with Store(tmp_path) as store:
+        assert store.rows(["old"]) == {}
+
+
+class StoppedError(Exception):
+    """In place of Ctrl-C."""
+
+
+def interrupted(study: Study, folder: Path, after: int) -> None:
+    """Run a study until so many points have a row."""
+
+    def done(ended: int, total: int, by_status: Mapping[str, int]) -> None:
+        if ended >= after:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        study.run(folder, done=done)
+
+
+def test_an_interrupted_study_shows_what_it_has(tmp_path: Path, tell: Tell) -> None:
+    study = load_study(SMALL)
+    interrupted(study, tmp_path, 9)
+    with Store(tmp_path) as store:
+        kept = len(store.last())
+    assert 9 <= kept < 24
+    folder = StudyFolder(tmp_path)
+    assert (folder.so_far, folder.expected) == (kept, 24)
+    whole = study.run().rows
+    times = {row["key"]: row["time_s"] for row in whole}
+    assert all(times[row["key"]] == row["time_s"] for row in folder.rows().to_dict("records"))
+    assert folder.study.baseline == "ring-attention"
+    assert f"{kept} of 24 points so far" in str(folder.show())
+    code, out, err = tell("study", "show", str(tmp_path), "--json")
+    assert code == 0, err
+    assert (json.loads(out)["rows_so_far"], json.loads(out)["points"]) == (kept, 24)
+    study.run(tmp_path)
+    assert "so far" not in str(StudyFolder(tmp_path).show())
+    assert len(StudyFolder(tmp_path).rows()) == DONE["ok"]
+
+
+def test_while_a_study_grows_its_old_files_are_not_shown(tmp_path: Path) -> None:
+    load_study(SMALL).run(tmp_path)
+    interrupted(load_study(study_of(layer={"seq": "geom(1Ki, 32Ki, 2)"})), tmp_path, 25)
+    folder = StudyFolder(tmp_path)
+    assert folder.expected == 36
+    assert 25 <= folder.so_far < 36
+
+
+def test_a_study_that_has_no_row_yet_is_refused_as_before(tmp_path: Path) -> None:
+    interrupted(load_study(SMALL), tmp_path, 0)
+    with pytest.raises(StudyError, match=r"nothing was run yet, expected points\.parquet or results\.sqlite"):
+        StudyFolder(tmp_path).show()
+
+
+def test_progress_says_how_many_points_do_not_apply(tmp_path: Path, tell: Tell) -> None:
+    file = study_file(
+        tmp_path, study_of(machine={"n": 2}, schedule={"name": ["usp:2x2", "ulysses"], "baseline": "ulysses"})
+    )
+    code, out, err = tell("study", "run", str(file), "--output", str(tmp_path / "run"), "--jobs", "1")
+    assert code == 0, err
+    assert "8 of 8 points (4 do not apply)" in err
+    assert "study small: 8 points: 4 simulated, 4 do not apply" in out
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -123,7 +220,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_written(tmp_path: Path)
         with pytest.raises((StudyError, OutputError), match=r"full|No space"):
             study.run(tmp_path)
         with Store(tmp_path) as store:
-            kept = store.keys()
+            kept = store.last()
         assert 0 < len(kept) < study.count
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -132,7 +229,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_written(tmp_path: Path)
 RUN = """
 import sys
 from tasp_lab import load_study
-load_study(sys.argv[1]).run(sys.argv[2], jobs=int(sys.argv[3]), done=lambda ended, total: print(ended, flush=True))
+load_study(sys.argv[1]).run(sys.argv[2], jobs=int(sys.argv[3]), done=lambda ended, total, _: print(ended, flush=True))
 """
 
 
@@ -180,7 +277,7 @@ def test_two_processes_may_run_one_study(tmp_path: Path) -> None:
         assert told.split()[-1] == "24"
     with sqlite3.connect(folder / RESULTS) as connection:
         assert connection.execute("SELECT count(*) FROM rows").fetchone() == (24,)
-    assert len(StudyFolder(folder).rows()) == DONE["done"]
+    assert len(StudyFolder(folder).rows()) == DONE["ok"]
 
 
 def test_ctrl_c_keeps_what_has_ended(tmp_path: Path) -> None:
@@ -207,7 +304,7 @@ def kept_in(folder: Path) -> int:
     """The number of rows in the store of a folder that another process writes."""
     try:
         with Store(folder) as store:
-            return len(store.keys())
+            return len(store.last())
     except StudyError:
         return 0
 

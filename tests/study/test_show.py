@@ -15,7 +15,7 @@ from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.show import PivotTable, WinnerTable
 from tests.support.study_folders import BASELINE, MACHINES, MODELS, SCHEDULES, SEQUENCES, row, study_rows, write_study
 
-DONE = {(r["machine"], r["model"], r["seq"], r["schedule"]): r for r in study_rows() if r["status"] == "done"}
+DONE = {(r["machine"], r["model"], r["seq"], r["schedule"]): r for r in study_rows() if r["status"] == "ok"}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_what_is_the_same_everywhere_is_told_once(study: StudyFolder) -> None:
     assert "all with library nccl, model llama-3-70b, length 64Ki" in shown
     assert "mask causal" in shown
     assert "where seq == 64Ki and model == 'llama-3-70b'" in shown
-    assert "9 rows: 8 simulated, 0 settled by a bound, 1 failed" in shown
+    assert "9 rows: 8 simulated, 1 does not apply" in shown
     found = study.show().to_dict()["counts"]
     assert isinstance(found, dict)
     assert sum(found.values()) == len(list(study_rows()))
@@ -160,9 +160,9 @@ def test_a_study_without_a_baseline_has_no_speed_ups(tmp_path: Path) -> None:
         study.show(["machine", "model", "schedule"], ["seq"], "speedup")
 
 
-def test_where_all_failed_the_reasons_are_in_a_file(tmp_path: Path) -> None:
-    rows = [each for each in study_rows() if each["status"] == "failed"]
-    with pytest.raises(StudyError, match=r"all 8 rows failed, see failures\.csv"):
+def test_where_nothing_applies_the_reasons_are_in_a_file(tmp_path: Path) -> None:
+    rows = [each for each in study_rows() if each["status"] == "does not apply"]
+    with pytest.raises(StudyError, match=r"no row has a time: 8 do not apply; reasons are in unanswered\.csv"):
         StudyFolder(write_study(tmp_path, rows)).show()
 
 

@@ -13,9 +13,11 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab import load_study
-from tasp_lab.errors import StudyError, TaspLabError
+from tasp_lab import load_study, predict
+from tasp_lab.errors import ProfileError, StudyError, TaspLabError
 from tasp_lab.study.point import AS_IS
+from tasp_lab.study.store import RESULTS
+from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT
 from tests.support.studies import SMALL, study_of
 
@@ -124,6 +126,11 @@ def test_a_bad_study_is_refused(document: dict[str, Any], said: str) -> None:
         (study_of(what_if={"fast": {"set": {"link.bandwith": "x2"}}}), "link.bandwidth"),
         (study_of(where={"skip": "seq > 0"}), "its filters skip all 24"),
         (study_of(machine={"contention": "maybe"}), "contention: 'maybe', expected 'on' or 'off'"),
+        (study_of(machine={"kernel": 1}), "kernel: 1, expected a text such as 'flash-attention-3'"),
+        (study_of(machine={"kernel": [1, 2]}), "kernel: 1, expected a text"),
+        (study_of(machine={"runtime": 1.5}), "runtime: 1.5, expected a text"),
+        (study_of(machine={"library": True}), "library 'True' is unknown: expected auto, nccl"),
+        (study_of(layer={"layers": 3}), "layers: 3, expected a text such as 'LLS'"),
     ],
 )
 def test_bad_points_are_refused_before_anything_runs(document: dict[str, Any], said: str) -> None:
@@ -131,13 +138,32 @@ def test_bad_points_are_refused_before_anything_runs(document: dict[str, Any], s
         load_study(document).check(estimate=False)
 
 
+@pytest.mark.parametrize("given", [{"kernel": 1}, {"runtime": 1.5}])
+def test_a_run_refuses_what_is_no_name_and_keeps_nothing(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(StudyError, match="expected a text"):
+        load_study(study_of(machine=given)).run(tmp_path)
+    assert not (tmp_path / RESULTS).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kernel": 1}, "kernel 1: expected a name, one of cudnn, flash-attention-2, "),
+        ({"kernel": ["flash-attention-2"]}, "kernel ['flash-attention-2']: expected a name"),
+        ({"runtime": 1.5}, "runtime 1.5: expected a name, one of burst-attention, "),
+    ],
+)
+def test_predict_refuses_what_is_no_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ProfileError, match=re.escape(said)):
+        predict("h100-4", "ulysses", Workload(4096, heads=4), **given)
+
+
 def test_a_study_is_counted_before_it_runs() -> None:
     found = load_study(study_of(what_if={"nic": {"set": {"link.bandwidth": "x2"}}})).check(estimate=False)
     assert found.to_dict() == {
         "study": "small", "combinations": 48, "points": 48, "questions": 48,
-        "by_machine": {"full-mesh:2": 24, "full-mesh:4": 24}, "refused": {}, "point_s": None,
+        "by_machine": {"full-mesh:2": 24, "full-mesh:4": 24}, "refused": {}, "estimate": None,
     }  # fmt: skip
-    assert found.seconds(2) is None
 
 
 def test_ten_million_points_are_not_expanded() -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import tomli_w
 
 import tasp_lab
-from tasp_lab.study.folder import FAILURES, FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY
+from tasp_lab.study.folder import FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY, UNANSWERED
 from tasp_lab.study.rows import COLUMNS
 
 MACHINES = {"h100-8": (1, 8), "h100-4x8": (4, 8), "mi300x-8": (1, 8)}
@@ -55,7 +55,7 @@ def row(machine: str, model: str, seq: int, schedule: str, **changed: Any) -> di
         "bound_s": 0.9 * compute_s, "binds": "compute" if compute_s > communication_s else "link 0-1",
         "bytes_per_rank": 2 * 8 * 128 * seq * 2, "buffer_bytes": memory // 6, "memory_bytes": memory, "fits": True,
         "engine": "array", "settled_by": "simulation", "search_complete": True, "version": tasp_lab.__version__,
-        "constants": "0" * 64, "status": "done", "error": None,
+        "constants": "0" * 64, "status": "ok", "error": None,
     }  # fmt: skip
     point = {"machine": machine, "schedule": schedule, "seq": seq, "heads": heads}
     return cells | {"inputs": json.dumps(point)} | changed
@@ -67,15 +67,15 @@ def settled(found: Mapping[str, Any]) -> dict[str, Any]:
     return dict(found) | none | {"status": "settled", "settled_by": "bound", "bound_s": found["time_s"]}
 
 
-def failed(found: Mapping[str, Any], error: str) -> dict[str, Any]:
+def not_applicable(found: Mapping[str, Any], error: str) -> dict[str, Any]:
     """The row of a point that was refused."""
     none = dict.fromkeys(("time_s", "time_low_s", "time_high_s", "compute_s", "communication_s", "exposed_s",
                           "bound_s", "binds", "memory_bytes", "fits", "settled_by"))  # fmt: skip
-    return dict(found) | none | {"status": "failed", "error": error}
+    return dict(found) | none | {"status": "does not apply", "error": error}
 
 
 def study_rows() -> Iterator[dict[str, Any]]:
-    """Three machines, three models, eight lengths, three schedules; one fails, one is settled by a bound."""
+    """Three machines, three models, eight lengths, three schedules; one does not apply, one is settled by a bound."""
     for machine in MACHINES:
         for model in MODELS:
             for seq in SEQUENCES:
@@ -83,7 +83,7 @@ def study_rows() -> Iterator[dict[str, Any]]:
                     found = row(machine, model, seq, schedule)
                     if schedule == "ulysses" and machine == "h100-4x8" and model == "llama-3-70b":
                         error = "64 heads and 8 KV heads on 32 ranks, expected a multiple of the ranks"
-                        yield failed(found, error)
+                        yield not_applicable(found, error)
                     elif schedule == "ulysses" and machine == "mi300x-8" and seq >= 2**19:
                         yield settled(found)
                     else:
@@ -121,7 +121,7 @@ def write_study(
     table = table.reindex(columns=[*COLUMNS, *(each for each in table.columns if each not in COLUMNS)])
     table.to_parquet(folder / POINTS, index=False)
     table.to_csv(folder / POINTS_CSV, index=False)
-    table[table["status"] == "failed"].to_csv(folder / FAILURES, index=False)
+    table[table["status"] == "does not apply"].to_csv(folder / UNANSWERED, index=False)
     provenance = {
         "format": FORMAT,
         "study": "long-context-training",

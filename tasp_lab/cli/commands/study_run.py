@@ -19,7 +19,15 @@ StudyFile = Annotated[Path, Parameter(help="A study, see docs/studies.md.")]
 Yes = Annotated[bool, Parameter(negative=(), show_default=False, group=RUN, help="Also run more than 100,000 points.")]
 
 
-def check(file: StudyFile, /, *, json: Json = False) -> None:
+def check(
+    file: StudyFile,
+    /,
+    *,
+    estimate: Annotated[
+        bool, Parameter(group=RUN, help="Time a point of each machine, what-if variant and schedule.")
+    ] = True,
+    json: Json = False,
+) -> None:
     """Check a study without running it: names, the number of points, the time that they will take.
 
     Example: tasp-lab study check longctx.toml
@@ -27,7 +35,7 @@ def check(file: StudyFile, /, *, json: Json = False) -> None:
     from tasp_lab.study.check import check_study
     from tasp_lab.study.file import load_study
 
-    found = check_study(load_study(file))
+    found = check_study(load_study(file), estimate=estimate, progress=print_progress)
     if json:
         print_json(found.to_dict())
     else:

@@ -58,7 +58,7 @@ class Contest:
         try:
             point = self.at(schedule, index)
         except TaspLabError as error:  # a layer or a machine that does not exist
-            return {"status": "failed", "error": first_line(error)}
+            return {"status": "does not apply", "error": first_line(error)}
         return self.evaluate(point)
 
     def at(self, schedule: str, index: int) -> Point:

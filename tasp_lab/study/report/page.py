@@ -20,7 +20,7 @@ from tasp_lab.study.needed import needed
 from tasp_lab.study.report import tables
 from tasp_lab.study.report.curves import curves, numeric_axis
 from tasp_lab.study.report.winner_map import winner_map
-from tasp_lab.study.show import TIE_RULE, Selection, WinnerTable, selected, show
+from tasp_lab.study.show import TIE_RULE, Selection, WinnerTable, selected, show, so_far_lines
 from tasp_lab.tables import Part
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class StudyReport(Report):
     @cached_property
     def tables(self) -> list[PageTable]:
         """All tables, in the order of the page."""
-        found, failures = self.selection, self.selection.failures
+        found, unanswered = self.selection, self.selection.unanswered
         axes = found.folder.study.axes
         return [
             tables.score_table(self.winners),
             tables.winner_table(self.winners),
             *self._changes(),
             tables.point_table(found),
-            *([tables.reason_table(failures), tables.failure_table(failures, axes)] if len(failures) else []),
+            *([tables.reason_table(unanswered), tables.unanswered_table(unanswered, axes)] if len(unanswered) else []),
             tables.constant_table(found.folder),
             tables.settled_table(found),
         ]
@@ -99,8 +99,8 @@ class StudyReport(Report):
         return {
             "study": found.folder.study,
             "told": told,
-            "counts": found.counts,
-            "counts_text": counts_text(found.counts),
+            "unanswered": len(found.unanswered),
+            "counts_text": "; ".join([counts_text(found.counts), *so_far_lines(found.folder)]),
             "questions": len(self.winners.table),
             "close": int(self.winners.table["too_close"].map(bool).sum()),
             "tie_rule": TIE_RULE,

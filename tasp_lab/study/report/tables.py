@@ -11,6 +11,7 @@ from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_o
 from tasp_lab.study.folder import StudyFolder, varying
 from tasp_lab.study.pivot import AT_LEAST, AT_MOST
 from tasp_lab.study.report.choice import groups
+from tasp_lab.study.rows import PREDICTED
 from tasp_lab.study.show import Selection, WinnerTable, close_text, range_of
 
 if TYPE_CHECKING:
@@ -148,11 +149,12 @@ def _speedup(row: Mapping[Any, Any]) -> Cell:
     return [f"{AT_MOST} {found[0]}", found[1]] if row["status"] == "settled" and isinstance(found, list) else found
 
 
-def reason_table(failures: pd.DataFrame) -> PageTable:
-    """Why points failed, and how many did so."""
-    counts = failures["error"].value_counts(sort=True)
-    rows: list[list[Cell]] = [[str(error), cell("", int(points))] for error, points in counts.items()]
-    return PageTable("reasons", ("reason", "points"), rows)
+def reason_table(unanswered: pd.DataFrame) -> PageTable:
+    """Why points have no answer, and how many."""
+    counts = unanswered[["status", "error"]].value_counts(sort=True)
+    rows: list[list[Cell]] = [[str(status), str(error), cell("", int(points))]
+                              for (status, error), points in counts.items()]  # fmt: skip
+    return PageTable("reasons", ("status", "reason", "points"), rows)
 
 
 def _short(reason: str, most: int = 90) -> str:
@@ -160,11 +162,12 @@ def _short(reason: str, most: int = 90) -> str:
     return reason if len(reason) <= most else f"{reason[:most].rstrip()} ..."
 
 
-def failure_table(failures: pd.DataFrame, axes: Iterable[str]) -> PageTable:
-    """The points that failed."""
+def unanswered_table(unanswered: pd.DataFrame, axes: Iterable[str]) -> PageTable:
+    """The points without an answer."""
     axes = list(axes)
-    rows = [[*(cell(each, row[each]) for each in axes), _short(str(row["error"]))] for row in records_of(failures)]
-    return PageTable("failures", [*map(title_of, axes), "reason"], rows)
+    rows = [[*(cell(each, row[each]) for each in axes), row["status"], _short(str(row["error"]))]
+            for row in records_of(unanswered)]  # fmt: skip
+    return PageTable("unanswered", [*map(title_of, axes), "status", "reason"], rows)
 
 
 def constant_table(folder: StudyFolder) -> PageTable:
@@ -197,5 +200,6 @@ def settled_table(found: Selection) -> PageTable:
     table = table.where(table.notna(), "-")
     counts = table.groupby(["settled_by", "engine"], sort=False).size()
     rows: list[list[Cell]] = [[str(by), str(engine), cell("", int(points))] for (by, engine), points in counts.items()]
-    rows += [["refused", "-", cell("", found.counts["failed"])]] if found.counts["failed"] else []
+    rows += [[status, "-", cell("", count)] for status, count in found.counts.items()
+             if count and status not in PREDICTED]  # fmt: skip
     return PageTable("settled", ("settled by", "engine", "points"), rows)

@@ -79,4 +79,4 @@ def _cell_hover(row: Cells) -> str:
     second = row["second"]
     then = "" if second is None else f"<br>then {html.escape(second)}, {row['margin'] - 1:.1%} slower"
     close = f"<br>too close to call: {html.escape(', '.join(row['too_close']))}" if row["too_close"] else ""
-    return hover_text({**row, "status": "done"}) + then + close
+    return hover_text({**row, "status": "ok"}) + then + close
