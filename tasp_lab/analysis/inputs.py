@@ -110,7 +110,7 @@ _TYPES: Mapping[str, _Type] = {
 }
 """The arguments of the public functions, by name: each means the same wherever it occurs."""
 
-_LISTS = {"decomposition": Decomposition, "without_links": str, "links": str, "overrides": str}
+_LISTS: Mapping[str, type] = {"decomposition": Decomposition, "without_links": str, "links": str, "overrides": str}
 """Arguments that may be lists, and what these have in them."""
 
 
@@ -120,6 +120,7 @@ def check_arguments(given: Mapping[str, Any], **other: str) -> None:
     `given` are all arguments by name, as ``locals()`` at the start of the function. `other` are names of arguments that
     stand for those of another name here: ``work="layer"``.
     """
+    value: Any
     for name, value in given.items():
         expected = _TYPES.get(other.get(name, name))
         if expected is None:

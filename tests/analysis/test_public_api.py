@@ -203,7 +203,7 @@ def schedule(**changed: object) -> Schedule:
         (lambda: STEP_OF([(0, 1, 0, 0), (0, 5, 0)]), ScheduleError, r"transfer 1: \(0, 5, 0\).*\(source, destination"),
         (lambda: STEP_OF([(0, 1, 0, 1.5)]), ScheduleError, r"transfer 0: \(0, 1, 0, 1.5\)"),
         (lambda: STEP_OF([(0, 1, 0, 0, True, 7)]), ScheduleError, "transfer 0"),
-        (lambda: schedule(steps=[Step.of([]), (0, 1, 0, 0)]), ScheduleError, r"step 1: \(0, 1, 0, 0\).*expected a Step"),
+        (lambda: schedule(steps=[Step.of([]), (0, 1, 0, 0)]), ScheduleError, r"step 1: \(0, 1, 0, 0\).*a Step"),
         (lambda: schedule(steps="abc"), ScheduleError, "steps: 'abc' of type str, expected a list of Step"),
         (lambda: schedule(initial=[[True]]), ScheduleError, "initial: .* expected an array of shape"),
         (lambda: schedule(blocks=[8, 8]), ScheduleError, "expected Blocks, such as Blocks.of_data"),
