@@ -215,7 +215,8 @@ def check_names(names: Iterable[str], work: Work) -> None:
         if kind and kind != wanted:
             what = with_article(COLLECTIVES[name].kind) if kind == COLLECTIVE else f"for {kind}"
             expected = wanted if wanted == COLLECTIVE else f"one for {wanted}"
-            raise ScheduleError(f"schedule {name!r} is {what}, expected {expected}: {', '.join(right)}")
+            other = "; or --kind linear" if (kind, wanted) == (LINEAR_KIND, SOFTMAX) else ""
+            raise ScheduleError(f"schedule {name!r} is {what}, expected {expected}: {', '.join(right)}{other}")
         if not kind:
             raise ScheduleError(unknown("schedule", name, right))
     if wanted == HYBRID:

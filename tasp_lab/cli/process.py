@@ -106,7 +106,9 @@ def _usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.keyword is None:
         name = error.argument.name
         if not any(each.partition("=")[0] in error.argument.names for each in arguments):
-            return f"{command}: {name} is missing, see tasp-lab {command} --help"
+            short = next((each for each in arguments if f"-{each.partition('=')[0]}" == name), "")
+            hint = f"did you mean {name} for {short}?" if short else f"see tasp-lab {command} --help"
+            return f"{command}: {name} is missing, {hint}"
     return str(error)
 
 

@@ -115,7 +115,7 @@ def _sent(schedule: Schedule) -> IntArray | None:
     for rank, (final, initial) in enumerate(zip(schedule.final, schedule.initial, strict=True)):
         block = np.flatnonzero(final > initial)
         ends[block] += 1
-        np.add.at(found, (source[block], rank), schedule.block_bytes[block])
+        np.add.at(found[:, rank], source[block], schedule.block_bytes[block])
         if (ends > 1).any():
             return None
     return found

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tasp_lab.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.errors import ProfileError, QuantityError, TopologyError, expected_one_of
 from tasp_lab.kernels.catalogue import gpu_alias
 from tasp_lab.machines.compute_rates import with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
@@ -60,9 +60,7 @@ def load_profile(text: str) -> Profile:
     if text in profile_names():
         return _built_in(text)
     if not text.endswith(".toml"):
-        raise ProfileError(
-            f"profile {text!r} is unknown: expected one of {', '.join(profile_names())}, or a .toml file"
-        )
+        raise ProfileError(f"profile {text!r} is unknown: {expected_one_of(text, profile_names())}, or a .toml file")
     try:
         return _read(f"file {text!r}", Path(text).read_bytes())
     except OSError as error:

@@ -240,14 +240,14 @@ class _Uses(NamedTuple):
 def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
     """All transfers and calls, in the order of steps."""
     nothing = np.zeros(0, dtype=np.int64)
-    transfers = [Transfers(*[nothing] * 5, np.zeros(0, dtype=bool))]
+    transfers = [Transfers(nothing, nothing, nothing, nothing, nothing, np.zeros(0, dtype=bool))]
     calls: list[tuple[int, Calls]] = []
     for index, step in enumerate(steps):
         number = np.full(len(step), index)
         transfers.append(Transfers(number, step.source, step.destination, step.lane, step.block, step.gives))
         calls += ((index, each) for each in step.calls if len(each))
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
-    return Transfers(*columns), _call_table(schedule, calls)
+    return Transfers._make(columns), _call_table(schedule, calls)
 
 
 def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:

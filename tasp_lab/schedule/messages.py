@@ -123,7 +123,7 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     number = (np.cumsum(is_first) - 1)[message]
     blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[np.lexsort((place, number))])
     size_bytes = np.add.reduceat(size[blocks.block], blocks.offset[:-1])
-    messages = _messages(Transfers(*(column[firsts] for column in transfers)), size_bytes, blocks)
+    messages = _messages(Transfers._make(column[firsts] for column in transfers), size_bytes, blocks)
     return MessageDependencies(messages, derived.calls, derived.buffers, _edges(schedule, derived, messages, number))
 
 
@@ -183,7 +183,7 @@ def _joined(
     first one in the message of each, as an index, and a place; by these, those of a message are as they lie in memory.
     """
     received, sent, ready = _ends(derived, layouts, own)
-    transfers = Transfers(*(column[own] for column in derived.transfers))
+    transfers = Transfers._make(column[own] for column in derived.transfers)
     size = schedule.block_bytes[transfers.block]
     same = (transfers.step, transfers.source, transfers.destination, transfers.lane, together[transfers.block])
     order = np.lexsort((received, *same))

@@ -74,7 +74,8 @@ class Step:
         if not isinstance(calls, Iterable):
             raise ScheduleError(of_type("a step's calls", calls, "a list of Calls"))
         table = np.array([(*row, 0)[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
-        return cls(*table[:, :4].T, table[:, 4].astype(bool), tuple(calls))
+        source, destination, lane, block, gives = table.T
+        return cls(source, destination, lane, block, gives.astype(bool), tuple(calls))
 
     def __repr__(self) -> str:
         return brief(

@@ -12,8 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tasp_lab.analysis.layer_times import Candidate, LayerTimes, PreparedMachine, schedules_sha256
-from tasp_lab.analysis.registry import check_names, is_own
-from tasp_lab.analysis.tune import NOT_APPLICABLE
+from tasp_lab.analysis.registry import NOT_APPLICABLE, check_names, is_own
 from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.errors import (
     OverrideError,

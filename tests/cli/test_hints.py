@@ -32,6 +32,8 @@ LAYER = "predict full-mesh:4 --seq 4Ki --schedule"
         ("compare full-mesh:4 --seq 4Ki --schedule usp:2x2,tasp", ["--schedule usp:2x2 --schedule tasp"]),
         ("predict full-mesh:4 --seq 4Ki", ["predict: --schedule is missing, see tasp-lab predict --help"]),
         ("predict", ["predict: TOPOLOGY is missing"]),
+        ("predict h100-8 -schedule tasp --seq 8Ki", ["--schedule is missing, did you mean --schedule for -schedule?"]),
+        ("profile show h100x", ["profile 'h100x' is unknown: did you mean 'h100'?"]),
         ("study show", ["study show: FOLDER is missing"]),
         (f"{LAYER} zig-zag", ["'zig-zag'", "did you mean 'zigzag-ring-attention'?"]),
         (f"{LAYER} zig_zag_token", ["did you mean 'zigzag-token-ring'?"]),
