@@ -3,7 +3,8 @@
 ``python -m experiments.benchmarks.agreement_cost`` starts gloo processes on this machine and writes
 ``experiments/benchmarks/results/agreement_cost.md``. Passes of a small layer run with and without the agreement on the
 backward pass, alternately; the agreement alone is timed too, and so is the all-gather of gloo that it could be instead.
-Times are wall-clock times of rank 0, so they contain the waits for others.
+Wall-clock times are those of rank 0, so they contain the waits for others; processor time is that of all ranks and
+threads, which depends less on what else runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -36,6 +37,13 @@ SAMPLES, PASSES = 30, 10
 RESULTS = Path(__file__).parent / "results"
 
 
+class Sample(NamedTuple):
+    """Seconds of a call, on the clock and on processors."""
+
+    wall_s: float
+    processor_s: float
+
+
 def main() -> None:
     """Measure all numbers of ranks and write the table."""
     torch.set_num_threads(1)
@@ -44,14 +52,15 @@ def main() -> None:
         "agreement alone, us",
         "all-gather of gloo, us",
         "both passes without it on the way back, ms",
-        "with it",
+        "with it, wall-clock time",
+        "with it, processor time",
     )
     rows = [_row(ranks) for ranks in RANKS]
     made = machine_record()
     head = (
         f"Ring attention of {POSITIONS} positions per rank, forward and backward over gloo: medians of {SAMPLES} "
-        f"samples of {PASSES} calls, wall-clock time of rank 0, and medians and quartiles of the ratio of neighbouring "
-        f"samples, made by `python -m experiments.benchmarks.agreement_cost` on {made['cores']} cores "
+        f"samples of {PASSES} calls, wall-clock time of rank 0, and medians and quartiles of the ratios of "
+        f"neighbouring samples, made by `python -m experiments.benchmarks.agreement_cost` on {made['cores']} cores "
         f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
     )
     table = f"{head}\n\n{markdown_table(columns, rows)}\n"
@@ -69,20 +78,32 @@ def _row(world_size: int) -> tuple[str, ...]:
         ]
         for process in ranks:
             process.start()
-        alone, gathered, without, both = answers.get()
+        of_ranks = dict(answers.get() for _ in ranks)
         for process in ranks:
             process.join()
-    ratios = [ours / theirs for ours, theirs in zip(both, without, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    alone, gathered, without, both = ([each.wall_s * 1e6 for each in of_case] for of_case in of_ranks[0])
+    processor_s = [
+        [
+            sum(each.processor_s for each in sample)
+            for sample in zip(*(each[case] for each in of_ranks.values()), strict=True)
+        ]
+        for case in (2, 3)
+    ]
     row = (
         str(world_size),
-        f"{statistics.median(alone) * 1e6:.0f}",
-        f"{statistics.median(gathered) * 1e6:.0f}",
-        f"{statistics.median(without) * 1e3:.2f}",
-        f"{middle:.2f} ({low:.2f} to {high:.2f})",
+        f"{statistics.median(alone):.0f}",
+        f"{statistics.median(gathered):.0f}",
+        f"{statistics.median(without) / 1e3:.2f}",
+        _ratio(both, without),
+        _ratio(*processor_s[::-1]),
     )
     print(row, flush=True)
     return row
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _rank(rank: int, world_size: int, store: str, answers: Any) -> None:
@@ -103,18 +124,18 @@ def _rank(rank: int, world_size: int, store: str, answers: Any) -> None:
         (passes, off),
         (passes, nullcontext()),
     )
-    times: list[list[float]] = [[] for _ in cases]
+    times: list[list[Sample]] = [[] for _ in cases]
     for sample in range(SAMPLES + 1):
         for (run, context), found in zip(cases, times, strict=True):
             with context:
                 dist.barrier()
-                began_s = time.perf_counter()
+                began, worked = time.perf_counter(), time.process_time()
                 for _ in range(PASSES):
                     run()
+                took = time.perf_counter() - began, time.process_time() - worked
                 if sample:  # the first one warms up
-                    found.append((time.perf_counter() - began_s) / PASSES)
-    if rank == 0:
-        answers.put(times)
+                    found.append(Sample(took[0] / PASSES, took[1] / PASSES))
+    answers.put((rank, times))
     dist.barrier()
     dist.destroy_process_group()
 
