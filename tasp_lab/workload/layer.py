@@ -105,8 +105,9 @@ class Workload:
         if self.window is not None and self.window < 1:
             raise WorkloadError(f"window: {self.window}, expected 1 or more")
         if self.window is not None and self.mask != "causal":
-            raise WorkloadError(f"window: {self.window} with the mask {self.mask}, expected the mask causal "
-                                "(--mask causal)")  # fmt: skip
+            raise WorkloadError(
+                f"window: {self.window} with a {self.mask} mask, expected a causal mask (--mask causal)"
+            )
         self._check_kind()
         positions = self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position)
         states = 0 if self.kind == "softmax" else 16 * self.sequence * self.batch * self.heads * self.head_dim**2

@@ -48,7 +48,7 @@ def test_errors_are_predicted_over_measured() -> None:
         ("sendrecv", "all_reduce", "all-reduce by rings, trees, NVLS or SHARP: the table does not say"),
         ("sendrecv", "all_reduce\n# algorithm: NVLS", "all-reduce by NVLS"),
         ("# source", "# out_of_scope: broken cable\n# source", "broken cable"),
-        ("h100-8", "h100-9", "1 nodes of 9 ranks, expected at most 8"),
+        ("h100-8", "h100-9", "1 node of 9 ranks, expected at most 8"),
         ("h100-8\n# collective: sendrecv\n# ranks: 8", "h100-1\n# collective: all_gather\n# ranks: 1", "sends nothing"),
         ("# source", "# from_size_B: 2MiB\n# source", "no size that counts"),
     ],
@@ -274,7 +274,7 @@ def test_other_logs_are_no_guess(command: Command, replaced: dict[str, str], sug
 def test_unknown_machines_are_one_clear_line(command: Command) -> None:
     (command.folder / "a.log").write_text(LOG.read_text())
     (command.folder / "b.log").write_text("# profile: h10-8\n" + LOG.read_text())
-    assert "profile 'h10-8' is unknown: expected one of a100, " in command.refused(
+    assert "profile 'h10-8' is unknown: did you mean 'h100'? expected one of a100, " in command.refused(
         "accuracy", "a.log", "--profile", "h10-8"
     )
     assert "there is no profile 'h10-8', did you mean 'h100-8'?" in command.refused("accuracy", "b.log")
