@@ -26,11 +26,12 @@ def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     >>> nearest("zig-zag", ["zigzag-ring-attention", "ring-attention"]), nearest("H100_8", ["h100-4x8", "h100-8"], 2)
     (['zigzag-ring-attention'], ['h100-8', 'h100-4x8'])
     """
-    given = _letters(name)
-    names = {_letters(each): each for each in reversed(list(known))}
-    begun = [each for each in reversed(names) if len(given) > 3 and each.startswith(given)]  # names not written out
-    similar = difflib.get_close_matches(given, names, n=most + len(begun))
-    return [names[each] for each in dict.fromkeys([*begun, *similar])][:most]
+    names, given = list(known), _letters(name)
+    found = [each for each in names if len(given) > 3 and _letters(each).startswith(given)]  # names not written out
+    for form in (str.casefold, _letters):
+        forms = {form(each): each for each in reversed(names)}
+        found += [forms[each] for each in difflib.get_close_matches(form(name), forms, n=most)]
+    return list(dict.fromkeys(found))[:most]
 
 
 def _letters(name: str) -> str:
@@ -51,8 +52,8 @@ def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> 
 def expected_one_of(name: str, known: Iterable[str], listed_by: str = "") -> str:
     """The end of the message for a name that is none of those known, see `unknown`.
 
-    >>> expected_one_of("name3", (f"name{number:02}" for number in range(20)), "tasp-lab names")
-    "did you mean 'name13' or 'name03'? tasp-lab names lists all"
+    >>> expected_one_of("aa", (letter * 3 for letter in "abcdefghijklmnop"), "tasp-lab names")
+    "did you mean 'aaa'? tasp-lab names lists all"
     """
     names = list(known)
     is_long = bool(listed_by) and len(names) > MANY_NAMES

@@ -343,10 +343,12 @@ def _read_machine(where: str, suffix: str, data: bytes) -> Machine:
 
 
 def _no_number(data: bytes, error: Exception) -> str:
-    """The message of an error; that a number is none, where JSON has one that Python writes and JSON lacks."""
+    """The message of an error; with the word, where JSON has ``NaN`` or ``Infinity``, which only Python writes."""
     at = re.search(r"JSON is malformed: .*\(byte (\d+)\)", str(error))
     word = re.match(rb"NaN|-?Infinity", data[int(at[1]) :]) if at else None
-    return f"{word[0].decode()} is not allowed in JSON, expected a number (byte {at[1]})" if at and word else str(error)
+    if at is None or word is None:
+        return str(error)
+    return f"JSON is malformed: {word[0].decode()} is not allowed, expected a number (byte {at[1]})"
 
 
 def _record(document: object) -> _ExplicitFile | _ExpressionFile:

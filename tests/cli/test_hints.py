@@ -43,7 +43,7 @@ LAYER = "predict full-mesh:4 --seq 4Ki --schedule"
         (f"{LAYER} tasp --model ./none.toml", ["none.toml", "cannot be read"]),
         (f"{LAYER} tasp --compute 300TFLOP/s", ["did you mean timed:300TFLOP/s?"]),
         (f"{LAYER} tasp --compute timed:300TFLOPS", ["did you mean 300TFLOP/s?"]),
-        ("predict nan.json --schedule ring --shard-bytes 1", ["nan.json", "NaN is not allowed in JSON",
+        ("predict nan.json --schedule ring --shard-bytes 1", ["nan.json", "NaN is not allowed",
                                                               f"(byte {NAN.index('NaN')})"]),
         ("--json predict full-mesh:4", ["'--json' before the command, expected it after: tasp-lab COMMAND ... --json"]),
         ("study show studied --where \"machine = 'x'\"", ["machine = 'x'", "expected == to compare"]),
