@@ -20,17 +20,20 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+def nearest(name: object, known: Iterable[str], most: int = 1, at_least: float = 0.6) -> list[str]:
     """The names that are nearest to a name, the nearest first; none if none is near. Case and separators are ignored.
+
+    A name is near from a similarity of `at_least` on, see `difflib.SequenceMatcher.ratio`.
 
     >>> nearest("zig-zag", ["zigzag-ring-attention", "ring-attention"]), nearest("H100_8", ["h100-4x8", "h100-8"], 2)
     (['zigzag-ring-attention'], ['h100-8', 'h100-4x8'])
     """
-    names, given = list(known), _letters(name)
+    text, names = str(name), list(known)
+    given = _letters(text)
     found = [each for each in names if len(given) > 3 and _letters(each).startswith(given)]  # names not written out
     for form in (str.casefold, _letters):
         forms = {form(each): each for each in reversed(names)}
-        found += [forms[each] for each in difflib.get_close_matches(form(name), forms, n=most)]
+        found += [forms[each] for each in difflib.get_close_matches(form(text), forms, most, at_least)]
     return list(dict.fromkeys(found))[:most]
 
 
@@ -38,7 +41,7 @@ def _letters(name: str) -> str:
     return re.sub(r"[-_. ]", "", name.casefold())
 
 
-def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+def unknown(what: str, name: object, known: Iterable[str], listed_by: str = "") -> str:
     """The message for a name that is none of those known, with the nearest of them if one is near.
 
     All known names follow; or where there are more than `MANY_NAMES`, what lists them, if that is given.
@@ -49,7 +52,7 @@ def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     return f"unknown {what} {name!r}, {expected_one_of(name, known, listed_by)}"
 
 
-def expected_one_of(name: str, known: Iterable[str], listed_by: str = "") -> str:
+def expected_one_of(name: object, known: Iterable[str], listed_by: str = "") -> str:
     """The end of the message for a name that is none of those known, see `unknown`.
 
     >>> expected_one_of("aa", (letter * 3 for letter in "abcdefghijklmnop"), "tasp-lab names")

@@ -174,6 +174,9 @@ def _catalogue() -> Traversable:
 
 def _unknown(text: str) -> str:
     near = nearest(text.partition(":")[0], [*expression_forms(), *catalogue_names()], 5)
+    kind = next((each for each in expression_forms() if re.match(rf"{each}[-_ ]?\d", text)), None)
+    if kind is not None:  # an expression without its colon
+        near = [f"{kind}:{text.removeprefix(kind).lstrip('-_ ')}"]
     hint = f" (did you mean {alternatives(near)}?)" if near else ""
     return (
         f"machine {text!r} is unknown{hint}: expected a machine such as h100-8 or h100-10x8, a .json or .toml file, or "
