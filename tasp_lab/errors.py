@@ -20,24 +20,28 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+def nearest(name: object, known: Iterable[str], most: int = 1, at_least: float = 0.6) -> list[str]:
     """The names that are nearest to a name, the nearest first; none if none is near. Case and separators are ignored.
+
+    A name is near from a similarity of `at_least` on, see `difflib.SequenceMatcher.ratio`.
 
     >>> nearest("zig-zag", ["zigzag-ring-attention", "ring-attention"]), nearest("H100_8", ["h100-4x8", "h100-8"], 2)
     (['zigzag-ring-attention'], ['h100-8', 'h100-4x8'])
     """
-    given = _letters(name)
-    names = {_letters(each): each for each in reversed(list(known))}
-    begun = [each for each in reversed(names) if len(given) > 3 and each.startswith(given)]  # names not written out
-    similar = difflib.get_close_matches(given, names, n=most + len(begun))
-    return [names[each] for each in dict.fromkeys([*begun, *similar])][:most]
+    text, names = str(name), list(known)
+    given = _letters(text)
+    found = [each for each in names if len(given) > 3 and _letters(each).startswith(given)]  # names not written out
+    for form in (str.casefold, _letters):
+        forms = {form(each): each for each in reversed(names)}
+        found += [forms[each] for each in difflib.get_close_matches(form(text), forms, most, at_least)]
+    return list(dict.fromkeys(found))[:most]
 
 
 def _letters(name: str) -> str:
     return re.sub(r"[-_. ]", "", name.casefold())
 
 
-def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+def unknown(what: str, name: object, known: Iterable[str], listed_by: str = "") -> str:
     """The message for a name that is none of those known, with the nearest of them if one is near.
 
     All known names follow; or where there are more than `MANY_NAMES`, what lists them, if that is given.
@@ -48,11 +52,11 @@ def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     return f"unknown {what} {name!r}, {expected_one_of(name, known, listed_by)}"
 
 
-def expected_one_of(name: str, known: Iterable[str], listed_by: str = "") -> str:
+def expected_one_of(name: object, known: Iterable[str], listed_by: str = "") -> str:
     """The end of the message for a name that is none of those known, see `unknown`.
 
-    >>> expected_one_of("name3", (f"name{number:02}" for number in range(20)), "tasp-lab names")
-    "did you mean 'name13' or 'name03'? tasp-lab names lists all"
+    >>> expected_one_of("aa", (letter * 3 for letter in "abcdefghijklmnop"), "tasp-lab names")
+    "did you mean 'aaa'? tasp-lab names lists all"
     """
     names = list(known)
     is_long = bool(listed_by) and len(names) > MANY_NAMES

@@ -68,6 +68,7 @@ class _Type(NamedTuple):
 _NONE = type(None)
 _WHOLE = _Type((Integral,), "a whole number")
 _MAYBE_WHOLE = _Type((Integral, _NONE), "a whole number or None")
+_BOOL = _Type((bool,), "True or False")
 _MAYBE_BOOL = _Type((bool, _NONE), "True, False or None")
 _RINGS = _Type(
     (Decomposition, Sequence, _NONE), "a Decomposition, as tasp_lab.decompose returns it", NoDecompositionError
@@ -99,6 +100,10 @@ _TYPES: Mapping[str, _Type] = {
     "matrix_rate": _Type((Real, str, _NONE), "a rate in FLOP/s, or a text such as 'timed:600TFLOP/s'"),
     "kernel": _Type((str, _NONE), "the name of a kernel", ProfileError),
     "contention": _MAYBE_BOOL,
+    "explain": _BOOL,
+    "events": _MAYBE_BOOL,
+    "tune": _BOOL,
+    "fsdp": _BOOL,
     "runtime": _Type((Runtime, str, _NONE), "the name of a runtime", ProfileError),
     "measure": _WHOLE,
     "repeats": _WHOLE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from typing import get_args
 
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.attention.registry import USES_RINGS as ATTENTION_OVER_RINGS
@@ -26,7 +27,7 @@ from tasp_lab.choices import AttentionKind
 from tasp_lab.choices import Pass as Pass
 from tasp_lab.collectives.conditions import collectives_of
 from tasp_lab.collectives.kinds import CollectiveKind, with_article
-from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of
+from tasp_lab.collectives.registry import COLLECTIVES, collective, kind_of, schedules_of
 from tasp_lab.decomposition.decompose import Decomposition
 from tasp_lab.errors import (
     NoDecompositionError,
@@ -34,6 +35,7 @@ from tasp_lab.errors import (
     ScheduleError,
     TooManyBlocksError,
     first_line,
+    nearest,
     unknown,
 )
 from tasp_lab.hybrid import registry as hybrid
@@ -218,6 +220,10 @@ def check_names(names: Iterable[str], work: Work) -> None:
             other = "; or --kind linear" if (kind, wanted) == (LINEAR_KIND, SOFTMAX) else ""
             raise ScheduleError(f"schedule {name!r} is {what}, expected {expected}: {', '.join(right)}{other}")
         if not kind:
+            meant = [each for each in get_args(CollectiveKind) if nearest(name, [each], at_least=1)]
+            if meant and wanted == COLLECTIVE:
+                raise ScheduleError(f"schedule {name!r} is a collective, expected one of its schedules: "
+                                    f"{', '.join(schedules_of(meant[0]))}")  # fmt: skip
             raise ScheduleError(unknown("schedule", name, right))
     if wanted == HYBRID:
         for name in names:

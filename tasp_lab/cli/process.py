@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str]) -> None:
         return
     except UnusedCliTokensError as error:
         unused = [repr(token) for token in error.unused_tokens or ()]
-        message = f"unexpected argument{'s' * (len(unused) > 1)} {', '.join(unused)}"
+        message = f"unexpected argument{'s' * (len(unused) > 1)} {', '.join(unused)}, see {_help_of(error)}"
     except RejectedFitError as error:
         message, document = str(error), error.document
     except CycloptsError as error:
@@ -98,18 +98,25 @@ def _usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
     if isinstance(error, UnknownOptionError):
         option = (error.token.keyword or error.token.value).partition("=")[0]
         known = {name.strip("-"): name for each in error.argument_collection if each.parse for name in each.names}
-        near = nearest(option.strip("-"), known)
+        near = nearest(option.strip("-"), known, at_least=0.7)  # of many short names, some resemble any word
         hint = _NO_OPTIONS.get(option) or (f"Did you mean {known[near[0]]}?" if near else "")
-        return f"Unknown option: {option}. {hint or f'tasp-lab {command} --help lists all.'}"
-    if isinstance(error, UnknownCommandError) and arguments[0].startswith("-"):
-        return f"option {arguments[0]!r} before the command, expected it after: tasp-lab COMMAND ... {arguments[0]}"
+        return f"Unknown option: {option}. {hint or f'{_help_of(error)} lists all.'}"
+    if isinstance(error, UnknownCommandError):
+        if arguments[0].startswith("-"):
+            return f"option {arguments[0]!r} before the command, expected it after: tasp-lab COMMAND ... {arguments[0]}"
+        told = str(error).partition(" Available commands")[0]  # only the first few of them
+        return f"{told} {_help_of(error)} lists all."
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.keyword is None:
         name = error.argument.name
         if not any(each.partition("=")[0] in error.argument.names for each in arguments):
             short = next((each for each in arguments if f"-{each.partition('=')[0]}" == name), "")
-            hint = f"did you mean {name} for {short}?" if short else f"see tasp-lab {command} --help"
+            hint = f"did you mean {name} for {short}?" if short else f"see {_help_of(error)}"
             return f"{command}: {name} is missing, {hint}"
     return str(error)
+
+
+def _help_of(error: CycloptsError) -> str:
+    return " ".join(["tasp-lab", *(error.command_chain or ()), "--help"])
 
 
 def _refuse(message: str, arguments: Sequence[str], document: dict[str, object]) -> NoReturn:

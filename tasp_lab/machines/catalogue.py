@@ -181,6 +181,9 @@ def _catalogue() -> Traversable:
 
 def _unknown(text: str) -> str:
     near = nearest(text.partition(":")[0], [*expression_forms(), *catalogue_names()], 5)
+    kind = next((each for each in expression_forms() if re.match(rf"{each}[-_ ]?\d", text)), None)
+    if kind is not None:  # an expression without its colon
+        near = [f"{kind}:{text.removeprefix(kind).lstrip('-_ ')}"]
     hint = f" (did you mean {alternatives(near)}?)" if near else ""
     return (
         f"machine {text!r} is unknown{hint}: expected a machine such as h100-8 or h100-10x8, a .json or .toml file, or "
@@ -354,10 +357,12 @@ def _read_machine(where: str, suffix: str, data: bytes, library: str = "auto") -
 
 
 def _no_number(data: bytes, error: Exception) -> str:
-    """The message of an error; that a number is none, where JSON has one that Python writes and JSON lacks."""
+    """The message of an error; with the word, where JSON has ``NaN`` or ``Infinity``, which only Python writes."""
     at = re.search(r"JSON is malformed: .*\(byte (\d+)\)", str(error))
     word = re.match(rb"NaN|-?Infinity", data[int(at[1]) :]) if at else None
-    return f"{word[0].decode()} is not allowed in JSON, expected a number (byte {at[1]})" if at and word else str(error)
+    if at is None or word is None:
+        return str(error)
+    return f"JSON is malformed: {word[0].decode()} is not allowed, expected a number (byte {at[1]})"
 
 
 def _of_family(record: _ExplicitFile, library: str) -> Machine:

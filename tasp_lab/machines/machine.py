@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from tasp_lab.errors import QuantityError
+from tasp_lab.errors import QuantityError, TopologyError, of_type
 from tasp_lab.libraries.library import IDEAL as IDEAL
 from tasp_lab.libraries.library import CommLibrary as CommLibrary
 from tasp_lab.machines.contention import NONE, Contention
@@ -207,6 +207,10 @@ class Machine:
     rank_speeds: tuple[Number, ...] = ()
     recipe: Recipe | None = field(default=None, compare=False, repr=False)
     changes: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topology, Topology):
+            raise TopologyError(of_type("topology of a machine", self.topology, "a Topology"))
 
     def __repr__(self) -> str:
         library = f"library {self.comm_library.name}"

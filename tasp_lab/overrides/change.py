@@ -12,6 +12,8 @@ from tasp_lab.machines.constants import Quantity
 from tasp_lab.units import Number
 
 _FACTOR = re.compile(r"x\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12}|\d{1,12}/\d{1,12})", re.ASCII)
+_OTHER_FACTOR = re.compile(r"\*\s*([\d.]+)|([\d.]+)\s*x|(\d{1,12})\s*%", re.ASCII)
+"""A factor as it is written elsewhere: ``*2``, ``2x``, ``50%``."""
 _ZERO = re.compile(r"0+(?:\.0*)?", re.ASCII)
 
 
@@ -67,10 +69,13 @@ def parse_change(text: str) -> Change:
     >>> parse_change("x0.5").factor, parse_change("-1us").kind, parse_change("900GB/s").kind
     (Fraction(1, 2), 'plus', 'to')
 
-    Raises `OverrideError` for a factor that is not positive.
+    Raises `OverrideError` for a factor that is not positive, and for one that is written in another way.
     """
     if text.startswith("x"):
         return Change(text, "times", _factor(text))
+    if meant := _OTHER_FACTOR.fullmatch(text):
+        factor = f"{int(meant[3]) / 100:g}" if meant[3] else meant[1] or meant[2]
+        raise OverrideError(f"{text!r} is no factor, did you mean x{factor}?")
     return Change(text, "plus" if text.startswith(("+", "-")) else "to")
 
 

@@ -245,5 +245,5 @@ def _check(wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], what: str) ->
 
 
 def _check_array(what: str, values: object) -> None:
-    if not isinstance(values, np.ndarray):
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
         raise ScheduleError(of_type(f"{what} of blocks", values, "an int array of shape (blocks,)"))

@@ -122,7 +122,7 @@ class Schedule:
         )
         for name, types, what in expected:
             value = getattr(self, name)
-            if not isinstance(value, types) or (name == "steps" and isinstance(value, str)):
+            if not isinstance(value, types) or isinstance(value, bool) or (name == "steps" and isinstance(value, str)):
                 raise ScheduleError(of_type(f"schedule {self.name!r}: {name}", value, what))
         methods = ("check", "effects", "existing_parts", "flops", "shapes")
         if self.task is not None and not all(hasattr(type(self.task), each) for each in methods):

@@ -153,7 +153,7 @@ def test_compare_ranks_objects_among_names(tell: Tell) -> None:
         (lambda: PREDICT("full-mesh:4", FORWARD, replace(LAYER, kind="linear")), "AttentionTask, expected LinearTask"),
         (lambda: PREDICT("full-mesh:8", FORWARD, LAYER), "is for 4 ranks, full-mesh:8 has 8"),
         (lambda: PREDICT("full-mesh:4", [3], 64), "3 of type int, expected names of schedules"),
-        (lambda: PREDICT("full-mesh:4", None, 64), "schedules: None of type NoneType, expected names of schedules"),
+        (lambda: PREDICT("full-mesh:4", None, 64), "schedules: None of type NoneType, expected names"),
         (lambda: PREDICT("full-mesh:4", [], 64), "schedules: none, expected names of schedules"),
         (lambda: COMPARE("full-mesh:4", LAYER, [REDUCTION]), "computes nothing, expected one for softmax attention"),
         (lambda: COMPARE("full-mesh:4", LAYER, [FORWARD], measure=1), "only schedules by name run on a fabric"),

@@ -29,6 +29,8 @@ ASKED = (
     "seq", "batch", "heads", "kv_heads", "head_dim", "dtype", "mask", "window", "documents", "pass", "dataflow",
     "gradient_dtype", "trim", "buffers",
 )  # fmt: skip
+STATUS = {"status", "reason"}
+"""The fields that tell a prediction from a schedule that does not apply."""
 PREDICTED = {
     "schedule", "topology", "world_size", *ASKED, "compute_flops_per_s", "time_s", "bound_s", "compute_s",
     "communication_s", "contention_s", "ccr", "bytes_sent", "memory_bytes", "flops", "computes", "decay", "time_low_s",
@@ -61,7 +63,7 @@ def one(tell: Tell, topology: str, schedule: str, *arguments: str) -> dict[str, 
 def test_a_row_says_what_was_asked_and_what_comes_of_it(tell: Tell) -> None:
     options = ("--batch", "3", "--dtype", "fp32", "--mask", "causal", "--window", "100", "--no-trim", "--buffers", "3")
     row = one(tell, "full-mesh:4", "tasp", *LAYER, *options, "--compute", "timed:5GFLOP/s")
-    assert set(row) == PREDICTED
+    assert set(row) == PREDICTED | STATUS
     layer = [4096, 3, 8, 2, 64, "fp32", "causal", 100, None]
     assert [row[key] for key in ASKED] == [*layer, "forward", None, None, False, 3]
     assert (row["schedule"], row["topology"], row["world_size"]) == ("tasp", "full-mesh:4", 4)
@@ -73,7 +75,7 @@ def test_cached_keys_are_told_where_there_are_some(tell: Tell) -> None:
     """3/4 of 4096 positions: 1024 queries see 3072 keys, and those of each other up to their own."""
     causal = ("full-mesh:4", "token-ring", *LAYER, "--mask", "causal")
     row = one(tell, *causal, "--cached-keys", "3Ki")
-    assert set(row) == PREDICTED | {"cached_keys"}
+    assert set(row) == PREDICTED | STATUS | {"cached_keys"}
     assert row["cached_keys"] == 3072
     assert row["flops"] == 4 * 8 * 64 * (1024 * 3072 + 1024 * 1025 // 2)
     assert row["bytes_sent"] == 3 * 1024 * 8 * (2 * 64 * 2 + 4)
@@ -165,6 +167,7 @@ def test_rows_of_all_gather_stay_as_they_are(tell: Tell) -> None:
     row = one(tell, "full-mesh:4", "ring", "--shard-bytes", "1MiB", "--explain")
     assert set(row) == {
         "schedule", "topology", "world_size", "collective", "shard_bytes", "time_s", "bound_s", "busbw_bytes_per_s",
+        "status", "reason",
         "explanation", "transfers", "time_low_s", "time_high_s",
         "interval",
     }  # fmt: skip
@@ -242,7 +245,7 @@ TASP = ("predict", "full-mesh:4", "--schedule", "tasp")
         ((*TASP, "--seq", "64", "--batch", "1.5"), "expected a whole number"),
         ((*TASP, "--seq", "64", "--dtype", "int8"), "int8"),
         ((*TASP, "--seq", "64", "--mask", "diagonal"), "diagonal"),
-        ((*TASP, "--seq", "64", "--window", "8"), "window: 8, expected 1 or more and a causal mask"),
+        ((*TASP, "--seq", "64", "--window", "8"), "window: 8 with the mask full, expected a causal mask"),
         ((*TASP, "--seq", "64", "--window", "0", "--mask", "causal"), "window: 0, expected 1 or more"),
         ((*TASP, "--seq", "64", "--buffers", "1"), "1 buffers, expected 2 or more"),
         ((*TASP, "--seq", "64", "--compute", "real"), "a prediction has no kernels, expected timed:RATE"),

@@ -28,7 +28,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.attention.test_bound import dataflows, layers, schedule_names
 from tests.cli import test_attention as test_attention_cli
-from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, TASP, one, rows
+from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, STATUS, TASP, one, rows
 from tests.conftest import Command, Tell
 
 SUMMED = ("time_s", "bound_s", "compute_s", "communication_s", "bytes_sent", "flops")
@@ -44,7 +44,7 @@ FLOPS = 4 * 8 * 64 * 4096**2
 def test_a_row_of_a_backward_pass(tell: Tell, dataflow: Dataflow, dtype: str, resolved: str) -> None:
     backward = ("--pass", "backward", "--dataflow", dataflow, "--gradient-dtype", dtype)
     row = one(tell, "full-mesh:4", "tasp", *LAYER, *backward)
-    assert set(row) == PREDICTED
+    assert set(row) == PREDICTED | STATUS
     assert (row["schedule"], row["pass"], row["dataflow"], row["gradient_dtype"]) == (
         "tasp",
         "backward",
@@ -75,7 +75,7 @@ def test_both_passes_have_three_rows(tell: Tell) -> None:
     assert [row["dataflow"] for row in found] == [None, "rotate-kv", "rotate-kv"] * 2
     assert [row["gradient_dtype"] for row in found] == [None, "fp32", "fp32"] * 2
     for forward, backward, both in (found[:3], found[3:]):
-        assert set(forward) == set(backward) == set(both) == PREDICTED
+        assert set(forward) == set(backward) == set(both) == PREDICTED | STATUS
         assert backward["flops"] == forward["flops"] // 2 * 5
         assert {key: both[key] for key in SUMMED} == {key: forward[key] + backward[key] for key in SUMMED}
         assert both["memory_bytes"] == max(forward["memory_bytes"], backward["memory_bytes"])
@@ -120,7 +120,7 @@ def test_explain_lists_each_pass_once(tell: Tell) -> None:
     for row in passes:
         assert sum(transfer["bytes"] for transfer in row["transfers"]) == row["bytes_sent"]
         assert sum(call["flops"] for call in row["calls"]) == row["flops"]
-    assert set(both) == PREDICTED
+    assert set(both) == PREDICTED | STATUS
     told = tell("predict", *asked)[1]
     assert [line.strip() for line in told.splitlines() if "what bound" in line] == [
         "what bound tasp forward",

@@ -34,6 +34,15 @@ LAYER = "predict full-mesh:4 --seq 4Ki --schedule"
         ("predict", ["predict: TOPOLOGY is missing"]),
         ("predict h100-8 -schedule tasp --seq 8Ki", ["--schedule is missing, did you mean --schedule for -schedule?"]),
         ("profile show h100x", ["profile 'h100x' is unknown: did you mean 'h100'?"]),
+        ("models", ['Unknown command "models". tasp-lab --help lists all.']),
+        ("study shw", ['Did you mean "show"? tasp-lab study --help lists all.']),
+        ("topologies show h100-8", ["unexpected argument 'h100-8', see tasp-lab topologies --help"]),
+        (f"{COLLECTIVE} 1MiB --output x", ["Unknown option: --output. tasp-lab predict --help lists all."]),
+        ("decompose torus4x4", ["(did you mean 'torus:4x4'?)"]),
+        ("predict full-mesh:4 --schedule all-gather --shard-bytes 1", ["is a collective", "ring, multi-ring, direct"]),
+        (f"{LAYER} tasp --set link.bandwidth=*2", ["'*2' is no factor, did you mean x2?"]),
+        (f"{LAYER} tasp --set link.bandwidth=.5x", ["'.5x' is no factor, did you mean x.5?"]),
+        (f"{LAYER} tasp --set link.bandwidth=50%", ["'50%' is no factor, did you mean x0.5?"]),
         ("study show", ["study show: FOLDER is missing"]),
         (f"{LAYER} zig-zag", ["'zig-zag'", "did you mean 'zigzag-ring-attention'?"]),
         (f"{LAYER} zig_zag_token", ["did you mean 'zigzag-token-ring'?"]),
@@ -43,7 +52,7 @@ LAYER = "predict full-mesh:4 --seq 4Ki --schedule"
         (f"{LAYER} tasp --model ./none.toml", ["none.toml", "cannot be read"]),
         (f"{LAYER} tasp --compute 300TFLOP/s", ["did you mean timed:300TFLOP/s?"]),
         (f"{LAYER} tasp --compute timed:300TFLOPS", ["did you mean 300TFLOP/s?"]),
-        ("predict nan.json --schedule ring --shard-bytes 1", ["nan.json", "NaN is not allowed in JSON",
+        ("predict nan.json --schedule ring --shard-bytes 1", ["nan.json", "NaN is not allowed",
                                                               f"(byte {NAN.index('NaN')})"]),
         ("--json predict full-mesh:4", ["'--json' before the command, expected it after: tasp-lab COMMAND ... --json"]),
         ("study show studied --where \"machine = 'x'\"", ["machine = 'x'", "expected == to compare"]),
@@ -63,7 +72,7 @@ def test_a_wrong_command_is_answered_with_what_works(command: Command, line: str
     folder = command.folder
     (folder / "nan.json").write_text(NAN)
     if "studied" in line:
-        write_study(folder / "studied", study_rows())
+        write_study(folder / "studied", list(study_rows()))
     done = command(*shlex.split(line))
     (told,) = done.stderr.splitlines()
     assert done.returncode == 2

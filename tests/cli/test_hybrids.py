@@ -146,7 +146,7 @@ def test_what_is_no_hybrid_is_refused(tell: Tell, arguments: tuple[str, ...], te
     ("arguments", "telling"),
     [
         (("--decay", "head"), "decay 'head' with a full mask has no agreed meaning"),
-        (("--window", "9"), "window: 9, expected 1 or more and a causal mask"),
+        (("--window", "9"), "window: 9 with the mask full, expected a causal mask"),
     ],
 )
 def test_decays_and_windows_need_a_causal_mask(tell: Tell, arguments: tuple[str, ...], telling: str) -> None:

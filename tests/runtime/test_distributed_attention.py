@@ -281,7 +281,7 @@ REFUSALS = {
     "name": ("unknown schedule 'ring', did you mean 'ring-attention'? expected one of ",) * 2,
     "dimensions": ("q is [16, 4, 64], expected [batch, positions, heads, head_dim]",) * 2,
     "masks": ("rank 1: mask is causal, on rank 0 it is full",) * 2,
-    "window": ("window: 5, expected 1 or more and a causal mask",) * 2,
+    "window": ("window: 5 with the mask full, expected a causal mask",) * 2,
     "gradients": ("rank 1: gradients is True, on rank 0 it is False",) * 2,
     "scale": ("scale: nan, expected a finite number",) * 2,
     "backward alone": ("passes is backward, expected both, or forward where no gradients are wanted",) * 2,

@@ -215,7 +215,7 @@ KEYS = torch.randn(1, 2, 10, 16)
     ({"position_bias": torch.zeros(1, 4, 9, 9)}, "the model passes position_bias"),
     ({"cu_seq_lens_q": torch.tensor([0, 4, 9])}, "the model passes cu_seq_lens_q"),
     ({"output_attentions": True}, "the model passes output_attentions"),
-    ({"is_causal": False, "sliding_window": 4}, "window: 4, expected 1 or more and a causal mask"),
+    ({"is_causal": False, "sliding_window": 4}, "window: 4 with the mask full, expected a causal mask"),
     ({"value": torch.randn(1, 2, 9, 8)}, "expected equal batch"),
     ({"position_ids": torch.arange(9)}, "position_ids of [9], expected [batch, positions]"),
     ({"module": SimpleNamespace(config=SimpleNamespace(rope_parameters={"rope_type": "dynamic"}))}, "'dynamic'"),
