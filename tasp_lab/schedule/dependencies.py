@@ -54,6 +54,11 @@ class Transfers(NamedTuple):
     block: IntArray
     gives: BoolArray
 
+    def select(self, chosen: IntArray) -> Transfers:
+        """Those with these numbers, in this order."""
+        step, source, destination, lane, block = (column[chosen] for column in self[:5])
+        return Transfers(step, source, destination, lane, block, self.gives[chosen])
+
 
 class CallTable(NamedTuple):
     """All kernel calls in the order of steps, arrays (calls,). `block` names a call in events: see `Dependencies`.
@@ -120,6 +125,10 @@ class Uses(NamedTuple):
     step: IntArray
     since: IntArray
 
+    def select(self, chosen: IntArray) -> Uses:
+        """Those with these numbers, in this order."""
+        return Uses(*(column[chosen] for column in self))
+
 
 @dataclass(frozen=True, eq=False)
 class Accesses:
@@ -136,6 +145,11 @@ class Accesses:
     @property
     def first_call(self) -> int:
         return len(self.transfers.step)
+
+    def at(self, ranks: IntArray) -> Accesses:
+        """What some ranks change and read."""
+        parts, reads = (uses.select(np.flatnonzero(np.isin(uses.rank, ranks))) for uses in (self.parts, self.reads))
+        return Accesses(self.transfers, self.calls, parts, reads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,14 +254,17 @@ class _Uses(NamedTuple):
 def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
     """All transfers and calls, in the order of steps."""
     nothing = np.zeros(0, dtype=np.int64)
-    transfers = [Transfers(*[nothing] * 5, np.zeros(0, dtype=bool))]
+    transfers = [Transfers(nothing, nothing, nothing, nothing, nothing, np.zeros(0, dtype=bool))]
     calls: list[tuple[int, Calls]] = []
     for index, step in enumerate(steps):
         number = np.full(len(step), index)
         transfers.append(Transfers(number, step.source, step.destination, step.lane, step.block, step.gives))
         calls += ((index, each) for each in step.calls if len(each))
-    columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
-    return Transfers(*columns), _call_table(schedule, calls)
+    step_, source, destination, lane, block = (
+        np.concatenate(column) for column in list(zip(*transfers, strict=True))[:5]
+    )
+    gives = np.concatenate([each.gives for each in transfers])
+    return Transfers(step_, source, destination, lane, block, gives), _call_table(schedule, calls)
 
 
 def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:
