@@ -325,6 +325,8 @@ def validate(
 ) -> Comparison:
     """Run a collective or an attention layer on real processes and compare with its prediction.
 
+    Both have the same messages (`tasp_lab.schedule.messages`): one for blocks that are sent together.
+
     Parameters
     ----------
     machine : a machine or its name; its bandwidths are scaled on the emulated fabric. The communication library is

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +70,39 @@ class RankLayout:
         return self.copies.get((block, since), OUTSIDE)
 
 
+class Readiness:
+    """What comes last to copies before they are read.
+
+    `last_to_come` are two int arrays (parts,): the first and the last of what comes to a copy together with each part,
+    that is at its step: a lane of a source, or a call.
+    """
+
+    def __init__(self, schedule: Schedule, derived: Accesses) -> None:
+        self._blocks, self._steps = len(schedule.blocks), len(schedule.steps) + 1
+        parts, transfers, calls = derived.parts, derived.transfers, derived.first_call
+        key = (parts.rank * self._blocks + parts.block) * self._steps + parts.step
+        self._order = np.argsort(key, kind="stable")
+        self._run = key[self._order]
+        lane = -1 - (transfers.source * schedule.lanes + transfers.lane)
+        names = np.concatenate([lane, calls + np.arange(len(derived.calls.step))])[parts.operation]
+        starts = np.flatnonzero(np.diff(self._run, prepend=-1))
+        sizes = np.diff(np.append(starts, len(self._run)))
+        first, last = np.empty_like(names), np.empty_like(names)
+        first[self._order] = np.repeat(names[self._order][starts], sizes)
+        last[self._order] = np.repeat(names[self._order][starts + sizes - 1], sizes)
+        self.last_to_come: tuple[IntArray, IntArray] = (first, last)
+
+    def after(self, reads: Uses) -> tuple[IntArray, IntArray, IntArray]:
+        """What comes last to copies that are read before they are: its step, -1 for nothing, and `last_to_come`."""
+        start = (reads.rank * self._blocks + reads.block) * self._steps
+        end = np.searchsorted(self._run, start + reads.step)
+        last = np.append(self._run, -1)[end - 1]
+        comes = (end > 0) & (last >= start)
+        which = np.append(self._order, 0)[end - 1]
+        first, final = (np.where(comes, np.append(each, 0)[which], 0) for each in self.last_to_come)
+        return np.where(comes, last - start, -1), first, final
+
+
 class Layouts:
     """The memories of some `ranks`, from what these change and read at each step.
 
@@ -110,8 +142,7 @@ class Layouts:
 
     def sent(self, reads: Uses) -> IntArray:
         """Where the copies that are read lie as they are sent, in bytes, or `OUTSIDE`: those are gathered first."""
-        narrowed = (reads.since == RESIDENT) & wide_at_home(self._blocks)[reads.block]
-        return np.where(narrowed, OUTSIDE, self._offset(self._copy_keys(reads)))
+        return np.where(gathered(self._schedule, reads), OUTSIDE, self._offset(self._copy_keys(reads)))
 
     def of(self, rank: int) -> RankLayout:
         """The layout of one of the ranks."""
@@ -189,40 +220,8 @@ class Layouts:
         found = np.minimum(np.searchsorted(sent, keys), max(len(sent) - 1, 0))
         is_sent = sent[found] == keys if len(sent) else np.zeros(len(keys), dtype=bool)
         goes = np.where(free & is_sent, leaves[found] if len(sent) else 0, -1)
-        comes = [np.where(free, each[lands], 0) for each in self.last_to_come]
+        comes = [np.where(free, each[lands], 0) for each in Readiness(self._schedule, derived).last_to_come]
         return (*comes[::-1], goes, free.astype(np.int64))
-
-    @cached_property
-    def last_to_come(self) -> tuple[IntArray, IntArray]:
-        """The first and the last of what comes to a copy together with each part: a lane of a source, or a call."""
-        transfers, calls = self._derived.transfers, self._derived.first_call
-        lane = -1 - (transfers.source * self._schedule.lanes + transfers.lane)
-        names = np.concatenate([lane, calls + np.arange(len(self._derived.calls.step))])[self._parts.operation]
-        order, run = self._runs
-        starts = np.flatnonzero(np.diff(run, prepend=-1))
-        sizes = np.diff(np.append(starts, len(run)))
-        first, last = np.empty_like(names), np.empty_like(names)
-        first[order] = np.repeat(names[order][starts], sizes)
-        last[order] = np.repeat(names[order][starts + sizes - 1], sizes)
-        return first, last
-
-    @cached_property
-    def _runs(self) -> tuple[IntArray, IntArray]:
-        """The order of parts by rank, block and step, and what they are ordered by."""
-        key = (self._parts.rank * len(self._blocks) + self._parts.block) * self._steps + self._parts.step
-        order = np.argsort(key, kind="stable")
-        return order, key[order]
-
-    def ready_after(self, reads: Uses) -> tuple[IntArray, IntArray, IntArray]:
-        """What comes last to copies that are read before they are: its step, -1 for nothing, and `last_to_come`."""
-        order, run = self._runs
-        start = (reads.rank * len(self._blocks) + reads.block) * self._steps
-        end = np.searchsorted(run, start + reads.step)
-        last = np.append(run, -1)[end - 1]
-        comes = (end > 0) & (last >= start)
-        which = np.append(order, 0)[end - 1]
-        first, final = (np.where(comes, np.append(each, 0)[which], 0) for each in self.last_to_come)
-        return np.where(comes, last - start, -1), first, final
 
     def _alone(self, arrivals: IntArray) -> BoolArray:
         """Whether each of these arrivals comes alone to an empty resident sum, until it is given away or to the end."""
@@ -295,6 +294,13 @@ def sums(blocks: Blocks) -> BoolArray:
 def wide_at_home(blocks: Blocks) -> BoolArray:
     """Which blocks are wider at home than on the wire."""
     return np.array([kind.is_wide_at_home for kind in blocks.kinds], dtype=bool)[blocks.kind]
+
+
+def gathered(schedule: Schedule, reads: Uses) -> BoolArray:
+    """Whether copies that are read do not lie in the memory as they are sent: they are of the caller, or narrowed."""
+    elsewhere = outside(schedule, reads.rank, reads.block) | wide_at_home(schedule.blocks)[reads.block]
+    found: BoolArray = (reads.since == RESIDENT) & elsewhere
+    return found
 
 
 def outside(schedule: Schedule, rank: IntArray | int, block: IntArray) -> BoolArray:

@@ -54,6 +54,11 @@ class Transfers(NamedTuple):
     block: IntArray
     gives: BoolArray
 
+    def select(self, chosen: IntArray) -> Transfers:
+        """Those with these numbers, in this order."""
+        step, source, destination, lane, block = (column[chosen] for column in self[:5])
+        return Transfers(step, source, destination, lane, block, self.gives[chosen])
+
 
 class CallTable(NamedTuple):
     """All kernel calls in the order of steps, arrays (calls,). `block` names a call in events: see `Dependencies`.
@@ -120,6 +125,10 @@ class Uses(NamedTuple):
     step: IntArray
     since: IntArray
 
+    def select(self, chosen: IntArray) -> Uses:
+        """Those with these numbers, in this order."""
+        return Uses(*(column[chosen] for column in self))
+
 
 @dataclass(frozen=True, eq=False)
 class Accesses:
@@ -136,6 +145,11 @@ class Accesses:
     @property
     def first_call(self) -> int:
         return len(self.transfers.step)
+
+    def at(self, ranks: IntArray) -> Accesses:
+        """What some ranks change and read."""
+        parts, reads = (uses.select(np.flatnonzero(np.isin(uses.rank, ranks))) for uses in (self.parts, self.reads))
+        return Accesses(self.transfers, self.calls, parts, reads)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray, distinct
-from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts
+from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts, Readiness, gathered
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (
     HANDED_OUT,
@@ -108,22 +108,17 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     """
     derived = dependencies(schedule)
     transfers, size = derived.transfers, schedule.block_bytes
-    shared = np.flatnonzero(_share(schedule, transfers))
-    if not len(shared):
+    group = schedule.blocks.kind if kinds_apart else np.zeros_like(schedule.blocks.kind)
+    message, place = _joined(schedule, derived, np.arange(derived.first_call), group)
+    is_first = message == np.arange(len(message))
+    if is_first.all():
         blocks = BlockLists(np.arange(derived.first_call + 1), transfers.block)
         messages = _messages(transfers, size[transfers.block], blocks)
         return MessageDependencies(messages, derived.calls, derived.buffers, derived.edges)
-    layouts = Layouts(schedule, range(schedule.world_size), derived)
-    together = schedule.blocks.kind if kinds_apart else np.zeros_like(schedule.blocks.kind)
-    message, place = np.arange(derived.first_call), np.zeros(derived.first_call, dtype=np.int64)
-    first, place[shared] = _joined(schedule, derived, layouts, shared, together)
-    message[shared] = shared[first]
-    is_first = message == np.arange(len(message))
-    firsts = np.flatnonzero(is_first)
+    firsts = transfers.select(np.flatnonzero(is_first))
     number = (np.cumsum(is_first) - 1)[message]
     blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[np.lexsort((place, number))])
-    size_bytes = np.add.reduceat(size[blocks.block], blocks.offset[:-1])
-    messages = _messages(Transfers._make(column[firsts] for column in transfers), size_bytes, blocks)
+    messages = _messages(firsts, np.add.reduceat(size[blocks.block], blocks.offset[:-1]), blocks)
     return MessageDependencies(messages, derived.calls, derived.buffers, _edges(schedule, derived, messages, number))
 
 
@@ -151,72 +146,86 @@ def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntAr
 
     Int array (transfers of the rank,), in their order.
     """
-    shared = np.flatnonzero(_share(schedule, transfers))
+    shared = np.flatnonzero(_repeated(_ends_and_lanes(schedule, transfers)))
     if not len(shared):
         return np.arange(len(transfers.step))
     ends = np.concatenate([transfers.source[shared], transfers.destination[shared]])
-    ranks = [rank, *(each for each in distinct(ends).tolist() if each != rank)]
-    steps = steps_of(schedule, *ranks)
-    derived = accesses(schedule, ranks, steps)
-    layouts = Layouts(schedule, ranks, derived)
+    ranks = distinct(np.append(ends, rank)).tolist()
+    derived = accesses(schedule, ranks, steps_of(schedule, *ranks))
     own = np.flatnonzero((derived.transfers.source == rank) | (derived.transfers.destination == rank))
-    return _joined(schedule, derived, layouts, own, np.zeros_like(schedule.blocks.kind))[0]
+    return _joined(schedule, derived, own, np.zeros_like(schedule.blocks.kind))[0]
 
 
-def _share(schedule: Schedule, transfers: Transfers) -> BoolArray:
-    """Whether each transfer has the step, ends and lane of another one."""
+def _ends_and_lanes(schedule: Schedule, transfers: Transfers) -> IntArray:
+    """A number for the step, the ends and the lane of each transfer."""
     ends = (transfers.step * schedule.world_size + transfers.source) * schedule.world_size + transfers.destination
-    key = ends * schedule.lanes + transfers.lane
-    order = np.argsort(key, kind="stable")
-    again = np.diff(key[order]) == 0
-    found = np.zeros(len(key), dtype=bool)
+    return ends * schedule.lanes + transfers.lane
+
+
+def _repeated(*columns: IntArray) -> BoolArray:
+    """Whether each row of some columns occurs more than once."""
+    order = np.lexsort(columns[::-1])
+    again = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for column in columns:
+        again &= np.diff(column[order]) == 0
+    found = np.zeros(len(order), dtype=bool)
     found[order[:-1][again]] = found[order[1:][again]] = True
     return found
 
 
-def _joined(
-    schedule: Schedule, derived: Accesses, layouts: Layouts, own: IntArray, together: IntArray
-) -> tuple[IntArray, IntArray]:
-    """The messages of the transfers `own`, which have both ends at ranks of the layouts, and their order in memory.
+def _joined(schedule: Schedule, derived: Accesses, own: IntArray, group: IntArray) -> tuple[IntArray, IntArray]:
+    """The messages of the transfers `own`, of whose ends the accesses are derived; those of a message are of one group.
 
-    Only blocks of one group in `together`, int array (blocks,), share a message. Two int arrays of `own`: the
-    first one in the message of each, as an index, and a place; by these, those of a message are as they lie in memory.
+    `group` is an int array (blocks,). Returns two int arrays: the first one of `own` in the message of each, as an
+    index, and a place; by their places, those of a message are in the order in which they lie in memory.
     """
-    received, sent, ready = _ends(derived, layouts, own)
-    transfers = Transfers._make(column[own] for column in derived.transfers)
-    size = schedule.block_bytes[transfers.block]
-    same = (transfers.step, transfers.source, transfers.destination, transfers.lane, together[transfers.block])
-    order = np.lexsort((received, *same))
+    message, place = np.arange(len(own)), np.zeros(len(own), dtype=np.int64)
+    transfers = derived.transfers.select(own)
+    cell = _ends_and_lanes(schedule, transfers)
+    several = np.flatnonzero(_repeated(cell))
+    if not len(several):
+        return message, place
+    # Memories are laid out only for what may go together: the keys of a ring and their gradients never do, for one.
+    reads = _uses_by(derived, derived.reads, own[several])
+    lies = np.flatnonzero(~gathered(schedule, reads))
+    several, reads = several[lies], reads.select(lies)
+    columns = (cell[several], group[transfers.block[several]], *Readiness(schedule, derived).after(reads))
+    chosen = np.flatnonzero(_repeated(*columns))
+    if not len(chosen):
+        return message, place
+    alike, candidates = [column[chosen] for column in columns], several[chosen]
+    received, sent = _offsets(schedule, derived, own[candidates])
+    size = schedule.block_bytes[transfers.block[candidates]]
+    order = np.lexsort((received, *alike))
     before, after = order[:-1], order[1:]
-    joins = (received[before] != OUTSIDE) & (sent[before] != OUTSIDE)
+    joins = received[before] != OUTSIDE
     for offset in (received, sent):
         joins &= offset[after] == offset[before] + size[before]
-    for column in (*same, *ready):
+    for column in alike:
         joins &= column[after] == column[before]
-    starts = np.flatnonzero(np.concatenate([[True], ~joins])[: len(order)])
-    sizes = np.diff(np.append(starts, len(order)))
-    first = np.minimum.reduceat(order, starts) if len(order) else order
-    found, place = np.empty_like(order), np.empty_like(order)
-    found[order], place[order] = np.repeat(first, sizes), np.arange(len(order))
-    return found, place
+    starts = np.flatnonzero(np.concatenate([[True], ~joins]))
+    first = np.minimum.reduceat(candidates[order], starts)
+    message[candidates[order]] = np.repeat(first, np.diff(np.append(starts, len(order))))
+    place[candidates[order]] = np.arange(len(order))
+    return message, place
 
 
-def _ends(
-    derived: Accesses, layouts: Layouts, transfers: IntArray
-) -> tuple[IntArray, IntArray, tuple[IntArray, IntArray, IntArray]]:
-    """Where the data of transfers lie at their destinations and sources, and what comes last to them there."""
-    number = np.full(len(derived.transfers.step) + len(derived.calls.step), OUTSIDE)
-    number[transfers] = np.arange(len(transfers))
-    arrives = np.flatnonzero(number[derived.parts.operation] >= 0)
-    leaves = np.flatnonzero(number[derived.reads.operation] >= 0)
-    reads = Uses(*(column[leaves] for column in derived.reads))
+def _offsets(schedule: Schedule, derived: Accesses, transfers: IntArray) -> tuple[IntArray, IntArray]:
+    """Where the data of some transfers lie at their destinations and at their sources."""
+    ranks = distinct(np.concatenate([derived.transfers.source[transfers], derived.transfers.destination[transfers]]))
+    derived = derived.at(ranks)
+    layouts = Layouts(schedule, ranks.tolist(), derived)
+    received = layouts.received[_numbers_of_uses(derived, derived.parts, transfers)]
+    return received, layouts.sent(_uses_by(derived, derived.reads, transfers))
 
-    def of_transfers(operations: IntArray, values: IntArray) -> IntArray:
-        found = np.full(len(transfers), OUTSIDE)
-        found[number[operations]] = values
-        return found
 
-    received = of_transfers(derived.parts.operation[arrives], layouts.received[arrives])
-    sent = of_transfers(reads.operation, layouts.sent(reads))
-    step, first, last = (of_transfers(reads.operation, column) for column in layouts.ready_after(reads))
-    return received, sent, (step, first, last)
+def _uses_by(derived: Accesses, uses: Uses, transfers: IntArray) -> Uses:
+    """The use by each of some transfers, which have one each."""
+    number = _numbers_of_uses(derived, uses, transfers)
+    return uses.select(number)
+
+
+def _numbers_of_uses(derived: Accesses, uses: Uses, transfers: IntArray) -> IntArray:
+    number = np.zeros(derived.first_call + len(derived.calls.step), dtype=np.int64)
+    number[uses.operation] = np.arange(len(uses.operation))
+    return number[transfers]

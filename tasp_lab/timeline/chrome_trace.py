@@ -129,7 +129,7 @@ def _describe(event: Event) -> tuple[str, Record]:
         return f"{_CALLS.get(event.kind, f'{event.kind} of')} block {event.block}", {"flops": event.flops}
     numbers = ", ".join(map(str, event.blocks))
     what = f"block{'s' * bool(event.others)} {numbers} to rank {event.peer}"
-    return what, {"blocks": list(event.blocks), "peer": event.peer, "bytes": event.bytes}
+    return what, {"blocks": numbers, "peer": event.peer, "bytes": event.bytes}
 
 
 def _metadata(name: str, args: Record, pid: int, tid: int | None = None) -> Record:

@@ -102,7 +102,9 @@ def test_events_are_preserved_one_to_one(timelines: list[Timeline]) -> None:
     expected = Counter(
         (
             pid, track_name(e), round(e.start_s * 10**9), round(e.end_s * 10**9), e.kind,
-            e.step, e.block, *((e.peer, e.bytes) if e.kind == SEND else (e.flops,)), e.bound_by, e.waited_for,
+            e.step, e.block,
+            *((", ".join(map(str, e.blocks)), e.peer, e.bytes) if e.kind == SEND else (e.flops,)),
+            e.bound_by, e.waited_for,
         )
         for pid, timeline in enumerate(timelines, 1)
         for e in timeline.events
@@ -156,7 +158,7 @@ def test_times_are_in_microseconds() -> None:
     assert (record["ts"], record["dur"]) == (333333.333, 166666.667)
     assert record["name"] == "step 4: block 7 to rank 1"
     assert record["args"] == {
-        "step": 4, "block": 7, "peer": 1, "bytes": 1024, "bound_by": "link 0->1", "waited_for": "lane",
+        "step": 4, "block": 7, "blocks": "7", "peer": 1, "bytes": 1024, "bound_by": "link 0->1", "waited_for": "lane",
     }  # fmt: skip
 
 
