@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
 from tasp_lab.arrays import BoolArray, IntArray
@@ -56,11 +58,13 @@ def _communication_s(schedule: Schedule, machine: Machine) -> Number:
     part = None
     if schedule.initial_part is not None:
         part = np.broadcast_to(schedule.initial_part, schedule.initial.shape)
+    is_float = isinstance(like(topology, Fraction(0)), float)
     found: Number = 0
     for rank in range(schedule.world_size):
         has = schedule.initial[rank] if part is None else schedule.initial[rank] & _is_whole(schedule, part[rank])
         if missing := int(block_bytes[np.flatnonzero(schedule.final[rank] > has)].sum()):
-            found = max(found, like(topology, missing / into[rank]) + latency[rank])
+            transfer_s = missing / into[rank]
+            found = max(found, (float(transfer_s) if is_float else transfer_s) + latency[rank])
     return found
 
 

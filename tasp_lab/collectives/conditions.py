@@ -108,14 +108,14 @@ def _equal_bytes(schedule: Schedule, held: BoolArray) -> int | None:
 
 def _sent(schedule: Schedule) -> IntArray | None:
     """The bytes that go from each rank to each, int array (world_size, world_size); None for a block with two ends."""
-    found, ends = np.zeros((schedule.world_size,) * 2, dtype=np.int64), np.zeros(len(schedule.blocks), dtype=np.int64)
-    source = np.zeros(len(schedule.blocks), dtype=np.int64)
-    for rank, row in enumerate(schedule.initial):
-        source[np.flatnonzero(row)] = rank
+    source, ends = np.zeros((2, len(schedule.blocks)), dtype=np.int64)
     for rank, (final, initial) in enumerate(zip(schedule.final, schedule.initial, strict=True)):
-        block = np.flatnonzero(final > initial)
-        ends[block] += 1
-        np.add.at(found[:, rank], source[block], schedule.block_bytes[block])
+        source[np.flatnonzero(initial)] = rank
+        ends[np.flatnonzero(final > initial)] += 1
         if (ends > 1).any():
             return None
+    found = np.zeros((schedule.world_size,) * 2, dtype=np.int64)
+    for rank, (final, initial) in enumerate(zip(schedule.final, schedule.initial, strict=True)):
+        block = np.flatnonzero(final > initial)
+        np.add.at(found[:, rank], source[block], schedule.block_bytes[block])
     return found

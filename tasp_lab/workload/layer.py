@@ -106,7 +106,7 @@ class Workload:
             raise WorkloadError(f"window: {self.window}, expected 1 or more")
         if self.window is not None and self.mask != "causal":
             raise WorkloadError(
-                f"window: {self.window} with a {self.mask} mask, expected a causal mask (--mask causal)"
+                f"window: {self.window} with the mask {self.mask}, expected a causal mask (--mask causal)"
             )
         self._check_kind()
         positions = self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position)

@@ -106,10 +106,10 @@ def test_the_table_names_passes_and_compares_like_with_like(tell: Tell) -> None:
         for schedule in ("ring-attention", "tasp")
         for passing in ("forward", "backward, rotate-q", "both")
     ]
-    assert [row[4] for row in table[:3]] == ["1.00x"] * 3
+    assert [row[3] for row in table[:3]] == ["1.00x"] * 3
     found = rows(tell, *asked[1:], "both")
     expected = [f"{found[at]['time_s'] / found[at + 3]['time_s']:.2f}x" for at in range(3)]
-    assert [row[4] for row in table[3:]] == expected
+    assert [row[3] for row in table[3:]] == expected
     assert "Full attention, backward, 4096" in tell(*asked, "backward")[1]
     assert "┃ pass" not in tell("predict", "full-mesh:4", *schedules, *LAYER)[1]
 

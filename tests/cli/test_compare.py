@@ -27,7 +27,7 @@ def test_json_has_every_field(tell: Tell) -> None:
     code, out, _ = tell("compare", "full-mesh:6", *LAYER, "--json")
     assert code == 0
     found = json.loads(out)
-    assert {"computes", "library", "runtime", "results", "fabric", "provenance"} == set(found)
+    assert {"computes", "library", "runtime", "changes", "results", "fabric", "provenance"} == set(found)
     assert all(set(row) == FIELDS for row in found["results"])
     refused = [row for row in found["results"] if not row["applies"]]
     assert [row["schedule"] for row in refused] == ["ulysses", "usp:3x2"]
