@@ -96,7 +96,7 @@ class Step:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer | np.bool_) and -(2**63) <= value < 2**63
+    return isinstance(value, int | np.integer | np.bool_) and bool(-(2**63) <= value < 2**63)
 
 
 class LazySteps(Sequence[Step]):
