@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from tasp_lab.analysis.registry import AnySchedule, Work, built_in, names_in
 from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -125,7 +125,6 @@ def check_arguments(given: Mapping[str, Any], **other: str) -> None:
     `given` are all arguments by name, as ``locals()`` at the start of the function. `other` are names of arguments that
     stand for those of another name here: ``work="layer"``.
     """
-    value: Any
     for name, value in given.items():
         expected = _TYPES.get(other.get(name, name))
         if expected is None:
@@ -134,8 +133,8 @@ def check_arguments(given: Mapping[str, Any], **other: str) -> None:
         is_one_text = isinstance(value, str) and name in ("decomposition", "without_links", "links")
         if is_flag or is_one_text or not isinstance(value, expected.types):
             raise expected.error(of_type(name.replace("_", " "), value, expected.expected))
-        if name in _LISTS and not isinstance(value, str | Decomposition):
-            for each in cast("Iterable[object]", value or ()):
+        if name in _LISTS and isinstance(value, Sequence | Set) and not isinstance(value, str):
+            for each in value:
                 if not isinstance(each, _LISTS[name]):
                     raise expected.error(of_type(name.replace("_", " "), each, expected.expected))
     for name in given.get("attention", ()):

@@ -562,7 +562,7 @@ class Predictions(Report, Sequence[Prediction]):
             "changes": list(self.machine.changes),
             "compute": compute_of_passes(self),
             "predictions": [
-                *(each | {"status": "predicted", "reason": None} for each in map(self._fields, self.items)),
+                *(each | {"status": "ok", "reason": None} for each in map(self._fields, self.items)),
                 *map(self._refused_fields, self.refused),
             ],
             "provenance": self.provenance.to_dict(),
@@ -577,7 +577,7 @@ class Predictions(Report, Sequence[Prediction]):
 
     def records(self) -> list[dict[str, object]]:
         """A row per schedule and pass; of a schedule that does not apply one row without numbers."""
-        rows = [each.to_dict() | {"status": "predicted", "reason": None} for each in self.items]
+        rows = [each.to_dict() | {"status": "ok", "reason": None} for each in self.items]
         rows += map(self._refused_fields, self.refused)
         return [flat(row) | {"library": self.library} for row in rows]
 

@@ -49,7 +49,7 @@ def test_the_others_are_predicted_and_the_reason_is_a_row(tell: Tell) -> None:
     code, out, _ = tell(*arguments, "--json")
     ring, direct = json.loads(out)["predictions"]
     assert code == 0
-    assert (ring["schedule"], ring["status"], ring["reason"]) == ("ring", "predicted", None)
+    assert (ring["schedule"], ring["status"], ring["reason"]) == ("ring", "ok", None)
     assert (direct["schedule"], direct["status"], direct["time_s"]) == ("direct", "does not apply", None)
     assert "no such link" in direct["reason"]
 
@@ -58,7 +58,7 @@ def test_times_are_those_of_the_schedules_alone() -> None:
     alone, beside = (tasp_lab.predict("torus:4x4", given, 2**20) for given in ("ring", ["direct", "ring"]))
     assert [each.time_s for each in beside] == [each.time_s for each in alone]
     assert [each.schedule for each in beside.refused] == ["direct"]
-    assert beside.to_pandas()["status"].tolist() == ["predicted", "does not apply"]
+    assert beside.to_pandas()["status"].tolist() == ["ok", "does not apply"]
     assert tasp_lab.predict("full-mesh:4", ["direct", "ring"], 64).refused == ()
 
 
