@@ -54,6 +54,8 @@ def check_time(schedule: Schedule, machine: Machine, time_s: Number) -> None:
 
 def _communication_s(schedule: Schedule, machine: Machine) -> Number:
     topology, block_bytes = machine.topology, schedule.block_bytes
+    if schedule.world_size == 1:
+        return 0  # without a link
     into, latency = topology.bandwidths_into_ranks_bytes_per_s, topology.min_latencies_into_ranks_s
     part = None
     if schedule.initial_part is not None:
