@@ -124,9 +124,9 @@ class Schedule:
             value = getattr(self, name)
             if not isinstance(value, types) or isinstance(value, bool) or (name == "steps" and isinstance(value, str)):
                 raise ScheduleError(of_type(f"schedule {self.name!r}: {name}", value, what))
-        methods = ("check", "effects", "existing_parts", "flops", "shapes")
-        if self.task is not None and not all(hasattr(type(self.task), each) for each in methods):
-            what = f"a tasp_lab.schedule.calls.Task, which has the methods {', '.join(methods)}"
+        members = ("contract", "check", "effects", "existing_parts", "flops", "shapes")
+        if self.task is not None and not all(hasattr(type(self.task), each) for each in members):
+            what = f"a tasp_lab.schedule.calls.Task, which has {', '.join(members)}"
             raise ScheduleError(of_type(f"schedule {self.name!r}: task", self.task, what))
 
     @property
