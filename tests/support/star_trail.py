@@ -24,7 +24,7 @@ Moves = list[tuple[int, ...]]
 def star_trail(topology: Topology, layer: Workload, members: int) -> Schedule:
     """Consecutive `members` ranks are a team; there is a multiple of `members` teams.
 
-    Member m of a team attends all its queries to the keys of every `members`-th team, beginning with the m-th before.
+    Of each `members` teams, member m of a team attends all queries of its team to the keys of the m-th one.
     """
     n = topology.world_size
     teams, ranks = n // members, range(n)
@@ -42,7 +42,7 @@ def star_trail(topology: Topology, layer: Workload, members: int) -> Schedule:
         for rank in ranks for mate in mates[rank] if mate != rank
         for block in queries[rank] + keys[rank] if task.owner[block] == rank
     ]  # fmt: skip
-    team_of = {rank: (rank // members - rank % members) % teams for rank in ranks}  # whose keys a rank has
+    team_of = {rank: rank // members**2 * members + rank % members for rank in ranks}  # whose keys a rank has first
     begin: Moves = [
         (team_of[rank] * members + rank // members % members, rank, 0, block)
         for rank in ranks if team_of[rank] != rank // members for block in keys[team_of[rank] * members]
