@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,11 +16,10 @@ from tasp_lab.attention.forward import attention
 from tasp_lab.attention.task import KEYS
 from tasp_lab.collectives.registry import collective
 from tasp_lab.decomposition.decompose import Decomposition, decompose
-from tasp_lab.errors import ScheduleError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT, Dependencies, dependencies
 from tasp_lab.schedule.memory_sizes import memory_bytes
-from tasp_lab.schedule.rank_part import RankPart, rank_part
+from tasp_lab.schedule.rank_part import SCATTERED, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
@@ -244,8 +242,8 @@ def test_tasp_needs_about_as_much_memory_as_ring_attention(topology: str, more: 
         assert tasp == ring == shards * layer.sequence // n * layer.kv_bytes_per_position
 
 
-def test_calls_whose_keys_lie_apart_are_named() -> None:
-    """Of three blocks that came together, the first and the last are not one stretch of memory."""
+def test_keys_that_lie_apart_are_gathered() -> None:
+    """Blocks that came together lie in one order; a call that takes the first two in the other one gathers them."""
     schedule = built("tasp", "full-mesh:5", Workload(20, heads=1))
     step = schedule.steps[1]
     first, *others = calls_of(step)
@@ -253,8 +251,9 @@ def test_calls_whose_keys_lie_apart_are_named() -> None:
     calls = as_arrays(task_of(schedule), [first._replace(keys=[b, a, *keys]), *others])
     steps = [*schedule.steps]
     steps[1] = replace(step, calls=calls)
-    with pytest.raises(ScheduleError, match=rf"step 1: rank {first.rank} computes with block {a}, which is not contig"):
-        rank_part(replace(schedule, steps=steps), first.rank)
+    (call,) = (each for each in rank_part(replace(schedule, steps=steps), first.rank).calls if each.step == 1)
+    assert call.operands[1].offset == SCATTERED
+    assert [piece.blocks for piece in call.operands[1].pieces][:2] == [(b,), (a,)]
 
 
 def test_one_rank_alone_has_no_buffers() -> None:

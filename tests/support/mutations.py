@@ -351,6 +351,15 @@ def _sample(kind: str, changes: list[Callable[[], World]], size: int | None) -> 
     return changes if size is None or len(changes) <= size else random.Random(kind).sample(changes, size)
 
 
+def valid(change: Callable[[], World]) -> World | None:
+    """The changed world, if the proof accepts it; None also if there are no such blocks, or no such task."""
+    try:
+        world = change()
+    except ScheduleError:
+        return None
+    return world if is_accepted(world) else None
+
+
 def is_accepted(world: World) -> bool:
     """Whether the proof accepts a world. Any error but a `ScheduleError` is an error of the proof."""
     try:
