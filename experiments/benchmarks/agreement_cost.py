@@ -29,7 +29,7 @@ from tasp_lab.files import write_whole
 
 RANKS = 2, 4, 8
 POSITIONS = 64
-"""Of each rank: so few that the host takes most of the time."""
+"""Positions per rank: so few that the host takes most of the time."""
 
 SAMPLES, PASSES = 30, 10
 """Samples of each case, alternately, and calls in a row in each."""

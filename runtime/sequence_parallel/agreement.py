@@ -84,7 +84,7 @@ class _Agreed:
         self.calls = 0
         """How many calls of layers have been agreed on: as many on all ranks, since each is agreed on by all."""
         self.waits: Sequence[Wait] = ()
-        """Of the last exchange (`runtime.executor.transports.Wait`)."""
+        """The waits of the last exchange (`runtime.executor.transports.Wait`)."""
 
 
 _AGREED: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()

@@ -128,12 +128,12 @@ def build_schedules(
 
 
 def names_in(schedules: Iterable[AnySchedule]) -> list[str]:
-    """Those schedules that are given by name."""
+    """The schedules that are given by name."""
     return [each for each in schedules if isinstance(each, str)]
 
 
 def built_in(schedules: Iterable[AnySchedule]) -> list[Schedule]:
-    """Those schedules that were built."""
+    """The schedules that are given as objects."""
     return [each for each in schedules if isinstance(each, Schedule)]
 
 
