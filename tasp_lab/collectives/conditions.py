@@ -58,7 +58,8 @@ def _of_sums(schedule: Schedule) -> dict[CollectiveKind, int]:
     n, found = schedule.world_size, dict[CollectiveKind, int]()
     if schedule.initial_part is None or (schedule.blocks.parts != n).any():
         return found
-    parts = np.sort(np.broadcast_to(schedule.initial_part, schedule.initial.shape), axis=0)
+    columns = np.shape(schedule.initial_part)[-1:] or (1,)  # one stands for all blocks: the whole table may not fit
+    parts = np.sort(np.broadcast_to(schedule.initial_part, (n, *columns)), axis=0)
     if not all(row.all() for row in schedule.initial) or (parts != np.arange(n)[:, None]).any():
         return found
     total = int(schedule.block_bytes.sum())
