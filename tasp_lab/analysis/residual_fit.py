@@ -75,7 +75,7 @@ class Residual:
 
 _STATED = Regime("layer", "intra", "any", "documented", "ideal")
 EXACT = Residual(_STATED, middle=1.0, spread=0.0, constants=0.0, own=0.0, rows=0, machines=0, asked=_STATED)
-"""Of machines whose links are ideal (`Machine.has_ideal_links`): no factor."""
+"""The factor of machines whose links are ideal (`Machine.has_ideal_links`): none."""
 
 
 class Variance(NamedTuple):

@@ -55,7 +55,7 @@ class Transfers(NamedTuple):
     gives: BoolArray
 
     def select(self, chosen: IntArray) -> Transfers:
-        """Those with these numbers, in this order."""
+        """The transfers with these numbers, in this order."""
         step, source, destination, lane, block = (column[chosen] for column in self[:5])
         return Transfers(step, source, destination, lane, block, self.gives[chosen])
 
@@ -126,7 +126,7 @@ class Uses(NamedTuple):
     since: IntArray
 
     def select(self, chosen: IntArray) -> Uses:
-        """Those with these numbers, in this order."""
+        """The uses with these numbers, in this order."""
         return Uses(*(column[chosen] for column in self))
 
 

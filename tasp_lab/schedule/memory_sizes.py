@@ -64,7 +64,7 @@ class _Sizes:
         return rank, block
 
     def _in_memory(self, copies: IntArray) -> IntArray:
-        """Of these copies, the sums without a pool that are not the caller's."""
+        """The sums without a pool among these copies, without tensors of the caller."""
         rank, block = self._places(copies)
         return copies[self._staging[block] & ~outside(self._schedule, rank, block)]
 
