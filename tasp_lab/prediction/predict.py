@@ -127,7 +127,7 @@ def predict(
         a hybrid, a stack of them.
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.edits`.
+        `tasp_lab.topology.derived`.
     overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; `without_links` and `links`
         apply to the overridden machine.
     decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default

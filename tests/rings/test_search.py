@@ -48,7 +48,7 @@ from tasp_lab.rings.switching import disjoint_rings
 from tasp_lab.rings.two_factors import undirected_hamiltonian_cycles
 from tasp_lab.topology.builders import bidirectional_ring, circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.cuts import ring_cut
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Constraint, Link, SharedCapacity, Topology, Vertex, both_ways
 from tests.support.signals import hear_interrupts
 

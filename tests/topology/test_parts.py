@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.topology.builders import circulant, full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import equal_parts, induced, with_links, without_links
 from tasp_lab.topology.graph import Route, Topology
-from tasp_lab.topology.parts import equal_parts, induced
 from tests.topology.test_edits import awkward
 
 topologies = st.sampled_from([

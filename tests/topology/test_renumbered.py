@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.derived import renumbered
 from tasp_lab.topology.graph import SharedCapacity, Topology
 from tasp_lab.topology.links import MeshLinks
-from tasp_lab.topology.renumbered import renumbered
 from tests.support.strategies import complete_topologies
 
 

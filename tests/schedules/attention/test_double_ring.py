@@ -21,7 +21,7 @@ from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.double_ring_routes import routes_of
 from tasp_lab.schedules.attention.task import KEYS
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, torus
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Mask, Workload
 from tests.support.mutations import is_right_in_orders
