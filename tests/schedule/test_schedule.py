@@ -14,7 +14,7 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.rings.shares import (
+from tasp_lab.rings.rings import (
     LOAD_BYTES,
     MAX_LANES_OF_SHARES,
     PAGE_BYTES,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import INSTANT, Machine
-from tasp_lab.rings.shares import split_count
+from tasp_lab.rings.rings import split_count
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit, dataflow_of

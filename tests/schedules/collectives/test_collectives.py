@@ -23,7 +23,7 @@ from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.prediction.predict import CollectivePrediction, predict
-from tasp_lab.rings.shares import PAGE_BYTES
+from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
