@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Compute
-from tasp_lab.schedule.call_shapes import shapes_by_rank
+from tasp_lab.schedule.dependencies import shapes_by_rank
 from tasp_lab.schedule.schedule import Schedule
 
 

@@ -28,7 +28,7 @@ from runtime.executor.executor import Executor
 from runtime.executor.transports import Batched, Message, Wait
 from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward
 from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions

@@ -14,11 +14,10 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import split_bytes
 from tasp_lab.schedule.blocks import DATA, Blocks, Kind
-from tasp_lab.schedule.composition.merged_steps import check_no_calls, check_size, joined, moved, tables_joined
-from tasp_lab.schedule.composition.sequence import in_sequence
+from tasp_lab.schedule.composition.sequence import check_no_calls, check_size, in_sequence, joined, moved, tables_joined
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
-from tasp_lab.schedule.step import LazySteps, Step
 
 T = TypeVar("T", bound=np.generic)
 

@@ -1,21 +1,26 @@
-"""A step of a schedule, its transfers and kernel calls as arrays; lazily generated sequences of steps."""
+"""What a schedule consists of: steps, whose transfers and kernel calls are arrays, and the copies that ranks have.
+
+>>> print(Step.of([(0, 1, 0, 5), (1, 0, 0, 6)]))
+0->1 lane 0 block 5
+1->0 lane 0 block 6
+
+Nothing is proven here: `tasp_lab.schedule.schedule.Schedule` is a `ScheduleModel` that proves itself.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, overload
+from typing import ClassVar, overload
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
-from tasp_lab.schedule.calls import Calls
-
-if TYPE_CHECKING:
-    from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.calls import Calls, Task
 
 _NO_CALLS: tuple[Calls, ...] = ()
 
@@ -116,7 +121,7 @@ class LazySteps(Sequence[Step]):
         if self._kept is None:
             object.__setattr__(self, "_kept", {})  # subclasses may be frozen
 
-    def prove(self, schedule: Schedule) -> int | None:
+    def prove(self, schedule: ScheduleModel) -> int | None:
         """The number of transfers, if the form of the steps proves the schedule valid; else None: it is replayed."""
         return None
 
@@ -134,3 +139,64 @@ class LazySteps(Sequence[Step]):
         if (number := index % len(self)) not in self._kept:
             self._kept[number] = self.step(number)
         return self._kept[number]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScheduleModel:
+    """The fields of a schedule, unchecked: what the proof works on.
+
+    Users construct `tasp_lab.schedule.schedule.Schedule`, which checks and proves itself.
+
+    Parameters
+    ----------
+    name : the schedule's name, as on the command line.
+    world_size : number of ranks.
+    lanes : number of lanes.
+    blocks : the blocks.
+    initial : bool array (world_size, blocks), the copies that ranks have at the start.
+    final : bool array (world_size, blocks), the copies that ranks must have complete at the end.
+    steps : the steps, possibly lazy; any sequence of `Step`.
+    task : what the kernel calls compute; None for a schedule without kernel calls.
+    fused : whether all steps are one call of the communication library, as its own collectives are; else one per step.
+    initial_part : int array that broadcasts to (world_size, blocks), the one part that an initial copy has, or -1 for
+        all parts; None if all initial copies are complete.
+    kept : bool array (world_size, blocks), further copies that stay where they arrive; None for none.
+    """
+
+    name: str
+    world_size: int
+    lanes: int
+    blocks: Blocks
+    initial: BoolArray
+    final: BoolArray
+    steps: Sequence[Step]
+    task: Task | None = None
+    fused: bool = False
+    initial_part: IntArray | None = None
+    kept: BoolArray | None = None
+
+    @property
+    def block_bytes(self) -> IntArray:
+        """The size of each block on the wire, int array (blocks,)."""
+        return self.blocks.bytes
+
+    def is_resident(self, rank: IntArray, block: IntArray) -> BoolArray:
+        """Whether copies of these blocks stay at these ranks."""
+        resident: BoolArray = (self.blocks.buffers[block] == 0) | self.initial[rank, block] | self.final[rank, block]
+        return resident if self.kept is None else resident | self.kept[rank, block]
+
+    def bytes_sent(self) -> IntArray:
+        """The bytes that each rank sends on each lane at each step, as an int array (steps, world_size, lanes)."""
+        ledger = np.zeros((len(self.steps), self.world_size, self.lanes), dtype=np.int64)
+        for index, step in enumerate(self.steps):
+            np.add.at(ledger[index], (step.source, step.lane), self.block_bytes[step.block])
+        return ledger
+
+    def flops(self) -> IntArray:
+        """The FLOPs that each rank computes at each step, as an int array (steps, world_size)."""
+        ledger = np.zeros((len(self.steps), self.world_size), dtype=np.int64)
+        for index, step in enumerate(self.steps):
+            for calls in step.calls:
+                assert self.task is not None, "a schedule with calls has a task"
+                np.add.at(ledger[index], calls.rank, self.task.flops(calls))
+        return ledger
