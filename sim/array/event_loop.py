@@ -18,8 +18,8 @@ from sim.array.flows import LOGGED, Flows, begin, end, end_due, settle
 from sim.array.gpus import Gpus, begin_call, end_call, occupy, settle_gpus
 from sim.array.max_min import SAME, Sharing
 from sim.array.quotient import Plan, Program
-from sim.array.record import Bounds, times_table
-from sim.array.record import Record as Record
+from sim.array.timeline import Bounds, times_table
+from sim.array.timeline import Record as Record
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import BLOCK, LANE

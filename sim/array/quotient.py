@@ -2,6 +2,12 @@
 
 An operation of the program represents all members of a class in one repeat. The number of class c in repeat r is
 ``r * classes + c``; adding an offset to that number gives a follower.
+
+Example: AllGather around a ring of four equal links has three steps, so three repeats, and its four hops are one class.
+The program has the operations 0, 1 and 2. Each one's follower is the next step, at offset 1, for two causes: the hop
+itself must have sent its previous block (`if_sent`), and the hop before must have delivered (`if_arrived`). On links
+that are slow and fast in turn there are two classes: operations 0 and 1 are step 0 of slow and of fast hops, 2 and 3
+step 1. A slow hop is followed by itself at offset 2 and by the fast one after it at offset 3.
 """
 
 from __future__ import annotations

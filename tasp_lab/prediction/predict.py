@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, Unpack
 
-from sim.array.from_rings import is_ring_schedule
+from sim.array.from_schedule import is_ring_schedule
 from sim.bound import least_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
