@@ -25,11 +25,9 @@ from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import INSTANT
 from tasp_lab.measure.accuracy import TableAccuracy, accuracy, own_tables
 from tasp_lab.measure.accuracy.judged import WorkRow, errors_of, row_dict, summary
-from tasp_lab.measure.accuracy.layer import engine_for
-from tasp_lab.measure.accuracy.layer_rows import check_row, row_run
-from tasp_lab.measure.accuracy.ranking import TIE, groups_of, is_right
+from tasp_lab.measure.accuracy.layer import TIE, check_row, engine_for, groups_of, is_right, row_run
 from tasp_lab.measure.readers import LayerTable
-from tasp_lab.plots.row_accuracy import draw_rows
+from tasp_lab.plots.accuracy import draw_rows
 from tasp_lab.plots.timelines import render
 
 FOLDER = Path(__file__).parent

@@ -7,8 +7,8 @@ from dataclasses import replace
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import NO_PASSES
 from tasp_lab.machines.machine import IDEAL
-from tasp_lab.measure.accuracy.layer_rows import RowRun
-from tasp_lab.measure.accuracy.machines import machine_for
+from tasp_lab.measure.accuracy.judged import machine_for
+from tasp_lab.measure.accuracy.layer import RowRun
 from tasp_lab.prediction.inputs import with_runtime
 
 

@@ -16,9 +16,7 @@ from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found,
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.measure.accuracy import TableAccuracy, WorkRow, own_tables
-from tasp_lab.measure.accuracy.layer import LayerJudge
-from tasp_lab.measure.accuracy.layer_rows import RowRun, check_row, row_run
-from tasp_lab.measure.accuracy.ranking import groups_of, is_right
+from tasp_lab.measure.accuracy.layer import LayerJudge, RowRun, check_row, groups_of, is_right, row_run
 from tasp_lab.measure.readers import LayerTable, find_all_tables
 
 Change = Callable[[RowRun], RowRun]

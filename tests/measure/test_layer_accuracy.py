@@ -18,8 +18,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.measure.accuracy import TableAccuracy, WorkRow, judge, own_tables
-from tasp_lab.measure.accuracy.layer import HOST_SHARE, LayerJudge
-from tasp_lab.measure.accuracy.ranking import TIE, ranking
+from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerJudge, ranking
 from tasp_lab.measure.readers import LayerTable, find_all_tables, parse_any_table
 from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.schedules.attention.options import AttentionOptions

@@ -15,7 +15,7 @@ PCIe is part of the machine only if NVLink or xGMI do not connect all GPUs, beca
 ring; ``pcie`` overrides this. NICs are left out, since the output of one machine does not include the network.
 
 With the ``profile`` of a family, the machine has that family's library, kernels and constants, and NICs
-(`tasp_lab.machines.importers.families`).
+(`tasp_lab.machines.importers.assembly`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import Any
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.importers import nccl_xml, nvidia_smi, rocm_smi
-from tasp_lab.machines.importers.assembly import assemble
-from tasp_lab.machines.importers.families import of_family
+from tasp_lab.machines.importers.assembly import assemble, of_family
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
 

@@ -15,9 +15,19 @@ from collections.abc import Sequence
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
-from tasp_lab.machines.importers.matrix import GPU, Matrix, read_matrix
-from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH, Branch, Leaf, PcieSurvey
-from tasp_lab.machines.importers.survey import Given, Pair, Survey, shown
+from tasp_lab.machines.importers.survey import (
+    GPU,
+    PCIE_BANDWIDTH,
+    Branch,
+    Given,
+    Leaf,
+    Matrix,
+    Pair,
+    PcieSurvey,
+    Survey,
+    read_matrix,
+    shown,
+)
 from tasp_lab.machines.machine import Constant
 
 LINK_BANDWIDTH = Constant(

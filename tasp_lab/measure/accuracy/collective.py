@@ -8,8 +8,7 @@ from sim.messages import LibraryMessages
 from sim.simulate import simulate
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, RowAccuracy
-from tasp_lab.measure.accuracy.machines import machine_of, no_profile
+from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, RowAccuracy, machine_of, no_profile
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.uncertainty import Uncertainty

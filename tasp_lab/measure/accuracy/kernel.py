@@ -17,8 +17,7 @@ from tasp_lab.machines.kernel_model.constants import KernelConstant
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.kernel_samples import kernel_samples
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import TableAccuracy, WorkRow
-from tasp_lab.measure.accuracy.machines import reason_of
+from tasp_lab.measure.accuracy.judged import TableAccuracy, WorkRow, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import KernelRow, KernelTable
 from tasp_lab.prediction.interval import Interval, residual_interval

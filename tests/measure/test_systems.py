@@ -10,7 +10,7 @@ import pytest
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.host_model.catalogue import runtime_names
-from tasp_lab.measure.readers.systems import LibraryRun, library_run
+from tasp_lab.measure.accuracy.layer import LibraryRun, library_run
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.topology.builders import full_mesh
@@ -139,6 +139,6 @@ def test_a_source_that_changed_a_library_has_its_own_runtime(variant: str) -> No
 
 def test_every_entry_is_tested() -> None:
     """The systems above choose all entries of the file."""
-    entries = msgspec.toml.decode((files("tasp_lab.measure.readers") / "systems.toml").read_bytes())["entries"]
+    entries = msgspec.toml.decode((files("tasp_lab.measure.accuracy") / "systems.toml").read_bytes())["entries"]
     sources = {library_run(*each, causal=True, ranks=8).source for each in RUNS} | {ultraattn("ring").source}
     assert {each["source"] for each in entries if "schedule" in each} == sources
