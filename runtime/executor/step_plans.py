@@ -1,8 +1,9 @@
 """What the per-step executor does, in which stream and in which order, prepared once per rank's part.
 
-Each channel of messages (`tasp_lab.schedule.dependencies`) has a communication stream, and each lane of calls has a stream.
-What a message, a join or a call waits for is reached in the stream to which it belongs; another stream then waits for a
-mark in that stream. So a stream waits only for what its own operations need, and channels do not wait for each other.
+Each channel of messages (`tasp_lab.schedule.dependencies`) has a communication stream, and each lane of calls has a
+stream. What a message, a join or a call waits for is reached in the stream to which it belongs; another stream then
+waits for a mark in that stream. So a stream waits only for what its own operations need, and channels do not wait for
+each other.
 
 Batches are issued in the order of steps and channels, the same at all ranks, as NCCL asks for where several
 communicators are used. What a batch waits for was issued before it, so neither a device that runs one batch at a time

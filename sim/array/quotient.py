@@ -198,16 +198,16 @@ def _begins(rows: IntArray, count: int) -> IntArray:
 
 def _costs(costs: Sequence[Cost]) -> Table:
     limits = [np.inf if each.max_bytes_per_s is None else each.max_bytes_per_s for each in costs]
-    found: Table = table(len(costs), launch_s="f8", wire_bytes="f8", latency_s="f8", limit="f8", channels="f8")
-    found[:] = [(*each[:3], limit, each.channels) for each, limit in zip(costs, limits, strict=True)]
-    return found
+    rows: Table = table(len(costs), launch_s="f8", wire_bytes="f8", latency_s="f8", limit="f8", channels="f8")
+    rows[:] = [(*each[:3], limit, each.channels) for each, limit in zip(costs, limits, strict=True)]
+    return rows
 
 
 def _capacities(operations: Operations, classes: Classes) -> FloatArray:
-    found = np.zeros(int(classes.of_resource.max(initial=-1)) + 1)
+    capacities = np.zeros(int(classes.of_resource.max(initial=-1)) + 1)
     constraints = len(operations.capacity_bytes_per_s)
-    found[classes.of_resource[:constraints]] = operations.capacity_bytes_per_s
-    return found
+    capacities[classes.of_resource[:constraints]] = operations.capacity_bytes_per_s
+    return capacities
 
 
 def _lanes(operations: Operations) -> int:

@@ -205,12 +205,12 @@ class _EventBuilder:
     def _bounds(self, number: int, source: int, destination: int) -> dict[int, float]:
         """The seconds during which each constraint of a route was the bottleneck; ties go to the first constraint."""
         route = self._topology.route(source, destination).constraints
-        found: dict[int, float] = {}
+        by_constraint: dict[int, float] = {}
         for classes, seconds in self._all_bounds[number]:
             among = (each for each in route if self._class_of_constraint.get(each) in classes)
             first = min(among, default=OWN_LIMIT)
-            found[first] = found.get(first, 0.0) + seconds
-        return found
+            by_constraint[first] = by_constraint.get(first, 0.0) + seconds
+        return by_constraint
 
     def _bound_by(self, number: int, bounds: dict[int, float], cost: Cost, launch_s: float) -> str:
         """The dominant share of a message's time; ties up to rounding go to the first constraint."""

@@ -134,20 +134,20 @@ class _Run:
 
     def _transfers_by_lane(self) -> Mapping[tuple[int, int], list[_Transfer]]:
         """The messages of each lane of each rank, in the order of ranks, lanes and steps."""
-        found: dict[tuple[int, int], list[_Transfer]] = {}
+        transfers: dict[tuple[int, int], list[_Transfer]] = {}
         messages, library = self._derived.messages, LibraryMessages(self._schedule, self._comm_library)
         costs = (kinds[which] for _, kinds, number in library.by_step(messages) for which in number.tolist())
         for number, (row, cost) in enumerate(zip(messages.rows(), costs, strict=True)):
-            found.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, cost))
-        return dict(sorted(found.items()))
+            transfers.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, cost))
+        return dict(sorted(transfers.items()))
 
     def _calls_by_lane(self) -> Mapping[tuple[int, int], list[int]]:
         """The numbers of the calls of each compute lane of each rank, in the order of ranks, lanes and steps."""
-        found: dict[tuple[int, int], list[int]] = {}
+        by_lane: dict[tuple[int, int], list[int]] = {}
         calls = self._derived.calls
         for number, key in enumerate(zip(calls.rank.tolist(), calls.lane.tolist(), strict=True)):
-            found.setdefault(key, []).append(number)
-        return dict(sorted(found.items()))
+            by_lane.setdefault(key, []).append(number)
+        return dict(sorted(by_lane.items()))
 
     def _send_all(self, transfers: Sequence[_Transfer]) -> Generator[simpy.Event, None, None]:
         """The process of one lane of one rank."""

@@ -24,8 +24,8 @@ def distinct(values: IntArray) -> IntArray:
     array([1, 3])
     """
     ordered = np.sort(values)
-    found: IntArray = ordered[np.concatenate([[True], np.diff(ordered) > 0])[: len(ordered)]]
-    return found
+    unrepeated: IntArray = ordered[np.concatenate([[True], np.diff(ordered) > 0])[: len(ordered)]]
+    return unrepeated
 
 
 Values = npt.NDArray[np.generic]

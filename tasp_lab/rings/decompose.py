@@ -281,16 +281,16 @@ def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: S
         if known.fold > fold:
             more = f"; {known.reason}"
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
-    found, note = search.equal_rings(fold, strictly=True)
-    if found is None and fold == 1 and search.problem.is_uniform:
+    equal, note = search.equal_rings(fold, strictly=True)
+    if equal is None and fold == 1 and search.problem.is_uniform:
         most, proved = search.max_disjoint()
         if most is not None:
             note += f"; {len(most)} link-disjoint rings exist" + (", and no more" if proved else "")
-    if found is None:
+    if equal is None:
         raise NoDecompositionError(
             f"{topology.name}: no rings of fold {fold} reach the rate that the cuts allow: {note}{more}"
         )
-    return _concluded(_as_decomposition(topology, found), budget)
+    return _concluded(_as_decomposition(topology, equal), budget)
 
 
 def _with_lanes(
@@ -304,17 +304,17 @@ def _with_lanes(
         one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:
             return one
-    found: list[Decomposition] = []
+    candidates: list[Decomposition] = []
     for part in _rounds(budget):
         try:
-            found.append(_few(topology, lanes, rail_aligned, part))
+            candidates.append(_few(topology, lanes, rail_aligned, part))
         except NoDecompositionError:
-            if not found:
+            if not candidates:
                 raise
-        if found[-1].proved_optimal:
+        if candidates[-1].proved_optimal:
             break
-    best = max(found, key=lambda each: each.rate_bytes_per_s)
-    return replace(best, search_complete=found[0].search_complete)
+    best = max(candidates, key=lambda each: each.rate_bytes_per_s)
+    return replace(best, search_complete=candidates[0].search_complete)
 
 
 def _rounds(budget: SearchBudget) -> list[SearchBudget]:
@@ -335,8 +335,8 @@ def _few(topology: Topology, lanes: int, rail_aligned: bool | None, budget: Sear
         return full
     known = Rings(full.rings.astype(np.int64), full.fold, full.reason, full.shares)
     limit = ring_limit_bytes_per_s(topology, full.rate_bytes_per_s)
-    found = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
-    return _concluded(found, budget)
+    few = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
+    return _concluded(few, budget)
 
 
 def _as_decomposition(topology: Topology, found: Rings) -> Decomposition:

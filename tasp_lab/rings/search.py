@@ -88,15 +88,15 @@ class RingSearch:
 
     def best(self, known: list[IntArray]) -> Iterator[Rings]:
         """Equal rings of fold 1, then of fold 2, then rings with shares, which may include the `known` ones."""
-        found = list(known)
+        so_far = list(known)
         for fold in (1, 2):
             rings, note = self.equal_rings(fold)
             if rings is not None:
-                found.append(rings.rings)
+                so_far.append(rings.rings)
                 yield rings
             if note:
                 self.budget.progress(note)
-        yield from self._with_shares(found)
+        yield from self._with_shares(so_far)
 
     def equal_rings(self, fold: int, *, strictly: bool = False) -> tuple[Rings | None, str]:
         """Rings that reach the limit with equal shares and use no link more than `fold` times, or why there are none.

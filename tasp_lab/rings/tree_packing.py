@@ -68,10 +68,10 @@ def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
     merged = np.full((len(others) + 1,) * 2, np.inf)  # the cycle comes last
     merged[:-1, :-1] = costs[np.ix_(others, others)]
     merged[:-1, -1], merged[-1, :-1] = into.min(axis=1), out.min(axis=0)
-    found = cheapest_tree(merged, int(np.searchsorted(others, root)))
-    parents[others] = np.append(others, -1)[found[:-1]]
+    contracted = cheapest_tree(merged, int(np.searchsorted(others, root)))
+    parents[others] = np.append(others, -1)[contracted[:-1]]
     parents[others] = np.where(parents[others] < 0, ring[out.argmin(axis=0)], parents[others])
-    parents[ring[into[found[-1]].argmin()]] = others[found[-1]]
+    parents[ring[into[contracted[-1]].argmin()]] = others[contracted[-1]]
     return parents
 
 

@@ -198,14 +198,14 @@ class Blocks:
             values.flags.writeable = False
 
     def _home_bytes(self) -> IntArray:
-        found = self.bytes
+        home_bytes = self.bytes
         for number, kind in enumerate(self.kinds):
             if kind.is_wide_at_home:
                 wire, home = (sum(each.size_bytes for each in fields) for fields in (kind.fields, kind.home_fields))
                 own = self.kind == number
                 _check(own & (self.bytes % wire != 0), f"of {kind.name} is no multiple of {wire} bytes")
-                found = np.where(own, self.bytes // wire * home, found)
-        return found
+                home_bytes = np.where(own, self.bytes // wire * home, home_bytes)
+        return home_bytes
 
     @classmethod
     def of_data(cls, sizes_bytes: IntArray) -> Blocks:

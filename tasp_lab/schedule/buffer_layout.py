@@ -163,8 +163,8 @@ class Layouts:
     def _offset(self, keys: IntArray) -> IntArray:
         if not len(self._keys):
             return np.full(len(keys), OUTSIDE)
-        found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[found] == keys, self._offsets[found], OUTSIDE)
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[at] == keys, self._offsets[at], OUTSIDE)
 
     def _resident_copies(self) -> tuple[IntArray, IntArray, IntArray]:
         """The keys of resident copies, ascending, their offsets, and where they end at each rank."""
@@ -219,16 +219,16 @@ class Layouts:
         sent, first = np.unique(used[~by_call], return_index=True)
         operation = reads.operation[~by_call][first]
         leaves = derived.transfers.destination[operation] * self._schedule.lanes + derived.transfers.lane[operation]
-        found = np.minimum(np.searchsorted(sent, keys), max(len(sent) - 1, 0))
-        is_sent = sent[found] == keys if len(sent) else np.zeros(len(keys), dtype=bool)
-        goes = np.where(free & is_sent, leaves[found] if len(sent) else 0, -1)
+        at = np.minimum(np.searchsorted(sent, keys), max(len(sent) - 1, 0))
+        is_sent = sent[at] == keys if len(sent) else np.zeros(len(keys), dtype=bool)
+        goes = np.where(free & is_sent, leaves[at] if len(sent) else 0, -1)
         comes = [np.where(free, each[lands], 0) for each in Readiness(self._schedule, derived).last_to_come]
         return (*comes[::-1], goes, free.astype(np.int64))
 
     def _alone(self, arrivals: IntArray) -> BoolArray:
         """Whether each of these arrivals comes alone to an empty resident sum, until it is given away or to the end."""
         blocks, transfers = self._blocks, self._derived.transfers
-        found, concerned = np.zeros(len(self._at), dtype=bool), sums(blocks) & (blocks.pool < 0)
+        alone, concerned = np.zeros(len(self._at), dtype=bool), sums(blocks) & (blocks.pool < 0)
         comes = np.flatnonzero(self._resident & concerned[self._parts.block])
         if len(comes):
             rank, block, step = (column[comes] for column in (self._parts.rank, self._parts.block, self._parts.step))
@@ -240,8 +240,8 @@ class Layouts:
             _, cell = np.unique(copy * (len(gifts) + 1) + epoch, return_inverse=True)
             is_empty = (epoch > np.searchsorted(gifts, copy)) | ~self._schedule.initial[rank, block]
             # What is given at the step of an arrival may still be there when that arrives.
-            found[comes] = (np.bincount(cell)[cell] == 1) & (before == epoch) & is_empty
-        return found[arrivals]
+            alone[comes] = (np.bincount(cell)[cell] == 1) & (before == epoch) & is_empty
+        return alone[arrivals]
 
     def _one_after_another(self, parts: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
         """Offsets of parts from the `end` of each rank's memory on, and its new end."""
@@ -249,9 +249,9 @@ class Layouts:
         size, at = self._size[self._parts.block[parts[order]]], self._at[parts[order]]
         added = np.bincount(at, weights=size, minlength=len(self._ranks)).astype(np.int64)
         before = np.cumsum(size) - size
-        found = np.empty_like(before)
-        found[order] = end[at] + before - (np.cumsum(added) - added)[at]
-        return found, end + added
+        offsets = np.empty_like(before)
+        offsets[order] = end[at] + before - (np.cumsum(added) - added)[at]
+        return offsets, end + added
 
 
 def _by_rank(rank: IntArray, block: IntArray, ranks: Sequence[int]) -> Iterator[IntArray]:
@@ -269,8 +269,8 @@ def _resident_blocks(schedule: Schedule, rank: int, coming: IntArray, read_by_ca
     position[read] = first
     kind = np.full(len(schedule.blocks), len(schedule.blocks.kinds))
     kind[read] = schedule.blocks.kind[read]
-    found: IntArray = blocks[np.lexsort((position[blocks], kind[blocks]))]
-    return found
+    ordered: IntArray = blocks[np.lexsort((position[blocks], kind[blocks]))]
+    return ordered
 
 
 def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
@@ -284,8 +284,8 @@ def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
         stays |= schedule.kept[rank]
     comes = np.zeros(len(blocks), dtype=bool)
     comes[coming] = True
-    found: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~own
-    return found
+    resident: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~own
+    return resident
 
 
 def sums(blocks: Blocks) -> BoolArray:
@@ -301,15 +301,15 @@ def wide_at_home(blocks: Blocks) -> BoolArray:
 def gathered(schedule: Schedule, reads: Uses) -> BoolArray:
     """Whether copies that are read do not lie in the memory as they are sent: they are of the caller, or narrowed."""
     elsewhere = outside(schedule, reads.rank, reads.block) | wide_at_home(schedule.blocks)[reads.block]
-    found: BoolArray = (reads.since == RESIDENT) & elsewhere
-    return found
+    is_gathered: BoolArray = (reads.since == RESIDENT) & elsewhere
+    return is_gathered
 
 
 def outside(schedule: Schedule, rank: IntArray | int, block: IntArray) -> BoolArray:
     """Which resident copies are tensors of the caller: those of bound kinds, at the ranks that own them."""
     blocks = schedule.blocks
-    found: BoolArray = np.array([kind.bound for kind in blocks.kinds], dtype=bool)[blocks.kind[block]]
-    return found if schedule.task is None else found & (schedule.task.contract.owner[block] == rank)
+    is_outside: BoolArray = np.array([kind.bound for kind in blocks.kinds], dtype=bool)[blocks.kind[block]]
+    return is_outside if schedule.task is None else is_outside & (schedule.task.contract.owner[block] == rank)
 
 
 # The size of each rank's memory, for all ranks together and without their layouts.
@@ -375,13 +375,13 @@ class _Sizes:
 
     def _added(self, calls: tuple[Calls, ...]) -> IntArray:
         """The copies that calls add to, each once."""
-        found = [np.zeros(0, dtype=np.int64)]
+        sizes = [np.zeros(0, dtype=np.int64)]
         for each in calls:
             assert self._schedule.task is not None, "a schedule with calls has a task"
             for _, batch in each.batches():
                 effects = self._schedule.task.effects(batch)
-                found.append(distinct(batch.rank[effects.call] * self._count + effects.block))
-        return distinct(np.concatenate(found))
+                sizes.append(distinct(batch.rank[effects.call] * self._count + effects.block))
+        return distinct(np.concatenate(sizes))
 
     def _fill(self, arriving: IntArray, added: IntArray) -> None:
         """Account for the buffers of a step: arrivals, and copies to which only calls add."""

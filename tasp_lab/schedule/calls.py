@@ -220,8 +220,8 @@ class Contract(NamedTuple):
 
     def inputs(self, world_size: int) -> BoolArray:
         """What each rank has to be given for this pass alone: bool array (world_size, blocks)."""
-        found: BoolArray = (self.starts_at == np.arange(world_size)[:, None]) & ~self.saved
-        return found
+        inputs: BoolArray = (self.starts_at == np.arange(world_size)[:, None]) & ~self.saved
+        return inputs
 
     def check(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> None:
         """Raise `ScheduleError` for a copy at the start, or a missing promise, that the task does not allow.

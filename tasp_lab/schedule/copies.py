@@ -84,14 +84,14 @@ class DataCopies:
         self._tag = initial.astype(np.min_scalar_type(cycle))
 
     def holds(self, rank: IntArray, place: IntArray) -> BoolArray:
-        found: BoolArray = self._tag[rank, place] > 0
-        return found
+        held: BoolArray = self._tag[rank, place] > 0
+        return held
 
     complete = holds
 
     def born_at(self, rank: IntArray, place: IntArray, index: int) -> BoolArray:
-        found: BoolArray = self._tag[rank, place] == 1 + index % self._cycle
-        return found
+        born: BoolArray = self._tag[rank, place] == 1 + index % self._cycle
+        return born
 
     def exist(self, place: IntArray, word: IntArray) -> WordArray:
         return np.ones(len(place), dtype=np.uint64)
@@ -135,22 +135,22 @@ class SumCopies:
         self._used = np.zeros(0, dtype=bool)
 
     def holds(self, rank: IntArray, place: IntArray) -> BoolArray:
-        found: BoolArray = self._row[rank, place] >= 0
-        return found
+        held: BoolArray = self._row[rank, place] >= 0
+        return held
 
     def complete(self, rank: IntArray, place: IntArray) -> BoolArray:
-        found: BoolArray = (self.take(rank, place) == self._existing[place]).all(axis=1)
-        return found
+        complete: BoolArray = (self.take(rank, place) == self._existing[place]).all(axis=1)
+        return complete
 
     def born_at(self, rank: IntArray, place: IntArray, index: int) -> BoolArray:
         row = self._row[rank, place]
-        found: BoolArray = row >= 0
-        found[found] = self._born[row[found]] == index
-        return found
+        born: BoolArray = row >= 0
+        born[born] = self._born[row[born]] == index
+        return born
 
     def exist(self, place: IntArray, word: IntArray) -> WordArray:
-        found: WordArray = self._existing[place, word]
-        return found
+        existing: WordArray = self._existing[place, word]
+        return existing
 
     def take(self, rank: IntArray, place: IntArray) -> WordArray:
         check_words(len(rank) * self._existing.shape[1])
@@ -262,8 +262,8 @@ def _parts_of(content: WordArray) -> IntArray:
 
 def bit_of(part: IntArray) -> WordArray:
     """The bit of each part in its word."""
-    found: WordArray = np.uint64(1) << (part % WORD).astype(np.uint64)
-    return found
+    bits: WordArray = np.uint64(1) << (part % WORD).astype(np.uint64)
+    return bits
 
 
 def first_parts(content: WordArray) -> IntArray:
@@ -272,14 +272,14 @@ def first_parts(content: WordArray) -> IntArray:
     >>> first_parts(np.array([[0, 4], [0, 0]], dtype=np.uint64))
     array([66, -1])
     """
-    found = np.full(len(content), -1, dtype=np.int64)
+    parts = np.full(len(content), -1, dtype=np.int64)
     some = np.flatnonzero(content[:, 0] if content.shape[1] == 1 else content.any(axis=1))
     if not len(some):
-        return found
+        return parts
     word = (content[some] != 0).argmax(axis=1)
     bits = content[some, word]
-    found[some] = word * WORD + np.log2(bits & (~bits + np.uint64(1))).astype(np.int64)
-    return found
+    parts[some] = word * WORD + np.log2(bits & (~bits + np.uint64(1))).astype(np.int64)
+    return parts
 
 
 MAX_PARTS = 2**24

@@ -168,9 +168,9 @@ def _repeated(*columns: IntArray) -> BoolArray:
     again = np.ones(max(len(order) - 1, 0), dtype=bool)
     for column in columns:
         again &= np.diff(column[order]) == 0
-    found = np.zeros(len(order), dtype=bool)
-    found[order[:-1][again]] = found[order[1:][again]] = True
-    return found
+    repeated = np.zeros(len(order), dtype=bool)
+    repeated[order[:-1][again]] = repeated[order[1:][again]] = True
+    return repeated
 
 
 def _joined(schedule: Schedule, derived: Accesses, own: IntArray, group: IntArray) -> tuple[IntArray, IntArray]:

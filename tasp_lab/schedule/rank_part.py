@@ -197,10 +197,10 @@ def _by_lane(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 def _together(rows: Sequence[Row], joint: Sequence[int]) -> tuple[tuple[Row, ...], ...]:
     """The rows of each message in the order of their offsets; messages in the order of steps, lanes and first rows."""
-    found: dict[int, list[Row]] = {}
+    groups: dict[int, list[Row]] = {}
     for row in _by_lane(rows):
-        found.setdefault(joint[row.operation], []).append(row)
-    return tuple(tuple(sorted(each, key=lambda row: row.offset)) for each in found.values())
+        groups.setdefault(joint[row.operation], []).append(row)
+    return tuple(tuple(sorted(each, key=lambda row: row.offset)) for each in groups.values())
 
 
 def _call_rows(
@@ -255,12 +255,12 @@ def _operand(places: Sequence[Place], sizes: _Sizes) -> Operand:
             runs[-1].append(place)
         else:
             runs.append([place])
-    found = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
-    if len(found) == 1:
-        return found[0]
-    blocks = tuple(block for each in found for block in each.blocks)
-    since = tuple(step for each in found for step in each.since)
-    return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in found), tuple(found))
+    operands = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
+    if len(operands) == 1:
+        return operands[0]
+    blocks = tuple(block for each in operands for block in each.blocks)
+    since = tuple(step for each in operands for step in each.since)
+    return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in operands), tuple(operands))
 
 
 def _follows(before: Place, after: Place, sizes: _Sizes) -> bool:
@@ -344,17 +344,17 @@ def _condition(derived: Dependencies, operation: int, event: int) -> Condition:
 
 
 def _blocks_of(derived: Dependencies, uses: Uses) -> Mapping[int, set[int]]:
-    found: defaultdict[int, set[int]] = defaultdict(set)
+    blocks: defaultdict[int, set[int]] = defaultdict(set)
     for operation, block in zip(uses.operation.tolist(), uses.block.tolist(), strict=True):
-        found[operation].add(block)
-    return found
+        blocks[operation].add(block)
+    return blocks
 
 
 def _readers_of_residents(derived: Dependencies) -> Mapping[int, list[tuple[int, int]]]:
     """Those that read the resident copy of a block, each with its step."""
-    reads, found = derived.reads, defaultdict(list)
+    reads, readers = derived.reads, defaultdict(list)
     resident = reads.since == RESIDENT
     columns = (reads.block[resident].tolist(), reads.step[resident].tolist(), reads.operation[resident].tolist())
     for block, step, operation in zip(*columns, strict=True):
-        found[block].append((step, operation))
-    return found
+        readers[block].append((step, operation))
+    return readers

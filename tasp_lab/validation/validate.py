@@ -30,8 +30,8 @@ from runtime.protocol.records import duration_s, merge_records
 from runtime.ranks.launcher import launch
 from sim.simulate import engine_of, simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.errors import QuantityError, RunError
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief

@@ -223,10 +223,10 @@ def _with_nics(plain: Topology, survey: Survey, rates: Sequence[float], profile:
         links = (*plain.listed_links(), *added)
         networks = tuple(Switch(f"rail{rank}", "network") for rank in range(gpus))
         kinds = (*(Switch(name, kind) for name, kind in plain.switch_kinds.items()), *networks)
-        found = Topology(plain.name, gpus, links, switches=kinds, nodes=(0,) * gpus)
+        topology = Topology(plain.name, gpus, links, switches=kinds, nodes=(0,) * gpus)
     else:
-        found = plain.map_links(lambda _, link: _at_rate(plain, link, rates))
-    return replace(found, shared=tuple(_shared(found, survey, rates)))
+        topology = plain.map_links(lambda _, link: _at_rate(plain, link, rates))
+    return replace(topology, shared=tuple(_shared(topology, survey, rates)))
 
 
 def _at_rate(topology: Topology, link: Link, rates: Sequence[float]) -> Link:

@@ -333,19 +333,21 @@ def _link_bandwidth(gpus: Sequence[_Gpu], fabric: Literal["NVLink", "xGMI"], giv
     attribute, rates = ("sm", _NVLINK_RATES) if fabric == "NVLink" else ("gcn", _XGMI_RATES)
     if given.link_bandwidth is not None:
         return given.constant(Constant("link_bandwidth", "", ""))
-    found: dict[str, Element] = {}
+    generations: dict[str, Element] = {}
     for gpu in gpus:
         name = gpu.element.attributes.get(attribute, "").removeprefix("gfx")
-        found.setdefault(_OLD_GCN.get(name, name), gpu.element)
-    for name, element in found.items():
+        generations.setdefault(_OLD_GCN.get(name, name), gpu.element)
+    for name, element in generations.items():
         if name not in rates:
             element.refuse(
                 f"has {attribute} {shown(name)}, whose {fabric} bandwidth is not known here",
                 f"{attribute} {', '.join(rates)}, or link_bandwidth given to the import",
             )
-    if len({rates[name][0] for name in found}) > 1:
-        raise TopologyError(f"GPUs with {attribute} {' and '.join(found)}, expected GPUs with links of one bandwidth")
-    (name, element), *_ = found.items()
+    if len({rates[name][0] for name in generations}) > 1:
+        raise TopologyError(
+            f"GPUs with {attribute} {' and '.join(generations)}, expected GPUs with links of one bandwidth"
+        )
+    (name, element), *_ = generations.items()
     value, source = rates[name]
     return Constant("link_bandwidth", value, f"{attribute} {name} in line {element.line}: {source}, each way")
 

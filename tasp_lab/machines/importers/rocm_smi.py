@@ -74,10 +74,10 @@ def read(lines: Sequence[str], given: Given) -> Survey:
 
 
 def _table(lines: Sequence[str], title: str) -> Matrix:
-    found = [index for index, line in enumerate(lines) if title in line]
-    if len(found) != 1:
-        raise TopologyError(f"{len(found)} tables {title!r}, expected one of each that rocm-smi --showtopo prints")
-    header = found[0] + 1
+    titles = [index for index, line in enumerate(lines) if title in line]
+    if len(titles) != 1:
+        raise TopologyError(f"{len(titles)} tables {title!r}, expected one of each that rocm-smi --showtopo prints")
+    header = titles[0] + 1
     columns = lines[header].split() if header < len(lines) else []
     if not columns or not all(GPU.fullmatch(column) for column in columns):
         raise TopologyError(

@@ -181,8 +181,8 @@ class TableAccuracy:
     @property
     def inside(self) -> float | None:
         """The share of rows that count whose interval holds the measured time; None without intervals."""
-        found = [each for row in self.rows if row.in_scope and (each := is_inside(row)) is not None]
-        return sum(found) / len(found) if found else None
+        are_inside = [each for row in self.rows if row.in_scope and (each := is_inside(row)) is not None]
+        return sum(are_inside) / len(are_inside) if are_inside else None
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -212,11 +212,11 @@ class TableAccuracy:
 
     def by_regime(self) -> dict[Regime, Errors]:
         """The errors of each regime of layers, of all rows with a prediction, whether they count or not."""
-        found: dict[Regime, list[float]] = {}
+        errors_of: dict[Regime, list[float]] = {}
         for row in self.rows:
             if row.regime is not None and (error := row.relative_error) is not None:
-                found.setdefault(row.regime, []).append(error)
-        return {name: np.array(errors) for name, errors in found.items()}
+                errors_of.setdefault(row.regime, []).append(error)
+        return {name: np.array(errors) for name, errors in errors_of.items()}
 
 
 @dataclass(frozen=True)
@@ -323,18 +323,18 @@ def machine_for(profile: str, gpus: int, nodes: int, folder: Path | None = None)
     >>> machine_for("h100", 16, 2).topology.name
     'h100-2x8'
     """
-    found = _named(profile if folder is None else profile_beside(profile, folder), gpus, nodes)
-    if found.topology.world_size != gpus:
-        raise TaspLabError(f"{profile} has {found.topology.world_size} ranks, the row {gpus} GPUs")
-    return found
+    machine = _named(profile if folder is None else profile_beside(profile, folder), gpus, nodes)
+    if machine.topology.world_size != gpus:
+        raise TaspLabError(f"{profile} has {machine.topology.world_size} ranks, the row {gpus} GPUs")
+    return machine
 
 
 def _named(profile: str, gpus: int, nodes: int) -> Machine:
     if profile in profile_names() or profile.endswith(".toml"):
         size = f"{nodes}x{gpus // nodes}" if nodes > 1 else str(gpus)
-        found = load_profile(profile).member(size, f"{Path(profile).stem}-{size}")
-        assert found is not None, "such a size is one"
-        return found
+        machine = load_profile(profile).member(size, f"{Path(profile).stem}-{size}")
+        assert machine is not None, "such a size is one"
+        return machine
     try:
         return load_machine(profile)
     except TaspLabError:
@@ -346,13 +346,13 @@ def machines_of(judged: TableAccuracy) -> dict[str, Machine]:
     if isinstance(judged.table, MeasuredTable):
         machine = machine_of(judged.table)[0] if judged.rows else None
         return {} if machine is None else {str(judged.profile): machine}
-    found = {}
+    machines = {}
     for row in judged.rows:
         if row.predicted_s is not None and isinstance(judged.table, LayerTable):
             where = (str(row.shape["profile"]), int(str(row.shape["gpus"])), int(str(row.shape["nodes"])))
             machine = machine_for(*where, Path(judged.table.name).parent)
-            found[machine.topology.name] = machine
-    return found
+            machines[machine.topology.name] = machine
+    return machines
 
 
 def reason_of(error: TaspLabError) -> str:

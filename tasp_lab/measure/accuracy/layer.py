@@ -316,13 +316,13 @@ def one_name(schedule: str) -> str:
 
 def groups_of(rows: Sequence[WorkRow]) -> list[Group]:
     """The groups that are no ties: of each work that several schedules do, those rows that count."""
-    found: defaultdict[tuple[object, ...], Group] = defaultdict(dict)
+    groups: defaultdict[tuple[object, ...], Group] = defaultdict(dict)
     for row in rows:
         if row.in_scope and row.work and row.measured_s is not None and row.predicted_s is not None:
-            known = found[row.work].get(row.schedule)
+            known = groups[row.work].get(row.schedule)
             measured_s = row.measured_s if known is None else min(known.measured_s, row.measured_s)
-            found[row.work][row.schedule] = Times(measured_s, row.predicted_s)
-    return [group for group in found.values() if any(not is_fastest(group, name) for name in group)]
+            groups[row.work][row.schedule] = Times(measured_s, row.predicted_s)
+    return [group for group in groups.values() if any(not is_fastest(group, name) for name in group)]
 
 
 def is_fastest(group: Group, name: str) -> bool:

@@ -76,23 +76,23 @@ def _collective(each: TableAccuracy) -> tuple[str, ...]:
 
 
 def _work(each: TableAccuracy) -> tuple[str, ...]:
-    found, errors = summary(each.errors), each.errors
+    figures, errors = summary(each.errors), each.errors
     ranked = "" if each.ranking_right is None else f"{each.ranking_right:.0%} of {each.ranking_groups}"
     return (
         _name(each), str(each.profile or ""), str(len(errors)), str(len(each.rows)),
-        *(f"{found[name]:.1%}" for name in ("median_relative_error", "p90_relative_error", "worst_relative_error")),
-        f"{found['bias']:+.1%}", f"{found['within_5']:.0%}", f"{found['within_15']:.0%}",
+        *(f"{figures[name]:.1%}" for name in ("median_relative_error", "p90_relative_error", "worst_relative_error")),
+        f"{figures['bias']:+.1%}", f"{figures['within_5']:.0%}", f"{figures['within_15']:.0%}",
         "-" if each.inside is None else f"{each.inside:.0%}", ranked,
     )  # fmt: skip
 
 
 def _regimes(each: TableAccuracy) -> list[tuple[str, ...]]:
     """The regimes of a table that has several."""
-    found = each.by_regime()
-    if len(found) < 2:
+    by_regime = each.by_regime()
+    if len(by_regime) < 2:
         return []
     rows: list[tuple[str, ...]] = []
-    for name, errors in found.items():
+    for name, errors in by_regime.items():
         of = summary(errors)
         rows.append(
             (_name(each), name, str(len(errors)), f"{of['median_relative_error']:.1%}", f"{of['within_15']:.0%}")
@@ -185,11 +185,11 @@ def accuracy(
         choose(profile)
     files = [Path(path) for path in paths]
     named = [on_profile(table, profile) for table in find_all_tables(files or [own_tables()])]
-    found, layers, tables = [table for table, _ in named], LayerJudge(sampling), []
+    measured, layers, tables = [table for table, _ in named], LayerJudge(sampling), []
     count = count or (lambda done, total, name: progress(name) if name else None)
-    is_whole = [not getattr(table, "reason", "") for table in found]
+    is_whole = [not getattr(table, "reason", "") for table in measured]
     total = sum(is_whole)
-    for number, table in enumerate(found):
+    for number, table in enumerate(measured):
         if total > 1 and is_whole[number]:
             count(sum(is_whole[:number]), total, Path(table.name).name)
         tables.append(judge(table, layers, sampling))

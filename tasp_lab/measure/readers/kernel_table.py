@@ -59,13 +59,13 @@ def counted_pairs(headers: Mapping[str, str], file: str) -> CountedPairs | None:
     Raises `TableError` for a header ``flops`` that says neither.
     """
     if stated := headers.get("flops"):
-        found = _CONVENTION.search(stated)
-        if found is None:
+        match = _CONVENTION.search(stated)
+        if match is None:
             raise TableError(f"{file}: header flops {quoted(stated)}, expected causal halved or causal full")
-        return _WORDS[found[1].lower()]
+        return _WORDS[match[1].lower()]
     for line in headers.get("note", "").splitlines():
-        if found := _NOTE.match(line):
-            return _WORDS[found[1].lower()]
+        if match := _NOTE.match(line):
+            return _WORDS[match[1].lower()]
     return None
 
 

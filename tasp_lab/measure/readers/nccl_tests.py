@@ -182,8 +182,8 @@ def _share_ranks(runs: Sequence[_Run]) -> None:
 def _collective_of_name(name: str) -> NcclTestsName | None:
     """The collective in the name of a file, if there is exactly one."""
     stem = re.sub(r"[^a-z]", "", Path(name).stem.lower())
-    found = [collective for collective in COLLECTIVES if collective.replace("_", "") in stem]
-    return found[0] if len(found) == 1 else None
+    named = [collective for collective in COLLECTIVES if collective.replace("_", "") in stem]
+    return named[0] if len(named) == 1 else None
 
 
 class _Reader:

@@ -241,7 +241,7 @@ def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
     Raises `TableError` for a matrix with missing rows or cells, or cells that are not positive numbers, and for
     transfers between hosts.
     """
-    found: list[_Matrix | _Transfers] = []
+    results: list[_Matrix | _Transfers] = []
     kind: Kind = "all-to-all"
     size_bytes: int | None = None
     matrix: _Matrix | None = None
@@ -253,16 +253,16 @@ def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
             kind = "unidirectional" if match[1] == "Uni" else "bidirectional"
         elif match := _COLUMNS.fullmatch(line):
             devices = re.findall(r"[CG]PU \d+", match[1])
-            found.append(matrix := _Matrix(place, "all-to-all" if match[2] else kind, devices, size_bytes))
+            results.append(matrix := _Matrix(place, "all-to-all" if match[2] else kind, devices, size_bytes))
         elif _HOSTS.fullmatch(line):
             raise place.error("a table of several hosts", "the GPUs of one host")
         elif matrix is not None and (match := _ROW.fullmatch(line)):
             matrix.rows.setdefault(match[1], (place, match[2].split()))
         elif match := _TEST.fullmatch(line):
-            found.append(_Transfers(match[1]))
+            results.append(_Transfers(match[1]))
         elif match := _TRANSFER.fullmatch(line):
-            _add_transfer(found, place, match.groups())
-    return [part.table(name) for part in found if isinstance(part, _Matrix) or part.entries]
+            _add_transfer(results, place, match.groups())
+    return [part.table(name) for part in results if isinstance(part, _Matrix) or part.entries]
 
 
 def _add_transfer(found: Sequence[_Matrix | _Transfers], place: FilePosition, cells: Sequence[str]) -> None:

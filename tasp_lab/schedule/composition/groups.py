@@ -68,10 +68,10 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
 def _placed(own: npt.NDArray[T], groups: IntArray) -> npt.NDArray[T]:
     """An array (world_size, blocks) of one group, repeated for the ranks and blocks of each group; 0 elsewhere."""
     blocks = own.shape[1]
-    found = np.zeros((groups.size, len(groups) * blocks), dtype=own.dtype)
+    placed = np.zeros((groups.size, len(groups) * blocks), dtype=own.dtype)
     for group, ranks in enumerate(groups):
-        found[ranks, group * blocks : (group + 1) * blocks] = own
-    return found
+        placed[ranks, group * blocks : (group + 1) * blocks] = own
+    return placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +178,8 @@ def _two_levels(inner: Schedule, outer: Schedule, inner_first: bool) -> Schedule
     first, second = (inner, outer) if inner_first else (outer, inner)
 
     def product(of_first: BoolArray, of_second: BoolArray) -> BoolArray:
-        found: BoolArray = np.kron(of_second, of_first) if inner_first else np.kron(of_first, of_second)
-        return found
+        table: BoolArray = np.kron(of_second, of_first) if inner_first else np.kron(of_first, of_second)
+        return table
 
     kept = product(_staying(first), second.initial) | product(first.final, _staying(second))
     return Schedule(
@@ -251,35 +251,35 @@ class TwoLevelSteps(LazySteps):
         return max(outer_end, int(self._begin[self._present].max(initial=0)) + len(self._inner.steps))
 
     def step(self, index: int) -> Step:
-        found = []
+        steps = []
         turn, rest = divmod(index, self._period)
         turn -= self._inner_first
         if not rest and 0 <= turn < len(self._outer.steps):
             member, piece = np.nonzero(self._inner.final if self._inner_first else self._inner.initial)
             ranks, blocks = (self._inner.world_size, member), (len(self._inner.blocks), piece)
-            found.append(_product(self._outer.steps[turn], ranks, blocks, self._inner.lanes))
+            steps.append(_product(self._outer.steps[turn], ranks, blocks, self._inner.lanes))
         since = np.where(self._present, index - self._begin, -1)
         for inner_index in np.unique(since[(since >= 0) & (since < len(self._inner.steps))]).tolist():
             group, block = np.nonzero(since == inner_index)
             ranks, blocks = (1, group * self._inner.world_size), (1, block * len(self._inner.blocks))
-            found.append(_product(self._inner.steps[inner_index], ranks, blocks, 0))
-        return joined(found)
+            steps.append(_product(self._inner.steps[inner_index], ranks, blocks, 0))
+        return joined(steps)
 
 
 def _arrivals(outer: Schedule) -> tuple[IntArray, BoolArray]:
     """The step after the last arrival of each block at each rank, 0 for initial copies; where they are in the end."""
-    found = np.zeros(outer.initial.shape, dtype=np.int64)
+    arrival = np.zeros(outer.initial.shape, dtype=np.int64)
     for index, step in enumerate(outer.steps):
-        found[step.destination, step.block] = index + 1
-    return found, outer.final
+        arrival[step.destination, step.block] = index + 1
+    return arrival, outer.final
 
 
 def _departures(outer: Schedule) -> tuple[IntArray, BoolArray]:
     """The first step at which each rank sends each block, or the number of steps; where they are at the start."""
-    found = np.full(outer.initial.shape, len(outer.steps))
+    departure = np.full(outer.initial.shape, len(outer.steps))
     for index in reversed(range(len(outer.steps))):
-        found[outer.steps[index].source, outer.steps[index].block] = index
-    return found, outer.initial
+        departure[outer.steps[index].source, outer.steps[index].block] = index
+    return departure, outer.initial
 
 
 def _product(step: Step, ranks: tuple[int, IntArray], blocks: tuple[int, IntArray], first_lane: int) -> Step:

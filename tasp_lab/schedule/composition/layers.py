@@ -131,14 +131,14 @@ def _task_of(schedule: Schedule) -> LayerTask:
 def _check_positions(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> None:
     """Raise `ScheduleError` unless each layer begins with the positions with which the one before ends."""
     for number in range(1, len(layers)):
-        found, expected = tasks[number].layout, tasks[number - 1].result_layout
-        if found.spans == expected.spans:
+        layout, expected = tasks[number].layout, tasks[number - 1].result_layout
+        if layout.spans == expected.spans:
             continue
         for rank in range(layers[0].world_size):
-            if not np.array_equal(found.positions(rank), expected.positions(rank)):
+            if not np.array_equal(layout.positions(rank), expected.positions(rank)):
                 raise ScheduleError(
                     f"schedule {layers[number].name!r} has other positions on rank {rank} than "
-                    f"{layers[number - 1].name!r}: layout {found.name}, expected {expected.name}"
+                    f"{layers[number - 1].name!r}: layout {layout.name}, expected {expected.name}"
                 )
 
 
@@ -231,13 +231,13 @@ def _by_kind(
     layers: Sequence[Schedule], read: Mapping[int, BoolArray], first_block: Sequence[int]
 ) -> tuple[BlockLists, ...]:
     """The blocks that calls read, a row each, as operands: one for each kind of each layer that any of them reads."""
-    found = []
+    lists = []
     for layer, table in read.items():
         kinds = layers[layer].blocks.kind
         for kind in np.unique(kinds[table.any(axis=0)]).tolist():
             own = kinds == kind
-            found.append(BlockLists.of([np.flatnonzero(row & own) + first_block[layer] for row in table]))
-    return tuple(found)
+            lists.append(BlockLists.of([np.flatnonzero(row & own) + first_block[layer] for row in table]))
+    return tuple(lists)
 
 
 def _is_backward(schedule: Schedule) -> bool:
@@ -370,16 +370,16 @@ def _cut_bytes(blocks: Blocks, chunks: int) -> _Cut:
 def _cut_stack(blocks: Blocks, task: StackedTask, chunks: int) -> _Cut:
     if len(task.dense.flops):
         raise ScheduleError("its dense calls read all heads of a layer, expected chunks of each layer before stacking")
-    found = []
+    cuts = []
     for layer, first, end in zip(task.layers, task.first_block, task.first_block[1:], strict=False):
         used, kind = np.unique(blocks.kind[first:end], return_inverse=True)
         kinds = [blocks.kinds[each] for each in used.tolist()]
-        found.append(_cut(Blocks(kinds, kind, blocks.bytes[first:end], blocks.parts[first:end]), layer, chunks))
-    numbers = [each.number + first * chunks for each, first in zip(found, task.first_block, strict=False)]
+        cuts.append(_cut(Blocks(kinds, kind, blocks.bytes[first:end], blocks.parts[first:end]), layer, chunks))
+    numbers = [each.number + first * chunks for each, first in zip(cuts, task.first_block, strict=False)]
     return _Cut(
-        tables_joined([each.blocks for each in found]),
+        tables_joined([each.blocks for each in cuts]),
         StackedTask(
-            [each.task for each in found if each.task],
+            [each.task for each in cuts if each.task],
             [count * chunks for count in task.block_counts],
             ranks=task.ranks,
         ),

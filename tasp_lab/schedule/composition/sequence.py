@@ -103,12 +103,12 @@ class ShiftedSteps(LazySteps):
         return max([*ends, *(index + 1 for index in self.more)])
 
     def step(self, index: int) -> Step:
-        found = [
+        steps_now = [
             moved(steps[index - begin], first)
             for steps, begin, first in zip(self.parts, self.begin, self.first_block, strict=True)
             if 0 <= index - begin < len(steps)
         ]
-        return joined([*found, self.more.get(index, NO_STEP)])
+        return joined([*steps_now, self.more.get(index, NO_STEP)])
 
 
 def in_sequence(*schedules: Schedule) -> Schedule:
