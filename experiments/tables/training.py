@@ -25,8 +25,7 @@ from experiments.common import markdown_table, write_record
 from experiments.train_gpt.options import Recipe
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
-from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
 from tasp_lab.core.cores import usable_cores

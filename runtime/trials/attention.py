@@ -18,7 +18,7 @@ from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.executor.views import DTYPES, store
-from runtime.kernels.lse_merge import Accumulator
+from runtime.kernels.partials import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
 from runtime.sequence_parallel.autograd import copies_of_others, load_copies_of_others
 from runtime.sequence_parallel.layer import AttentionLayer
