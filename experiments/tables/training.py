@@ -167,7 +167,7 @@ def _train_on_fabric(locations: Sequence[RankLocation], schedule: str) -> dict[s
 
 def _be_rank(rank: int, world_size: int, schedule: str, folder: str, place: RankLocation) -> None:
     """Run a rank of the example in its namespaces, which a process must join while single-threaded."""
-    from runtime.linux.namespaces import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
+    from runtime.linux import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
 
     if place.user_namespace >= 0:
         join_namespace(place.user_namespace, CLONE_NEWUSER)

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 
 from runtime.executor.message_io import MessageIO
+from runtime.executor.messages import Wait
 from runtime.executor.plans import Plan, PlannedMessage
-from runtime.executor.transports import Wait
 
 Wake = queue.SimpleQueue[None]
 """Wakes a thread that sleeps until its next message is posted, or its next call may be made."""
@@ -73,7 +73,7 @@ def _threads(plan: Plan, awaited: Sequence[PlannedMessage]) -> tuple[tuple[int, 
 class PerLane:
     """One thread per lane waits for arrivals; each arrival may release messages and kernel calls of any lane.
 
-    If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`transports.Wait`).
+    If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`messages.Wait`).
     """
 
     def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int) -> None:

@@ -15,15 +15,15 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from runtime.executor.message_io import MessageIO
+from runtime.executor.messages import Wait
 from runtime.executor.plans import Plan, PlannedMessage
 from runtime.executor.streams import Mark
-from runtime.executor.transports import Wait
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, Join
 
 
 class PerStep:
-    """Posts the receives and sends of a step together. Waits are kept until the next run (`transports.Wait`)."""
+    """Posts the receives and sends of a step together. Waits are kept until the next run (`messages.Wait`)."""
 
     def __init__(self, message_io: MessageIO, plan: StepPlan) -> None:
         self._message_io, self._plan = message_io, plan

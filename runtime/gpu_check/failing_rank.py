@@ -19,7 +19,7 @@ import time
 import torch
 
 from runtime.executor.transports import default_device, make_transport
-from runtime.linux.namespaces import die_with_parent
+from runtime.linux import die_with_parent
 from runtime.protocol.jobs import our_module
 from runtime.ranks.torchrun import TorchrunRanks, join
 from runtime.trials.patterns import PatternTrial
