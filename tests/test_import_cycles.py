@@ -10,10 +10,7 @@ import networkx as nx
 
 ROOT = Path(__file__).parents[1]
 
-REMAINING = (
-    ("runtime.executor.symmetric_memory", "runtime.executor.transports"),
-    ("tasp_lab.study.",),
-)
+REMAINING = (("tasp_lab.study.",),)
 """Cycles still to be removed, by the beginnings of the names of their modules. No cycle is added to this list."""
 
 

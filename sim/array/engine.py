@@ -24,9 +24,9 @@ from sim.array.recurrence import end_s, is_contention_free, record_of
 from sim.array.symmetry import classes_of
 from sim.array.timeline import Record, timeline_of
 from sim.event.engine import MAX_TRANSFERS, without_garbage_collection
+from sim.host import messages_under
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.progress import ShareCallback, no_share
-from tasp_lab.machines.host_model.serial_messages import messages_under
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule

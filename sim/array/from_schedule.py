@@ -25,10 +25,10 @@ from sim.array.operations import (
     Operations,
     hosts,
 )
+from sim.host import issue_times
 from sim.messages import LibraryMessages
 from tasp_lab.core.arrays import IntArray, numbered
 from tasp_lab.core.units import Number
-from tasp_lab.machines.host_model.issue_times import issue_times
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, HANDED_OUT, HOST, LANE, SENT, CallTable
 from tasp_lab.schedule.messages import MessageDependencies, Messages

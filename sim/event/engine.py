@@ -23,13 +23,12 @@ import simpy
 
 from sim.event.network import Flow, Network
 from sim.event.rank import Gpu, Host
+from sim.host import issue_times, messages_under
 from sim.max_min import OWN_LIMIT
 from sim.messages import LibraryMessages
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
-from tasp_lab.machines.host_model.issue_times import issue_times
-from tasp_lab.machines.host_model.serial_messages import messages_under
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, LANE, SENT

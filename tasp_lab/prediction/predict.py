@@ -9,11 +9,11 @@ from typing import TypeVar, Unpack
 
 from sim.array.from_schedule import is_ring_schedule
 from sim.bound import least_s
+from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.units import Number
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import Runtime

@@ -24,8 +24,7 @@ from runtime.calibration import (
     expected_duration_s,
     route_classes,
 )
-from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
 from runtime.ranks.launcher import launch
 from sim.simulate import engine_of, simulate
