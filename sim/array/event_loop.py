@@ -259,7 +259,7 @@ def _cost(plan: Plan, number: int) -> int:
 
 
 class Run:
-    """One simulation of a program; `progress` is told its share of `STAGES` that is done."""
+    """One simulation of a program; `progress` is called with the share of `STAGES` that is done."""
 
     _in_python = 0
     """Operations of all runs of this process that ran as Python."""

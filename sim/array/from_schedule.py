@@ -61,7 +61,7 @@ class HandedOut(NamedTuple):
 
     @classmethod
     def of(cls, machine: Machine, derived: MessageDependencies, first: int, table: CostTable) -> HandedOut:
-        """Those of the calls that an edge waits for."""
+        """The operations of the calls that an edge waits for."""
         operation = np.unique(derived.edges.before[derived.edges.event == HANDED_OUT])
         call, calls = operation - derived.first_call, derived.calls
         cost = call_costs(machine, machine.compute.handed_out_s, calls, call, table)

@@ -90,7 +90,7 @@ class Program:
         return self.operations.costs[which]
 
     def with_costs(self, costs: Sequence[Cost]) -> Program:
-        """The same program at other costs, in the order of those of its operations."""
+        """The program with other costs, in the order of the costs of its operations."""
         plan = self.plan._replace(costs=_costs(costs))
         return replace(self, operations=replace(self.operations, costs=costs), plan=plan)
 

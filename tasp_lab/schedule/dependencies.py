@@ -246,7 +246,7 @@ class _Uses(NamedTuple):
     step: IntArray
 
     def of(self, ranks: Sequence[int]) -> _Uses:
-        """Those at some ranks."""
+        """The uses at some ranks."""
         mine = np.flatnonzero(np.isin(self.rank, ranks))
         return _Uses(*(column[mine] for column in self))
 

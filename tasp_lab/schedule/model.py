@@ -65,7 +65,7 @@ class Step:
 
     @classmethod
     def of(cls, transfers: Iterable[Sequence[int]], calls: Iterable[Calls] = ()) -> Step:
-        """A step from (source, destination, lane, block) rows; a fifth column says whether the source gives.
+        """A step from (source, destination, lane, block) rows; a fifth column is whether the source gives.
 
         Raises `ScheduleError` for the first row of another form.
         """

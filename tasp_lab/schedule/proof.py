@@ -9,7 +9,7 @@ At every step, as `tasp_lab.schedule.schedule` describes it:
 
 - P1: ranks, lanes and blocks are in range; no rank sends to itself; a source has a part of what it sends.
 - P2: all operands of a call are complete at its rank when the step begins.
-- P3: calls yield the parts that the task says, which refuses calls that it does not require; these parts exist.
+- P3: calls yield the parts that the task defines, which refuses calls that it does not require; these parts exist.
 - P4: no part comes or is computed where it is already, or twice in a step; no rank gives a block twice in a step.
 - P5: nothing comes to a copy in a buffer that is there since an earlier step.
 - P6: no call adds to a resident copy that is sent or read at the same step.
@@ -17,8 +17,8 @@ At every step, as `tasp_lab.schedule.schedule` describes it:
   to stay where it came, but is neither promised nor in `kept`.
 - P8: at the end every promised copy is complete.
 
-Theorem. In every execution that waits as the schedule's docstring says, a promised copy is the join of all existing
-parts of its block, each once and each computed from complete operands.
+Theorem. In every execution that waits as the docstring of `tasp_lab.schedule.schedule` demands, a promised copy is the
+join of all existing parts of its block, each once and each computed from complete operands.
 
 Proof. By induction over steps the value of a copy is the join of the parts in its set. At the start that is what is
 given. What is sent or read at a step came at earlier steps, which is waited for, and is not changed meanwhile: a buffer

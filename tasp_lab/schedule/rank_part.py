@@ -351,7 +351,7 @@ def _blocks_of(derived: Dependencies, uses: Uses) -> Mapping[int, set[int]]:
 
 
 def _readers_of_residents(derived: Dependencies) -> Mapping[int, list[tuple[int, int]]]:
-    """Those that read the resident copy of a block, each with its step."""
+    """By block: the operations that read its resident copy, each with its step."""
     reads, readers = derived.reads, defaultdict(list)
     resident = reads.since == RESIDENT
     columns = (reads.block[resident].tolist(), reads.step[resident].tolist(), reads.operation[resident].tolist())

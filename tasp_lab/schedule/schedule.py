@@ -11,7 +11,7 @@ different lanes independently; the same holds for compute lanes. There is no bar
 kind without a pool: it stays at its rank. Any other copy comes at one step s into buffer s mod b of its kind's pool,
 which has b buffers, and is overwritten at step s + b. So it may be used at steps s + 1 to s + b - 1, and communication
 may run b - 1 steps ahead of compute; b = 2 is double buffering.
-A schedule says of every copy that is there at the end why: it was there at the start, is promised, or is in `kept`.
+Every copy that is there at the end has a reason: it was there at the start, is promised, or is in `kept`.
 
 **What a step does.** 1. The buffers of step s - b are emptied. 2. Transfers take what their source has when the step
 begins; calls read copies as they are then. 3. What was given is gone. 4. Calls add their parts. 5. Arrivals join.

@@ -101,7 +101,7 @@ class StackedTask:
 
     @cached_property
     def contract(self) -> Contract:
-        """Those of all layers; but what dense calls make starts empty, and what they read need not stay to the end."""
+        """The contracts of all layers, but results of dense calls start empty, and their operands need not stay."""
         contracts = [self._on_its_ranks(number, task.contract) for number, task in enumerate(self.layers)]
         columns = zip(*contracts, strict=True)
         owner, starts_at, ends_at, saved = (np.concatenate(column) for column in columns)
@@ -131,7 +131,7 @@ class StackedTask:
         return layers
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
-        """Which parts of these blocks exist, as their layers say."""
+        """Which parts of these blocks exist, by the task of their layer."""
         layer = self.layer_of(blocks)
         rows = [np.flatnonzero(layer == number) for number in range(len(self.layers))]
         tables = [
@@ -166,7 +166,7 @@ class StackedTask:
         return flops
 
     def shapes(self, calls: Calls) -> ShapeRows:
-        """The shape of each call, as its layer says."""
+        """The shape of each call, by the task of its layer."""
         if calls.kernel in (DENSE, DENSE_BACKWARD):
             moved = 0 if self.dense.moved_bytes is None else self.dense.moved_bytes[self._dense_numbers(calls)]
             return ShapeRows.of("dense", self.flops(calls), moved_bytes=moved)
@@ -176,7 +176,7 @@ class StackedTask:
         return ShapeRows(*rows)
 
     def _by_layer(self, calls: Calls) -> Iterator[tuple[int, IntArray, Calls]]:
-        """The layers of calls: each with the indices of its calls, and with these as the layer knows them."""
+        """The layers of calls: each with the indices of its calls, and the calls in numbers of the layer."""
         layer = np.full(len(calls), -1, dtype=np.int64)
         for operand in calls.operands:
             layer[operand.owner] = self.layer_of(operand.block)

@@ -210,7 +210,7 @@ def paths_prove(
 
 
 def _are_paths(paths: Paths, world_size: int) -> bool:
-    """Premises 1, 3 and 4."""
+    """Whether premises 1, 3 and 4 hold."""
     n = paths.rings.shape[1]
     everywhere = np.arange(len(paths.block))
     used = paths.first_use >= 0

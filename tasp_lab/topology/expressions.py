@@ -105,7 +105,7 @@ def _over_links(build: _Builder) -> _Build:
 
 
 def _full_mesh(match: re.Match[str]) -> Expression:
-    n = int(match[1])  # its links are made when asked for, so that they need not be counted
+    n = int(match[1])  # its links are made when accessed, so they need not be counted
     return Expression(n, 0, _over_links(lambda b, s: builders.full_mesh(n, b, s)), n > 1)
 
 

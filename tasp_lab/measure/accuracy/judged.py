@@ -77,7 +77,7 @@ class RowAccuracy:
 
     @property
     def regime(self) -> Regime | None:
-        """None: regimes are those of layers."""
+        """None, as only layers have regimes."""
         return None
 
     @property
@@ -265,7 +265,7 @@ _SUMMARY = (
 def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | None, str]:
     """The machine of a table, or the reason why there is none; an impossible machine does not stop other tables.
 
-    With a header `provider` its network is that of a cloud, whatever its profile says.
+    With a header `provider` its network is that of a cloud, whatever its profile is.
     """
     try:
         machine = member(table.machine, library, str(table.profile)) if table.machine else None
@@ -281,7 +281,7 @@ def on_profile(table: AnyTable, profile: str | None) -> tuple[AnyTable, str]:
 
     Parameters
     ----------
-    profile : of tables that name none: a machine, or a family whose size the table tells. Without it, a log of one
+    profile : of tables that name none: a machine, or a family, whose size is in the table. Without it, a log of one
         full node has the family of the GPUs that it lists.
     """
     if isinstance(table, KernelTable) or table.profile is not None:

@@ -1,6 +1,6 @@
 """Tables of single kernel calls beside their predictions.
 
-A row counts unless its table gave constants of the kernel that predicts it, which these constants say.
+A row counts unless the constants of the kernel that predicts it were fitted to its table, which is in their source.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class LibraryRun:
     fields : fields of `AttentionOptions` other than their defaults.
     runtime : the name of a runtime (`tasp_lab.machines.host_model.catalogue`).
     kernels : attention kernels by accelerator; ``default`` is that of all others.
-    source : where the library's code says so.
+    source : the place in the library's code.
     reason : why it cannot be simulated; empty if it can.
     """
 
@@ -189,7 +189,7 @@ class RowRun:
         return (*named, self.machine.runtime)
 
     def with_instant_host(self) -> RowRun:
-        """The same, issued in no time."""
+        """The run with a host that issues in no time."""
         return replace(self, machine=replace(self.machine, runtime=self.machine.runtime.with_instant_host()))
 
 

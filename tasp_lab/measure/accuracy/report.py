@@ -200,7 +200,7 @@ def accuracy(
 
 
 def judge(table: AnyTable, layers: LayerJudge | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
-    """A table beside its prediction, if there is one; `layers` knows what was simulated before."""
+    """A table beside its prediction, if there is one; `layers` caches what was simulated before."""
     if isinstance(table, LayerTable):
         return (layers or LayerJudge(sampling)).judge(table)
     return judge_kernel(table, sampling) if isinstance(table, KernelTable) else judge_collective(table, sampling)

@@ -3,7 +3,7 @@
 - A *table* holds the times of one collective at several sizes (`tasp_lab.measure.readers.table`). It is a CSV file with
   headers, or a run in a log of nccl-tests or rccl-tests (`tasp_lab.measure.readers.nccl_tests`).
 - A *table of layers* holds the times of whole attention calls (`tasp_lab.measure.readers.layer_table`), a *table of
-  kernels* those of single calls on one GPU (`tasp_lab.measure.readers.kernel_table`). Their columns tell them apart.
+  kernels* those of single calls on one GPU (`tasp_lab.measure.readers.kernel_table`). They differ in their columns.
 - A *table of pairs* holds the bandwidth between each pair of GPUs of a host (`tasp_lab.measure.readers.pairs`). It
   comes from a log of TransferBench (`tasp_lab.measure.readers.pairs`) or of p2pBandwidthLatencyTest of the
   CUDA samples (`tasp_lab.measure.readers.pairs`).
@@ -74,7 +74,7 @@ _LOG_ENDINGS = (".log", ".out", ".txt")
 
 
 def parse_any_table(text: str, name: str) -> AnyTable:
-    """The table in the text of a CSV file, of the kind that its columns tell; by default that of a collective.
+    """The table in the text of a CSV file, of the kind that its columns show, by default of a collective.
 
     >>> type(parse_any_table("system,variant,seq_total\\n", "t.csv")).__name__
     'LayerTable'

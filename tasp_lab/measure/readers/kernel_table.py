@@ -49,14 +49,14 @@ _NOTE = re.compile(
 
 
 def counted_pairs(headers: Mapping[str, str], file: str) -> CountedPairs | None:
-    """The pairs that the rates of a table count; None if its headers do not say.
+    """The pairs that the rates of a table count; None if its headers do not state them.
 
     >>> counted_pairs({"flops": "causal full"}, "t.csv"), counted_pairs({"source": "a page"}, "t.csv")
     ('full', None)
     >>> counted_pairs({"note": "FLOPs = 4*B*H*Sq*Sk*D forward, 2.5x that backward; causal halved"}, "t.csv")
     'masked'
 
-    Raises `TableError` for a header ``flops`` that says neither.
+    Raises `TableError` for a header ``flops`` with neither.
     """
     if stated := headers.get("flops"):
         match = _CONVENTION.search(stated)
@@ -98,7 +98,7 @@ _PASSES: dict[str, tuple[Literal["forward", "backward"], ...]] = {
     "backward": ("backward",),
     "forward+backward": ("forward", "backward"),
 }
-"""As benchmarks abbreviate them, and as tables of layers have them."""
+"""Passes, as benchmarks abbreviate them, and as tables of layers name them."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "": "bf16"}
 _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:\s*(.*?)\s*")

@@ -12,9 +12,9 @@ A table is stored as a CSV file with headers::
 member. ``kernel`` names the kernel. ``flops`` states how rates are counted (`tasp_lab.measure.readers.kernel_table`).
 ``documents`` are the lengths of packed documents, packings apart by ``|``; they are scaled to `seq_total`.
 ``out_of_scope`` gives the reason why no row counts, ``from_seq_total`` the length below which none does, because the
-source itself doubts them, and ``host_bound_below`` the positions times heads per GPU below which it says that the host
-takes the time. Rows of one head with at most ``fits_runtime_up_to`` positions gave host times of runtimes, and do not
-count.
+source itself doubts them, and ``host_bound_below`` the positions times heads per GPU below which, by the source, the
+host takes the time. Rows of one head with at most ``fits_runtime_up_to`` positions gave host times of runtimes, and do
+not count.
 
 Cells may be empty: what a row lacks is known to whoever judges it.
 """
