@@ -11,8 +11,8 @@ from typing import NamedTuple
 from tests.conftest import ROOT
 
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
-             *sorted((ROOT / "docs" / "reference").glob("*.md")))  # fmt: skip
-"""What describes the present; decisions and the changelog keep the words of their day."""
+             *sorted((ROOT / "docs" / "reference").glob("*.md")), *sorted((ROOT / "docs" / "why").glob("*.md")))  # fmt: skip
+"""The documents that describe the present: all but the changelog."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
