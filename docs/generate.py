@@ -16,13 +16,12 @@ from pathlib import Path
 from cyclopts import App
 from cyclopts.argument import Argument
 
-from tasp_lab.attention.registry import ATTENTION, attention_layout, options_of
 from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
-from tasp_lab.collectives.kinds import KINDS
-from tasp_lab.collectives.registry import COLLECTIVES
-from tasp_lab.linear_attention.registry import LINEAR
-from tasp_lab.workload import sequence_layout
+from tasp_lab.schedules.attention.registry import ATTENTION, attention_layout, options_of
+from tasp_lab.schedules.collectives.kinds import KINDS
+from tasp_lab.schedules.collectives.registry import COLLECTIVES
+from tasp_lab.schedules.linear.registry import LINEAR
 from tasp_lab.workload.layer import Workload
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +47,7 @@ MOVES = {
     "double-ring:WxR": "keys and values around R inner rings of W ranks, and from ring to ring meanwhile (LoongTrain)",
     "grid:YxX": "queries gathered along Y rows of X ranks, keys and values along columns; results back",
     "lasp": "one state, decayed and added to at each rank, on n - 1 hops one after another",
-    "all-scan": "the same in `--pieces`, groups of KV heads, each sent on as soon as it has been added to (ZeCO)",
+    "all-scan": "the state of `lasp` in `--pieces`, groups of KV heads, each sent on as soon as it has been added to (ZeCO)",
     "lasp-2": "the states of all chunks, around one ring, beside the attention within chunks",
     "multi-ring-lasp-2": "the same, around all rings",
     "direct-lasp-2": "the same, sent to all ranks at once",
@@ -87,13 +86,9 @@ def layouts(name: str) -> str:
     >>> layouts("tasp"), layouts("ulysses")
     ('contiguous; causal: zigzag', 'contiguous')
     """
-    names = []
-    for mask in ("full", "causal"):
-        layer = Workload(sequence=64, heads=4, mask=mask)  # type: ignore[arg-type]
-        layout = attention_layout(name, layer, 4)
-        known = ("contiguous", "zigzag", "striped")
-        names += [each for each in known if getattr(sequence_layout, each)(64, 4, layer.parts) == layout]
-    full, causal = names
+    full = attention_layout(name, Workload(sequence=64, heads=4), 4).name
+    causal = attention_layout(name, Workload(sequence=64, heads=4, mask="causal"), 4).name
+    full, causal = full.partition(" ")[0], causal.partition(" ")[0]  # that of a family names its group size, too
     return full if full == causal else f"{full}; causal: {causal}"
 
 
@@ -165,7 +160,9 @@ def command_reference() -> str:
 
 def item(names: str, text: str) -> str:
     """An item of a list, in lines that are not too long."""
-    return textwrap.fill(f"- {names}: {text}", 150, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        f"- {names}: {text}", 150, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def summary(command: App) -> str:
@@ -181,7 +178,9 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
-_CONSOLE = re.compile(r"(?<=^```console\n)\$ tasp-lab ((?:predict|compare|decompose) .*)\n((?:.+\n)+)(?=```$)", re.MULTILINE)
+_CONSOLE = re.compile(
+    r"(?<=^```console\n)\$ tasp-lab ((?:predict|compare|decompose) .*)\n((?:.+\n)+)(?=```$)", re.MULTILINE
+)
 
 
 def generated(text: str) -> str:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from runtime import attention, positions, shard
-from tasp_lab.attention.registry import attention_layout
-from tasp_lab.progress import print_line
+from tasp_lab.core.progress import print_line
+from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.workload.layer import Workload
 
 

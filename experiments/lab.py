@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from tasp_lab import validate
-from tasp_lab.analysis.validate import Comparison
-from tasp_lab.arrays import FloatArray
-from tasp_lab.errors import TaspLabError
-from tasp_lab.files import write_whole
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.core.units import Number, format_size, format_time
 from tasp_lab.plots.timelines import (
     IDLE,
     INK,
@@ -34,9 +35,8 @@ from tasp_lab.plots.timelines import (
     render,
     wrapped,
 )
-from tasp_lab.progress import print_progress as progress
 from tasp_lab.timeline.chrome_trace import chrome_trace
-from tasp_lab.units import Number, format_size, format_time
+from tasp_lab.validation.validate import Comparison
 
 TOPOLOGIES = ("full-mesh:8", "switch:8")
 SCHEDULES = ("ring", "multi-ring")

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from scipy.stats import theilslopes
 
 from runtime.protocol.jobs import BatchTime, MeasurePair, PairTimes, Ranks
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
-from tasp_lab.units import Number
 
 MAX_MESSAGE_S = 0.4
 """Target duration of the largest bandwidth message, unless `MAX_MESSAGE_BYTES` limits its size."""

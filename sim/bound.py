@@ -6,18 +6,18 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.attention.bound import attention_bound_s
-from tasp_lab.attention.task import AttentionTask
-from tasp_lab.hybrid.bound import hybrid_bound_s
-from tasp_lab.hybrid.relayout import RelayoutTask
-from tasp_lab.linear_attention.bound import linear_bound_s
-from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
+from tasp_lab.schedules.attention.bound import attention_bound_s
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.hybrid.bound import hybrid_bound_s
+from tasp_lab.schedules.hybrid.relayout import RelayoutTask
+from tasp_lab.schedules.linear.bound import linear_bound_s
+from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.limits import like
-from tasp_lab.units import Number
 
 ROUNDING = 1e-9
 """By how much of itself a time in floating point may lie below its bound."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tasp_lab.units import Number
+from tasp_lab.core.units import Number
 
 OWN_LIMIT = 2**62
 """The constraint number of a flow's own limit, higher than all others."""

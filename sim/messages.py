@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray, numbered
-from tasp_lab.libraries.library import CommLibrary, Message
+from tasp_lab.core.arrays import IntArray, numbered
+from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.schedule.messages import Messages
 from tasp_lab.schedule.schedule import Schedule
 

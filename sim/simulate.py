@@ -7,9 +7,9 @@ from typing import Literal, get_args
 from sim.array import engine as array_engine
 from sim.bound import check_time
 from sim.event import engine
-from tasp_lab.errors import ScheduleError, TopologyError, of_type
+from tasp_lab.core.errors import ScheduleError, TopologyError, of_type
+from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
-from tasp_lab.progress import ShareCallback, no_share
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology

@@ -12,19 +12,19 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
-    from tasp_lab.analysis.accuracy import accuracy
-    from tasp_lab.analysis.calibrate import calibrate
-    from tasp_lab.analysis.compare import compare
-    from tasp_lab.analysis.decompose import decompose
-    from tasp_lab.analysis.predict import predict
-    from tasp_lab.analysis.predict_step import predict_step
-    from tasp_lab.analysis.validate import validate
+    from tasp_lab.core.version import __version__
     from tasp_lab.machines.catalogue import load_machine
-    from tasp_lab.models.catalogue import load_model
+    from tasp_lab.measure.accuracy import accuracy
+    from tasp_lab.measure.calibrate import calibrate
+    from tasp_lab.prediction.compare import compare
+    from tasp_lab.prediction.decompose import decompose
+    from tasp_lab.prediction.predict import predict
+    from tasp_lab.prediction.predict_step import predict_step
     from tasp_lab.study.file import load_study
     from tasp_lab.topology.graph import Topology
-    from tasp_lab.version import __version__
+    from tasp_lab.validation.validate import validate
     from tasp_lab.workload.layer import Workload
+    from tasp_lab.workload.models.catalogue import load_model
 
 __all__ = [
     "predict",
@@ -43,19 +43,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "predict": "tasp_lab.analysis.predict",
-    "predict_step": "tasp_lab.analysis.predict_step",
-    "validate": "tasp_lab.analysis.validate",
-    "compare": "tasp_lab.analysis.compare",
-    "decompose": "tasp_lab.analysis.decompose",
+    "predict": "tasp_lab.prediction.predict",
+    "predict_step": "tasp_lab.prediction.predict_step",
+    "validate": "tasp_lab.validation.validate",
+    "compare": "tasp_lab.prediction.compare",
+    "decompose": "tasp_lab.prediction.decompose",
     "load_machine": "tasp_lab.machines.catalogue",
     "load_study": "tasp_lab.study.file",
-    "load_model": "tasp_lab.models.catalogue",
-    "__version__": "tasp_lab.version",
+    "load_model": "tasp_lab.workload.models.catalogue",
+    "__version__": "tasp_lab.core.version",
     "Workload": "tasp_lab.workload.layer",
     "Topology": "tasp_lab.topology.graph",
-    "accuracy": "tasp_lab.analysis.accuracy",
-    "calibrate": "tasp_lab.analysis.calibrate",
+    "accuracy": "tasp_lab.measure.accuracy",
+    "calibrate": "tasp_lab.measure.calibrate",
 }
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.common import markdown_table
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 from tasp_lab.machines.compute_rates import accelerator_constants, accelerator_names
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import WIDTHS, dimension, source_kind

@@ -21,16 +21,16 @@ from runtime.protocol.jobs import Ranks, RunSchedule
 from runtime.protocol.records import RankRecord, duration_s
 from runtime.ranks.launcher import launch
 from sim.simulate import simulate
-from tasp_lab.analysis.validate import default_scale
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import NoDecompositionError, NoRouteError, ScheduleError
-from tasp_lab.files import write_whole
+from tasp_lab.core.errors import NoDecompositionError, NoRouteError, ScheduleError
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.core.units import format_size
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.progress import print_progress as progress
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import format_size
+from tasp_lab.validation.validate import default_scale
 
 TOPOLOGIES = ("full-mesh:6", "switch:6", "nodes:2x3", "nodes:3x2:switch", "torus:3x2", "ring:5", "hypercube:3")
 SCHEDULES = (

@@ -1,6 +1,6 @@
 """The account of layers: measured attention layers beside their predictions, by source, machine, regime and pass.
 
-``python -m experiments.accuracy.layers`` judges the tables in ``tasp_lab/measurements/tables/layers`` and writes
+``python -m experiments.accuracy.layers`` judges the tables in ``tasp_lab/measure/tables/layers`` and writes
 ``experiments/accuracy/layers.md``, ``layers.json`` and ``layers.png``, in some minutes. All measurements are
 third-party. No constant was fitted to a row that counts. Of the rows with the largest errors it also shows what kernels
 and messages alone would take.
@@ -19,18 +19,18 @@ from typing import NamedTuple
 
 from experiments.common import markdown_table
 from sim.simulate import simulate
-from tasp_lab.analysis.accuracy import TableAccuracy, accuracy, own_tables
-from tasp_lab.analysis.accuracy.judged import WorkRow, errors_of, row_dict, summary
-from tasp_lab.analysis.accuracy.layer import engine_for
-from tasp_lab.analysis.accuracy.layer_rows import check_row, row_run
-from tasp_lab.analysis.accuracy.ranking import TIE, groups_of, is_right
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import INSTANT
-from tasp_lab.measurements import LayerTable
+from tasp_lab.measure.accuracy import TableAccuracy, accuracy, own_tables
+from tasp_lab.measure.accuracy.judged import WorkRow, errors_of, row_dict, summary
+from tasp_lab.measure.accuracy.layer import engine_for
+from tasp_lab.measure.accuracy.layer_rows import check_row, row_run
+from tasp_lab.measure.accuracy.ranking import TIE, groups_of, is_right
+from tasp_lab.measure.readers import LayerTable
 from tasp_lab.plots.row_accuracy import draw_rows
 from tasp_lab.plots.timelines import render
-from tasp_lab.progress import print_progress as progress
 
 FOLDER = Path(__file__).parent
 WORST = 3
@@ -82,8 +82,8 @@ def by_source(tables: Iterable[TableAccuracy]) -> list[Source]:
 def source_name(table: TableAccuracy) -> str:
     """The repository of a table.
 
-    >>> from tasp_lab.analysis.accuracy import judge
-    >>> from tasp_lab.measurements import parse_any_table
+    >>> from tasp_lab.measure.accuracy import judge
+    >>> from tasp_lab.measure.readers import parse_any_table
     >>> table = parse_any_table("# source: github.com/a/b 1234 README.md\\nsystem,seq_total\\n", "t.csv")
     >>> source_name(judge(table))
     'a/b'

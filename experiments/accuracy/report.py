@@ -15,12 +15,12 @@ from pathlib import Path
 
 from experiments.common import markdown_table
 from tasp_lab import accuracy
-from tasp_lab.analysis.accuracy import AccuracyReport, CollectiveAccuracy, own_tables
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.core.units import format_size_about
+from tasp_lab.measure.accuracy import AccuracyReport, CollectiveAccuracy, own_tables
 from tasp_lab.plots.accuracy import TARGET_ERROR, draw_tables
 from tasp_lab.plots.timelines import render
-from tasp_lab.progress import print_progress as progress
-from tasp_lab.units import format_size_about
 
 FOLDER = Path(__file__).parent
 

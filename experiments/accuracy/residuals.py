@@ -3,7 +3,7 @@
 ``python -m experiments.accuracy.residuals`` judges every measured table of collectives by its library and by links
 alone, and every table of layers. Kernels are those of tables predicted from other tables
 (``experiments/results/kernel_accuracy.json``), and of tables that gave no constants. It writes
-``tasp_lab/analysis/residuals.toml``: a group per regime and measured machine. ``--only PART`` keeps those of others.
+``tasp_lab/prediction/residuals.toml``: a group per regime and measured machine. ``--only PART`` keeps those of others.
 `tasp-lab accuracy` then judges the intervals, those of a table without its own source or provider.
 """
 
@@ -22,19 +22,19 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-import tasp_lab.analysis
-from tasp_lab.analysis.accuracy.collective import judge_collective
-from tasp_lab.analysis.accuracy.kernel import judge_kernel
-from tasp_lab.analysis.accuracy.layer import LayerJudge
-from tasp_lab.analysis.accuracy.report import own_tables
-from tasp_lab.analysis.left_out import left_out_with
-from tasp_lab.analysis.residuals import KERNELS, Group, Regime, ResidualFile, WorkKind, groups
-from tasp_lab.files import write_whole
+import tasp_lab.prediction
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES
-from tasp_lab.measurements import KernelTable, LayerTable, find_all_tables, find_tables
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.measure.accuracy.collective import judge_collective
+from tasp_lab.measure.accuracy.kernel import judge_kernel
+from tasp_lab.measure.accuracy.layer import LayerJudge
+from tasp_lab.measure.accuracy.report import own_tables
+from tasp_lab.measure.inputs import left_out_with
+from tasp_lab.measure.readers import KernelTable, LayerTable, find_all_tables, find_tables
+from tasp_lab.prediction.residuals import KERNELS, Group, Regime, ResidualFile, WorkKind, groups
 
-FILE = Path(next(iter(tasp_lab.analysis.__path__))) / "residuals.toml"
+FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "residuals.toml"
 KERNEL_ACCURACY = Path(__file__).parents[1] / "results" / "kernel_accuracy.json"
 RATE_VARIANCE = (math.log1p(0.2) / 1.645) ** 2
 """What the interval of a measured kernel rate adds to a layer that kernels bound; the rows below have no samples."""

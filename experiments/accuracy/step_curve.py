@@ -24,16 +24,16 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from experiments.common import markdown_table
 from sim.simulate import simulate
-from tasp_lab.analysis.accuracy import own_tables
-from tasp_lab.collectives.point_to_point import all_to_all, send_recv
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.units import format_size, format_size_about
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.measurements import read_table
+from tasp_lab.measure.accuracy import own_tables
+from tasp_lab.measure.readers import read_table
 from tasp_lab.plots.timelines import render
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 from tasp_lab.timeline.critical_path import critical_path
-from tasp_lab.units import format_size, format_size_about
 
 MACHINES = ("h100-8", "mi300x-8")
 RANKS = 8

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from experiments.common import machine_record, markdown_table
 from runtime.sequence_parallel.agreement import Call
 from runtime.sequence_parallel.api import attention
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 
 RANKS = 2, 4, 8
 POSITIONS = 64

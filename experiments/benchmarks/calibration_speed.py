@@ -24,13 +24,13 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.common import machine_record, markdown_table
-from tasp_lab.analysis.simulate_cases import Simulated
-from tasp_lab.calibration.cases import Case
-from tasp_lab.calibration.findings import with_numbers
-from tasp_lab.collectives.kinds import NcclTestsName
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 from tasp_lab.machines.profile_files import load_profile
-from tasp_lab.measurements import MeasuredTable, Row
+from tasp_lab.measure.fit.cases import Case
+from tasp_lab.measure.fit.findings import with_numbers
+from tasp_lab.measure.readers import MeasuredTable, Row
+from tasp_lab.measure.simulate_cases import Simulated
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 COLLECTIVES: tuple[NcclTestsName, ...] = ("all_gather", "alltoall")
 CHANGED = {"ring_rate": 1.2, "nic_payload": 0.9, "nic_message_launch": 3.0, "base_simple": 5.0}

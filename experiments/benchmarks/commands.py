@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.common import Record, machine_record, markdown_table, write_record
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 
 ATTENTION = "predict h100-16x8 --seq 1Mi --mask causal --pass both --schedule"
 COMMANDS = (

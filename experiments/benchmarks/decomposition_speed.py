@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.common import markdown_table, write_record
-from tasp_lab.decomposition.complete_digraph import hamiltonian_cycles
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.rings.complete_digraph import hamiltonian_cycles
 
 CASES = (
     (8, "0 mod 4"),

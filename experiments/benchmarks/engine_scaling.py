@@ -16,15 +16,15 @@ from typing import TypeVar
 from experiments.common import markdown_table, write_record
 from sim.array import engine as array_engine
 from sim.event import engine
-from tasp_lab.collectives.all_gather import ring_all_gather
-from tasp_lab.collectives.registry import collective
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.units import format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import format_time
 
 CASES: tuple[tuple[Callable[[], Topology], str, int], ...] = (
     (lambda: full_mesh(8), "multi-ring", 1),

@@ -30,12 +30,12 @@ from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
 from runtime.executor.transports import make_transport
 from runtime.trials.patterns import PatternWork
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

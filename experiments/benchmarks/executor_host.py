@@ -27,13 +27,13 @@ from runtime.executor.transports import Message, Wait
 from runtime.executor.views import Views
 from runtime.kernels.partials import Gradients, Partial
 from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import ATTENTION
-from tasp_lab.attention.task import AttentionTask
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import ATTENTION
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

@@ -20,14 +20,14 @@ from typing import TypeVar
 import numpy as np
 
 from sim.event.engine import simulate
-from tasp_lab.collectives.all_gather import RingSteps
-from tasp_lab.collectives.registry import collective
-from tasp_lab.decomposition.decompose import Decomposition, decompose
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
+from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.all_gather import RingSteps
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 
 BLOCK_BYTES = 2**20
 

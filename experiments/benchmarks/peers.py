@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 
 from experiments.benchmarks.peer_run import BLOCK_BYTES, rings_of, topology_of
 from experiments.common import Record, machine_record, markdown_table, write_record
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 
 SYSTEMS = {
     "array": "tasp-lab, array engine",

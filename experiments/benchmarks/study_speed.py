@@ -22,7 +22,7 @@ import tomli_w
 
 from experiments.common import Record, markdown_table, write_record
 from tasp_lab import load_study
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -24,14 +24,14 @@ from runtime.protocol.jobs import Ranks, RunSchedule
 from runtime.protocol.records import RankRecord, duration_s
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
-from tasp_lab.analysis.validate import default_scale
-from tasp_lab.attention.forward import attention
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.plots.timelines import render
-from tasp_lab.progress import print_progress as progress
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.validation.validate import default_scale
 from tasp_lab.workload.layer import Mask, Workload
 
 WORLD_SIZE = 8

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from experiments.reproductions import report
 from experiments.reproductions.registry import NAMES, reproduction
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.core.progress import print_progress as progress
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

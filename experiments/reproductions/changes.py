@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasp_lab.analysis.accuracy.layer_rows import RowRun
-from tasp_lab.analysis.accuracy.machines import machine_for
-from tasp_lab.analysis.inputs import with_runtime
 from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.host_model.runtime import NO_PASSES
 from tasp_lab.machines.machine import IDEAL
-from tasp_lab.runtimes.runtime import NO_PASSES
+from tasp_lab.measure.accuracy.layer_rows import RowRun
+from tasp_lab.measure.accuracy.machines import machine_for
+from tasp_lab.prediction.inputs import with_runtime
 
 
 def without_contention(run: RowRun) -> RowRun:

@@ -1,6 +1,6 @@
 """Published tables of layers: each row is run as its library runs it, beside the interval of its prediction.
 
-Tables are judged as in the account of layers (`tasp_lab.analysis.accuracy`). A `Reason` names rows and what is changed
+Tables are judged as in the account of layers (`tasp_lab.measure.accuracy`). A `Reason` names rows and what is changed
 to check it.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from experiments.common import markdown_table
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
-from tasp_lab.analysis.accuracy import TableAccuracy, WorkRow, own_tables
-from tasp_lab.analysis.accuracy.layer import LayerJudge
-from tasp_lab.analysis.accuracy.layer_rows import RowRun, check_row, row_run
-from tasp_lab.analysis.accuracy.ranking import groups_of, is_right
+from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.sampling import FEW_SAMPLES
-from tasp_lab.measurements import LayerTable, find_all_tables
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.measure.accuracy import TableAccuracy, WorkRow, own_tables
+from tasp_lab.measure.accuracy.layer import LayerJudge
+from tasp_lab.measure.accuracy.layer_rows import RowRun, check_row, row_run
+from tasp_lab.measure.accuracy.ranking import groups_of, is_right
+from tasp_lab.measure.readers import LayerTable, find_all_tables
 
 Change = Callable[[RowRun], RowRun]
 """What is changed in how a row is run: its machine, its layer."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tasp_lab import Workload, predict
-from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.registry import options_for
-from tasp_lab.analysis.residual_fit import residual_of
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.choices import Pass
+from tasp_lab.core.choices import Pass
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.residual_fit import residual_of
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import options_for
 
 
 def predicted(

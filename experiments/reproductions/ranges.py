@@ -13,9 +13,9 @@ import numpy as np
 
 from experiments.common import Record, markdown_table
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure
-from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.residual_fit import Residual
-from tasp_lab.errors import TableError
+from tasp_lab.core.errors import TableError
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.residual_fit import Residual
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.common import Record, markdown_table
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial, inside_of, median_error
 from tasp_lab import __version__
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 
 FOLDER = Path(__file__).parent
 MAX_FIGURES = 40

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from experiments.common import Record
-from tasp_lab.analysis.interval import Interval
+from tasp_lab.prediction.interval import Interval
 
 NOT_EXPLAINED = "not explained"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from experiments.common import Record, comparison_table, write_record
 from tasp_lab import validate
-from tasp_lab.files import write_whole
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
 
 TOPOLOGIES = ("full-mesh:4", "full-mesh:5", "full-mesh:8", "switch:8", "nodes:2x4")
 SCHEDULES = ("ring", "multi-ring", "direct")

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from experiments.common import Record, comparison_table, markdown_table, write_record
 from tasp_lab import decompose, predict, validate
-from tasp_lab.collectives.registry import schedules_of
-from tasp_lab.decomposition.decompose import Decomposition
-from tasp_lab.errors import ScheduleError
-from tasp_lab.files import write_whole
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedules.collectives.registry import schedules_of
 from tasp_lab.topology.edits import with_links, without_links
-from tasp_lab.units import format_time
 
 PREDICTED_SHARD_BYTES = 64 * 2**20
 MEASURED_SHARD_BYTES = 4 * 2**20

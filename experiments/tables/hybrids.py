@@ -25,10 +25,10 @@ from typing import NamedTuple
 from experiments.common import Record, markdown_table, write_record
 from experiments.train_gpt.__main__ import WARM_UP
 from experiments.train_gpt.options import Recipe, RunOptions
-from tasp_lab.choices import Decay
-from tasp_lab.cores import usable_cores
-from tasp_lab.files import write_whole
-from tasp_lab.linear_attention.registry import LINEAR
+from tasp_lab.core.choices import Decay
+from tasp_lab.core.cores import usable_cores
+from tasp_lab.core.files import write_whole
+from tasp_lab.schedules.linear.registry import LINEAR
 
 RANKS = 4
 STEPS, STEPS_OF_LOSSES = 8, 150

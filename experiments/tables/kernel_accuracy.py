@@ -18,15 +18,15 @@ import numpy as np
 
 from experiments.common import Record, markdown_table, write_record
 from experiments.tables.kernel_fits import kernel_tables
-from tasp_lab.arrays import FloatArray
-from tasp_lab.calibration.fit_kernels import KernelTime, Passing, fit_kernel
-from tasp_lab.calibration.kernel_files import LINEAR_KERNELS, split_alternately
-from tasp_lab.files import write_whole
-from tasp_lab.kernels.catalogue import attention_kernel, kernel_names
-from tasp_lab.kernels.constants import gpus
-from tasp_lab.kernels.kernel import call_parts, nearest_variant
-from tasp_lab.measurements.kernel_table import KernelTable
-from tasp_lab.progress import print_progress
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress
+from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
+from tasp_lab.machines.kernel_model.constants import gpus
+from tasp_lab.machines.kernel_model.kernel import call_parts, nearest_variant
+from tasp_lab.measure.fit.fit_kernels import KernelTime, Passing, fit_kernel
+from tasp_lab.measure.fit.kernel_files import LINEAR_KERNELS, split_alternately
+from tasp_lab.measure.readers.kernel_table import KernelTable
 
 RESULTS = Path(__file__).parents[1] / "results"
 _LEAST_ROWS = 4

@@ -1,21 +1,22 @@
 """Constants of attention kernels: ``python -m experiments.tables.kernel_fits`` fits them to the tables in
-``tasp_lab/measurements/tables/kernels`` and writes ``tasp_lab/kernels/data/GPU/KERNEL.toml``. It takes some minutes.
+``tasp_lab/measure/tables/kernels`` and writes ``tasp_lab/machines/kernel_model/data/GPU/KERNEL.toml``. It takes some
+minutes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tasp_lab.calibration.fit_linear_kernels import fit_linear_kernel
-from tasp_lab.calibration.kernel_files import fit_files, write_files
-from tasp_lab.files import write_whole
-from tasp_lab.kernels.constants import data_folder, gpus
-from tasp_lab.kernels.linear import LinearKernel, linear_document
-from tasp_lab.measurements.file_position import read_text
-from tasp_lab.measurements.kernel_table import KernelTable, is_kernel_table, read_kernel_table
-from tasp_lab.progress import print_progress
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress
+from tasp_lab.machines.kernel_model.constants import data_folder, gpus
+from tasp_lab.machines.kernel_model.linear import LinearKernel, linear_document
+from tasp_lab.measure.fit.fit_linear_kernels import fit_linear_kernel
+from tasp_lab.measure.fit.kernel_files import fit_files, write_files
+from tasp_lab.measure.readers.file_position import read_text
+from tasp_lab.measure.readers.kernel_table import KernelTable, is_kernel_table, read_kernel_table
 
-TABLES = Path(__file__).parents[2] / "tasp_lab" / "measurements" / "tables" / "kernels"
+TABLES = Path(__file__).parents[2] / "tasp_lab" / "measure" / "tables" / "kernels"
 
 
 def kernel_tables() -> list[KernelTable]:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from experiments.common import markdown_table
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 from tests.support.mutations import Findings, campaign
 from tests.support.worlds import WORLDS
 

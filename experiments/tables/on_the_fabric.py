@@ -10,16 +10,16 @@ from pathlib import Path
 
 from experiments.common import Record, write_record
 from tasp_lab import Workload, validate
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.analysis.ring_choice import RingOptions
-from tasp_lab.analysis.validate import Run, default_scale
-from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology
+from tasp_lab.validation.validate import Run, default_scale
 
 NO_COMPUTE = 1e30
 """FLOP/s at which kernel calls take no time."""

@@ -21,9 +21,9 @@ import numpy as np
 
 from experiments.common import markdown_table
 from sim.simulate import simulate
-from tasp_lab.files import write_whole
-from tasp_lab.libraries.channels import ChannelLibrary
+from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule

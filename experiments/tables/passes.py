@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from experiments.common import Record, markdown_table, write_record
 from tasp_lab import predict, validate
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.analysis.validate import Run, default_scale
-from tasp_lab.attention.backward import Dataflow
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.schedules.attention.backward import Dataflow
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.validation.validate import Run, default_scale
 from tasp_lab.workload.layer import Mask, Workload
 
 LAYER = Workload(sequence=8 * 7 * 2 * 36, heads=4, kv_heads=2, head_dim=128, dtype="bf16", mask="causal")

@@ -35,15 +35,15 @@ from experiments.tables.on_the_fabric import (
     verdict,
 )
 from tasp_lab import Workload
-from tasp_lab.analysis.registry import options_for
-from tasp_lab.arrays import IntArray
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_names_on
-from tasp_lab.errors import NoDecompositionError, NoRouteError, ScheduleError
-from tasp_lab.files import write_whole
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import NoDecompositionError, NoRouteError, ScheduleError
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.progress import print_progress as progress
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_names_on
+from tasp_lab.schedules.registry import options_for
 from tasp_lab.topology.graph import Topology
 
 RING = "ring-attention"

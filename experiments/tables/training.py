@@ -29,14 +29,14 @@ from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks
 from runtime.protocol.rank_setup import RankLocation
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
-from tasp_lab.analysis.validate import default_scale
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.cores import usable_cores
-from tasp_lab.files import write_whole
+from tasp_lab.core.cores import usable_cores
+from tasp_lab.core.files import write_whole
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import attention_passes
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.validation.validate import default_scale
 
 RECIPE = Recipe(seq=2048, batch=2)
 WORLD_SIZES = (4, 8)

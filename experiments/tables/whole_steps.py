@@ -14,8 +14,8 @@ from statistics import median
 
 from experiments.common import markdown_table, write_record
 from experiments.tables.published_steps import PublishedStep, attention_rates, published_steps
-from tasp_lab.files import write_whole
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
 
 RESULTS = Path(__file__).parents[1] / "results"
 

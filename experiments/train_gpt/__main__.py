@@ -20,10 +20,10 @@ from experiments.train_gpt.gradients import LostRankError
 from experiments.train_gpt.options import Recipe, RunOptions
 from experiments.train_gpt.train import Step, train
 from runtime.ranks.torchrun import join
-from tasp_lab.choices import BackendKind
-from tasp_lab.errors import TaspLabError
-from tasp_lab.leaving import at_once, leave, leaves_at_once
-from tasp_lab.progress import on_one_line, print_line
+from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.leaving import at_once, leave, leaves_at_once
+from tasp_lab.core.progress import on_one_line, print_line
 
 WARM_UP = 2
 """Number of first steps that are excluded from timing."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tasp_lab.errors import TaspLabError, first_line
-from tasp_lab.files import write_whole
+from tasp_lab.core.errors import TaspLabError, first_line
+from tasp_lab.core.files import write_whole
 
 FILE = "checkpoint.pt"
 _PARTS = {"decisive", "step", "model", "optimizer", "random"}

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from runtime.executor.transports import LostPeer, call_peers
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 
 class LostRankError(RunError):

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 
-from tasp_lab.attention.registry import attention_layout
-from tasp_lab.choices import Decay
-from tasp_lab.errors import QuantityError, ScheduleError, WorkloadError
-from tasp_lab.linear_attention.registry import LINEAR, linear_spec
-from tasp_lab.units import parse_integer
+from tasp_lab.core.choices import Decay
+from tasp_lab.core.errors import QuantityError, ScheduleError, WorkloadError
+from tasp_lab.core.units import parse_integer
+from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.linear.registry import LINEAR, linear_spec
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.layer_pattern import expand_layers
 from tasp_lab.workload.sequence_layout import SequenceLayout

@@ -13,10 +13,10 @@ from experiments.train_gpt.checkpoint import FILE, State, load
 from experiments.train_gpt.options import Recipe, RunOptions
 from runtime.sequence_parallel import agreement
 from runtime.sequence_parallel.agreement import Proposal
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import OutputError, RunError, TaspLabError, WorkloadError
-from tasp_lab.files import check_writable
-from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.core.errors import OutputError, RunError, TaspLabError, WorkloadError
+from tasp_lab.core.files import check_writable
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.topology.builders import full_mesh
 
 TIMEOUT_S = 120.0

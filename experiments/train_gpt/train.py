@@ -23,7 +23,7 @@ from experiments.train_gpt.start import agree, check_agreement
 from runtime.executor.transports import default_device
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.sharding import positions, shard
-from tasp_lab.errors import RunError, TaspLabError
+from tasp_lab.core.errors import RunError, TaspLabError
 
 
 @dataclass(frozen=True)

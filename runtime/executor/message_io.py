@@ -17,7 +17,7 @@ from runtime.executor.streams import HostStreams, Mark, Streams
 from runtime.executor.transports import LostPeer, Message, Transport, Wait
 from runtime.protocol.heartbeat import WORKING
 from runtime.protocol.records import Computed, Received, Sent
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow, Join
 

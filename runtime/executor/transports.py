@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from runtime.executor import kept_memory
 from runtime.executor.streams import Streams
-from tasp_lab.errors import RunError, first_line
+from tasp_lab.core.errors import RunError, first_line
 from tasp_lab.schedule.rank_part import RankPart
 from tasp_lab.schedule.schedule import Schedule
 

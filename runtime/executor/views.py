@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.blocks import Field
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

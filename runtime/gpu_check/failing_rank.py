@@ -23,11 +23,11 @@ from runtime.linux.namespaces import die_with_parent
 from runtime.protocol.rank_setup import our_module
 from runtime.ranks.torchrun import TorchrunRanks, join
 from runtime.trials.patterns import PatternTrial
-from tasp_lab.choices import BackendKind
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import RunError, TaspLabError
-from tasp_lab.leaving import leave
-from tasp_lab.progress import print_line
+from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.errors import RunError, TaspLabError
+from tasp_lab.core.leaving import leave
+from tasp_lab.core.progress import print_line
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh
 
 MODULE = "runtime.gpu_check.failing_rank"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runtime.gpu_check.failing_rank import RAISED
 from runtime.protocol.rank_setup import our_module
-from tasp_lab.choices import BackendKind
+from tasp_lab.core.choices import BackendKind
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from runtime.executor.transports import default_device
 from runtime.gpu_check.watch import Store
 from runtime.ranks.torchrun import TorchrunRanks
-from tasp_lab.choices import BackendKind
+from tasp_lab.core.choices import BackendKind
 
 Value = TypeVar("Value")
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.executor.transports import reason_of
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 _TOPOLOGY_COMMANDS = (("nvidia-smi", "topo", "-m"), ("rocm-smi", "--showtopo"))
 _COMMANDS_TAKE_S = 60.0

@@ -16,7 +16,7 @@ from runtime.kernels import linear_attention as linear
 from runtime.kernels.partials import Partial
 from runtime.kernels.registry import KERNELS, Kernel
 from runtime.trials.attention import TOLERANCE
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 Tensor = torch.Tensor
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from runtime.gpu_check.clock import seconds_per_call
 from runtime.gpu_check.group import CheckedGroup
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 OPERATIONS = ("sendrecv", "alltoall", "all_gather")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Literal, NoReturn, Protocol
 
-from tasp_lab.progress import print_line
+from tasp_lab.core.progress import print_line
 
 EndKind = Literal["failed", "interrupted"]
 

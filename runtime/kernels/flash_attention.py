@@ -14,7 +14,7 @@ import torch
 from runtime.kernels.bands import Band, window
 from runtime.kernels.partials import Gradients, Partial, Rows, gradients_over_band, over_band, rows_contiguous
 from runtime.kernels.sdpa_gpu import gpu_head_dim, with_empty_rows
-from tasp_lab.errors import first_line
+from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
 

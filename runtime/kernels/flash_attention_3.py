@@ -18,7 +18,7 @@ import torch.nn.attention
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.sdpa_cpu import ScaledDotProduct
 from runtime.kernels.sdpa_gpu import gpu_head_dim
-from tasp_lab.errors import first_line
+from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
 

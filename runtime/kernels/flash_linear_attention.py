@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tasp_lab.errors import first_line
+from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
 

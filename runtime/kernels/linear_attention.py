@@ -1,4 +1,4 @@
-"""Kernels of linear attention, a chunk of consecutive positions at a time (`tasp_lab.linear_attention.task`).
+"""Kernels of linear attention, a chunk of consecutive positions at a time (`tasp_lab.schedules.linear.task`).
 
 The state of a KV head is ``S_i = a_i S_(i-1) + k_i v_i`` and the output ``o_i = q_i S_i``. The decay a_i of a position
 is at most 1: one number, or one per channel of the keys. Query head h uses KV head h // (heads / KV heads).

@@ -13,7 +13,7 @@ import torch
 
 from runtime.kernels.flash_linear_attention import FlashLinearAttention
 from runtime.kernels.linear_attention import attend
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 Tensor = torch.Tensor
 

@@ -25,7 +25,7 @@ from runtime.kernels.flash_attention_3 import FlashAttention3
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.reference import Reference
 from runtime.kernels.sdpa_cpu import ScaledDotProduct
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 __all__ = ["KERNELS", "Gradients", "Kernel", "Partial", "choose_kernel"]
 

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from runtime.kernels.registry import Kernel, choose_kernel
-from tasp_lab.progress import ProgressCallback
+from tasp_lab.core.progress import ProgressCallback
 
 _WARM_UP, _REPEATS = 2, 5
 _GPU_SHAPES = [(heads, length, causal) for heads in (1, 8, 32) for length in (512, 2048, 8192) for causal in (0, 1)]
@@ -20,7 +20,7 @@ _HEAD_DIM = 128
 
 
 def measured_table(progress: ProgressCallback) -> str:
-    """A table of kernel times as text (`tasp_lab.measurements.kernel_table`), forward and backward."""
+    """A table of kernel times as text (`tasp_lab.measure.readers.kernel_table`), forward and backward."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32

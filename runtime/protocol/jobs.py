@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from runtime.protocol.records import RankRecord
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.units import Number
 
 
 @dataclass(frozen=True)

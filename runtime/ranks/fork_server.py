@@ -22,7 +22,7 @@ from runtime.linux.namespaces import CLONE_NEWNET, CLONE_NEWUSER, die_with_paren
 from runtime.protocol.heartbeat import IDLE, WORKING, Heartbeat
 from runtime.protocol.rank_setup import RankSetup
 from runtime.ranks.run_job import perform
-from tasp_lab.errors import TaspLabError
+from tasp_lab.core.errors import TaspLabError
 
 
 def main() -> None:

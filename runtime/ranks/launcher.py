@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from runtime.protocol.heartbeat import Heartbeat, Watchdog
 from runtime.protocol.jobs import Job, Result, Value
 from runtime.protocol.rank_setup import RankLocation, RankSetup, our_module
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 START_LIMIT_S = 120.0
 """Time limit for all ranks to join the process group; importing torch on a slow, busy machine takes most of it."""

@@ -13,7 +13,7 @@ from runtime.protocol.jobs import Job, KernelTimes, MeasureCompute, MeasurePair,
 from runtime.protocol.records import RankRecord
 from runtime.trials.pair_times import measure_pair
 from runtime.trials.workloads import Trial, compute_alone, draw_operands, make_trial
-from tasp_lab.errors import RunError, first_line
+from tasp_lab.core.errors import RunError, first_line
 
 SETTLING_RUNS = 2
 """Runs on a GPU right before the timed ones, as it was idle while results were checked."""

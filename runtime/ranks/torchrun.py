@@ -4,7 +4,7 @@ The backend is NCCL (RCCL on AMD) if every rank of this node has its own GPU; al
 where nothing suggests that GPUs were meant, and where it is asked for.
 
 A rank that fails leaves its group as it is: `torch.distributed.destroy_process_group` waits for the other ranks, which
-wait for this one. Its error is printed, and `tasp_lab.leaving` ends the process.
+wait for this one. Its error is printed, and `tasp_lab.core.leaving` ends the process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runtime.executor.transports import LAUNCH_ORDER, LostPeer, call_peers, gpu_
 from runtime.linux.gpus import has_gpus
 from runtime.protocol.jobs import Job, Result, Value
 from runtime.ranks.run_job import perform
-from tasp_lab import leaving
-from tasp_lab.choices import BackendKind
-from tasp_lab.errors import RunError
+from tasp_lab.core import leaving
+from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.errors import RunError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
@@ -116,7 +116,7 @@ def join(backend: BackendKind = "auto", gpu_machine: str | None = None) -> Itera
 
     Raises `RunError`, also where gloo would be used though GPUs were meant, on a host with GPUs or for a `gpu_machine`;
     with the `backend` ``gloo`` it is used. Where the context ends with an error, the group is not destroyed, and the
-    process is to end by `tasp_lab.leaving.leave`.
+    process is to end by `tasp_lab.core.leaving.leave`.
     """
     started_ranks()
     chosen = choose_backend(backend, gpu_machine)

@@ -48,7 +48,7 @@ from runtime.executor.transports import (
     beside,
     call_peers,
 )
-from tasp_lab.errors import RunError, TaspLabError, first_line
+from tasp_lab.core.errors import RunError, TaspLabError, first_line
 
 _MAX_BYTES = 2048
 """Fixed size of every rank's message; strings in it are truncated to `_MAX_LETTERS`."""

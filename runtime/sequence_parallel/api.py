@@ -10,7 +10,7 @@ torch.Size([2, 16, 8, 64])
 Keywords of the call say what is attended to and where it runs. How schedules of a name are built travels in one object,
 the same that predictions take:
 
->>> from tasp_lab.attention.options import AttentionOptions
+>>> from tasp_lab.schedules.attention.options import AttentionOptions
 >>> attention(q, k, v, schedule="tasp", options=AttentionOptions("both", trim=False, dataflow="rotate-q")).shape
 torch.Size([2, 16, 8, 64])
 >>> dist.destroy_process_group()
@@ -45,13 +45,13 @@ from runtime.sequence_parallel.call_inputs import (
     whole_numbers,
     workload_of_shard,
 )
-from tasp_lab.attention.backward import Passes, check_fit
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_layout, attention_schedules, groups_on
-from tasp_lab.attention.task import KEYS, QUERIES, TENSORS, AttentionTask
-from tasp_lab.errors import ScheduleError, TaspLabError, WorkloadError
-from tasp_lab.linear_attention.registry import LINEAR
+from tasp_lab.core.errors import ScheduleError, TaspLabError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import Passes, check_fit
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules, groups_on
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, TENSORS, AttentionTask
+from tasp_lab.schedules.linear.registry import LINEAR
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload, documents_of
 
@@ -111,13 +111,14 @@ def attention_with_lse(
     Parameters
     ----------
     q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's layout assigns
-        (`tasp_lab.attention.registry.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32, bfloat16
-        or float16, any strides.
+        (`tasp_lab.schedules.attention.registry.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32,
+        bfloat16 or float16, any strides.
     k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`. With `cached_keys` they are of
         the cached positions of the rank, too, which come first.
-    schedule : a name in `tasp_lab.attention.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or schedules for
-        this workload and world size, as `tasp_lab.attention.registry.attention_schedules` builds them: a forward pass,
-        or both as `tasp_lab.attention.backward.Passes` where gradients are wanted.
+    schedule : a name in `tasp_lab.schedules.attention.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or
+        schedules for this workload and world size, as `tasp_lab.schedules.attention.registry.attention_schedules`
+        builds them: a forward pass, or both as `tasp_lab.schedules.attention.backward.Passes` where gradients are
+        wanted.
     group : the process group; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
     window : with `causal`, how many keys a query sees at most, its own included.

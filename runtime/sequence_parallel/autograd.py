@@ -18,10 +18,10 @@ from runtime.executor.transports import Transport
 from runtime.kernels.registry import Kernel
 from runtime.sequence_parallel.agreement import Call
 from runtime.sequence_parallel.layer import AttentionLayer
-from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 
 Tensor = torch.Tensor
 

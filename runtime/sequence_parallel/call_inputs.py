@@ -14,9 +14,9 @@ import torch.distributed as dist
 from runtime.executor.transports import Group
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.agreement import Proposal, agree
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Mask, Workload

@@ -32,13 +32,13 @@ from runtime.sequence_parallel.agreement import Proposal, exchange
 from runtime.sequence_parallel.api import AttentionKeywords, attention
 from runtime.sequence_parallel.call_inputs import BOTH_PASSES
 from runtime.sequence_parallel.sharding import positions, shard
-from tasp_lab.arrays import IntArray
-from tasp_lab.attention.backward import Passes
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_layout
-from tasp_lab.attention.task import AttentionTask
-from tasp_lab.errors import RunError, WorkloadError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import RunError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import Passes
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 

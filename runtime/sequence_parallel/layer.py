@@ -1,7 +1,7 @@
 """An attention layer on one rank: its tensors, and the kernels ``attend`` and ``differentiate`` by name.
 
-The layer of a pass has the tensors of the rank's shard, by the tensors of `tasp_lab.attention.task`. Inputs that a
-schedule does not bind are copied into the memory at the start. Outputs that it binds are accumulated in float32.
+The layer of a pass has the tensors of the rank's shard, by the tensors of `tasp_lab.schedules.attention.task`. Inputs
+that a schedule does not bind are copied into the memory at the start. Outputs that it binds are accumulated in float32.
 
 Backward, the inputs of queries are the query, the gradient of its result, the log-sum-exp and *delta*: the inner
 product of a row's result and its gradient, the only information about the result that is needed. Kernels expect the
@@ -20,7 +20,11 @@ import torch
 from runtime.executor.copies import Copies
 from runtime.executor.views import Views
 from runtime.kernels.registry import Kernel
-from tasp_lab.attention.task import (
+from tasp_lab.core.errors import RunError
+from tasp_lab.schedule.buffer_layout import OUTSIDE
+from tasp_lab.schedule.rank_part import CallRow, RankPart
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import (
     ATTEND,
     KEY_GRADIENTS,
     KEYS,
@@ -30,10 +34,6 @@ from tasp_lab.attention.task import (
     TENSORS,
     AttentionTask,
 )
-from tasp_lab.errors import RunError
-from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.rank_part import CallRow, RankPart
-from tasp_lab.schedule.schedule import Schedule
 
 Tensor = torch.Tensor
 

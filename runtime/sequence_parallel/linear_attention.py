@@ -43,10 +43,11 @@ from runtime.sequence_parallel.call_inputs import (
 )
 from runtime.sequence_parallel.linear_inputs import check_ends, check_state, constant_decays, decay_of, described_decays
 from runtime.sequence_parallel.linear_layer import Inputs, LinearLayer, SequenceEnds
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import TaspLabError
-from tasp_lab.linear_attention.registry import linear_schedules
-from tasp_lab.linear_attention.task import (
+from tasp_lab.core.errors import TaspLabError
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.linear.task import (
     GATE_GRADIENTS,
     GATES,
     KEY_GRADIENTS,
@@ -57,7 +58,6 @@ from tasp_lab.linear_attention.task import (
     RESULTS,
     LinearTask,
 )
-from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import documents_of
 
@@ -128,7 +128,7 @@ def linear_attention(
     gates : the logarithm of each a_i, at most 0: [batch, positions, kv_heads], or a number per channel of the keys,
         [batch, positions, kv_heads, head_dim]; float32. Without either nothing decays. Checked on CPU only, since a
         GPU would have to wait.
-    schedule : a name in `tasp_lab.linear_attention.registry.LINEAR`.
+    schedule : a name in `tasp_lab.schedules.linear.registry.LINEAR`.
     causal : if False every query sees all keys, without decay.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         states begin anew at each.
@@ -136,7 +136,7 @@ def linear_attention(
         None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too.
     return_final_state : whether to return the state behind the last position, too, equal on all ranks. Neither state
         goes with packed documents, a full mask or schedules other than those in
-        `tasp_lab.linear_attention.registry.MOVES_STATES`.
+        `tasp_lab.schedules.linear.registry.MOVES_STATES`.
     kernel : ``fla``, ``torch``, or ``auto``, the fastest that can do it (`runtime.kernels.linear_registry`).
     group, topology, transport, options, timeout_s : see `runtime.sequence_parallel.api.attention_with_lse`.
 

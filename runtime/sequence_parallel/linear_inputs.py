@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tasp_lab.errors import ScheduleError, WorkloadError
-from tasp_lab.linear_attention.registry import LINEAR, MOVES_STATES
+from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES
 from tasp_lab.workload.layer import Decay, Workload
 
 Tensor = torch.Tensor

@@ -15,9 +15,11 @@ from runtime.executor.views import Views
 from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_gradients import Chunk, Forward, gradients_of
 from runtime.kernels.linear_registry import Attend
-from tasp_lab.errors import RunError
-from tasp_lab.linear_attention import task as tasks
-from tasp_lab.linear_attention.task import (
+from tasp_lab.core.errors import RunError
+from tasp_lab.schedule.rank_part import CallRow, Operand
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.linear import task as tasks
+from tasp_lab.schedules.linear.task import (
     GATE_GRADIENTS,
     GATES,
     KEY_GRADIENTS,
@@ -28,8 +30,6 @@ from tasp_lab.linear_attention.task import (
     RESULTS,
     LinearTask,
 )
-from tasp_lab.schedule.rank_part import CallRow, Operand
-from tasp_lab.schedule.schedule import Schedule
 
 Tensor = torch.Tensor
 

@@ -7,8 +7,8 @@ from typing import Unpack
 import torch
 
 from runtime.sequence_parallel.api import AttentionKeywords, attention
-from tasp_lab.attention.backward import Passes
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.topology.graph import Topology
 
 

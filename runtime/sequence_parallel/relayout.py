@@ -36,12 +36,12 @@ from runtime.sequence_parallel.call_inputs import (
     mesh,
     uncompiled,
 )
-from tasp_lab.arrays import IntArray
-from tasp_lab.choices import Pass
-from tasp_lab.errors import TaspLabError, WorkloadError
-from tasp_lab.hybrid.relayout import RELAYOUT, RelayoutTask
-from tasp_lab.hybrid.relayout import relayout as relayout_schedules
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.choices import Pass
+from tasp_lab.core.errors import TaspLabError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.hybrid.relayout import RELAYOUT, RelayoutTask
+from tasp_lab.schedules.hybrid.relayout import relayout as relayout_schedules
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tasp_lab.errors import WorkloadError
+from tasp_lab.core.errors import WorkloadError
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 

@@ -23,9 +23,9 @@ from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
 from runtime.sequence_parallel.autograd import copies_of_others, load_copies_of_others
 from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.sharding import shard, unshard
-from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.workload.kernel_calls import clip_band
 from tasp_lab.workload.layer import Workload
 

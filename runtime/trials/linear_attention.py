@@ -15,8 +15,9 @@ from runtime.kernels.linear_registry import choose_linear_kernel
 from runtime.sequence_parallel.linear_layer import LinearLayer, state_blocks
 from runtime.sequence_parallel.sharding import shard
 from runtime.trials.attention import TOLERANCE, random_layer
-from tasp_lab.errors import RunError
-from tasp_lab.linear_attention.task import (
+from tasp_lab.core.errors import RunError
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.linear.task import (
     GATE_GRADIENTS,
     GATES,
     KEY_GRADIENTS,
@@ -26,7 +27,6 @@ from tasp_lab.linear_attention.task import (
     RESULTS,
     LinearTask,
 )
-from tasp_lab.schedule.schedule import Schedule
 
 Tensor = torch.Tensor
 

@@ -17,7 +17,7 @@ from runtime.executor.message_io import Progress
 from runtime.executor.transports import LostPeer, call_peers, default_device
 from runtime.protocol.heartbeat import WORKING
 from runtime.protocol.jobs import BatchTime, MeasurePair, PairTimes
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 MESSAGES_PER_BATCH = (1, 2, 4, 8)
 """How many messages of one byte the batches have whose times give the launch per batch and per message."""

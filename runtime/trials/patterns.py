@@ -15,7 +15,7 @@ from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.transports import Transport
 from runtime.executor.views import Views
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.rank_part import CallRow

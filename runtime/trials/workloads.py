@@ -16,12 +16,12 @@ from runtime.protocol.jobs import KernelTimes
 from runtime.trials.attention import AttentionTrial, GatherShards
 from runtime.trials.linear_attention import LinearTrial
 from runtime.trials.patterns import PatternTrial
-from tasp_lab.attention.task import AttentionTask
-from tasp_lab.errors import RunError
-from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.linear.task import LinearTask
 
 
 class Trial(Protocol):

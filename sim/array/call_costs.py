@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from sim.array.operations import Cost, CostTable
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import CallTable
-from tasp_lab.units import Number
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 

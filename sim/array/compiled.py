@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tasp_lab.progress import print_progress
+from tasp_lab.core.progress import print_progress
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result")

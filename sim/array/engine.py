@@ -27,10 +27,10 @@ from sim.array.symmetry import classes_of
 from sim.array.timeline import timeline_of
 from sim.event.engine import MAX_TRANSFERS
 from sim.gc_pause import without_garbage_collection
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.progress import ShareCallback, no_share
+from tasp_lab.machines.host_model.serial_messages import messages_under
 from tasp_lab.machines.machine import Machine
-from tasp_lab.progress import ShareCallback, no_share
-from tasp_lab.runtimes.serial_messages import messages_under
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
@@ -95,7 +95,7 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
     Raises `ScheduleError` if the machine lacks ranks or links of the schedule, and for more than `MAX_TRANSFERS`
     transfers and kernel calls of a schedule that is not ring-based or has little symmetry.
 
-    >>> from tasp_lab.collectives.registry import collective
+    >>> from tasp_lab.schedules.collectives.registry import collective
     >>> from tasp_lab.topology.builders import full_mesh
     >>> mesh = full_mesh(8, 50e9, 1e-6)
     >>> found = run(collective("multi-ring", mesh, 7 * 2**20), Machine(mesh))

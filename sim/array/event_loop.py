@@ -20,8 +20,8 @@ from sim.array.max_min import SAME, Sharing
 from sim.array.quotient import Plan, Program
 from sim.array.record import Bounds, times_table
 from sim.array.record import Record as Record
-from tasp_lab.arrays import Int32Array, IntArray, Table
-from tasp_lab.progress import ShareCallback, no_share
+from tasp_lab.core.arrays import Int32Array, IntArray, Table
+from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import BLOCK, LANE
 
 LARGE = 2_000

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.array.compiled import compilable
-from tasp_lab.arrays import Int32Array, IntArray, Table
+from tasp_lab.core.arrays import Int32Array, IntArray, Table
 
 
 class EventQueue(NamedTuple):

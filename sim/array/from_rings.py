@@ -12,11 +12,11 @@ import numpy as np
 
 from sim.array.operations import TRANSFER, CostTable, Edges, Incidence, Operations, hosts
 from sim.messages import LibraryMessages
-from tasp_lab.arrays import numbered
-from tasp_lab.collectives.all_gather import RingSteps
+from tasp_lab.core.arrays import numbered
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, LANE, SENT
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.all_gather import RingSteps
 
 
 def is_ring_schedule(schedule: Schedule) -> bool:

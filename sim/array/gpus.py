@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.array.compiled import compilable, table
 from sim.array.event_queue import EventQueue, put
-from tasp_lab.arrays import Int32Array, IntArray, Table
+from tasp_lab.core.arrays import Int32Array, IntArray, Table
 from tasp_lab.machines.contention import Contention
 
 

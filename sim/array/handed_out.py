@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.array.call_costs import call_costs
 from sim.array.operations import CostTable, Edges
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, HANDED_OUT
 from tasp_lab.schedule.messages import MessageDependencies

@@ -24,7 +24,7 @@ import numpy as np
 
 from sim.array.compiled import compilable, inlined, table
 from sim.array.event_queue import EventQueue, first_due, pop, put
-from tasp_lab.arrays import FloatArray, Int32Array, IntArray, Table
+from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table
 
 SAME = 1e-12
 """Relative tolerance within which rates, and times, are considered equal up to rounding."""

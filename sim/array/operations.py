@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.messages import LibraryMessages
-from tasp_lab.arrays import FloatArray, IntArray, numbered
-from tasp_lab.libraries.library import Message
+from tasp_lab.core.arrays import FloatArray, IntArray, numbered
 from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.graph import Topology
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.array.compiled import table
 from sim.array.quotient import Plan
-from tasp_lab.arrays import FloatArray, Int32Array, IntArray, Table
+from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table
 
 Bound = tuple[tuple[int, ...], float]
 """Bottlenecks: classes of constraints, none for the flow's own limit; and the seconds during which they applied."""

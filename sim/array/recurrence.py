@@ -16,7 +16,7 @@ import numpy as np
 from sim.array.max_min import SAME
 from sim.array.quotient import Program
 from sim.array.record import Bounds, Record, times_table
-from tasp_lab.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.schedule.dependencies import BLOCK, LANE
 
 

@@ -19,8 +19,8 @@ from sim.array.operations import Cost, Incidence
 from sim.array.quotient import Program, program_of
 from sim.array.recurrence import end_s, is_contention_free
 from sim.array.symmetry import classes_of
-from tasp_lab.arrays import IntArray
-from tasp_lab.libraries.library import CommLibrary, Message
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
@@ -36,7 +36,7 @@ class RepeatedRun:
 
     Raises `ScheduleError` if the topology lacks ranks or links of the schedule, and for too many transfers.
 
-    >>> from tasp_lab.collectives.registry import collective
+    >>> from tasp_lab.schedules.collectives.registry import collective
     >>> from tasp_lab.topology.builders import full_mesh
     >>> mesh = full_mesh(8, 50e9, 1e-6)
     >>> run = RepeatedRun(collective("multi-ring", mesh, 7 * 2**20), mesh, CommLibrary("fast"))

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.array.operations import Edges, Operations
-from tasp_lab.arrays import IntArray, numbered
+from tasp_lab.core.arrays import IntArray, numbered
 from tasp_lab.schedule.dependencies import HOST
 
 Hashes = npt.NDArray[np.uint64]

@@ -11,12 +11,12 @@ from sim.array.operations import TRANSFER, Cost
 from sim.array.quotient import Program
 from sim.array.record import Record
 from sim.max_min import OWN_LIMIT
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import BLOCK, BUFFER, HOST, LANE, CallTable
 from tasp_lab.schedule.messages import MessageDependencies, Messages
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
-from tasp_lab.units import Number
 
 Spent = tuple[tuple[str, float], ...]
 

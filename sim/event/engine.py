@@ -26,16 +26,16 @@ from sim.event.progress import Progress
 from sim.gc_pause import without_garbage_collection
 from sim.max_min import OWN_LIMIT
 from sim.messages import LibraryMessages
-from tasp_lab.errors import ScheduleError
-from tasp_lab.libraries.library import Message
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.units import Number
+from tasp_lab.machines.host_model.issue_times import issue_times
+from tasp_lab.machines.host_model.serial_messages import messages_under
+from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
-from tasp_lab.runtimes.issue_times import issue_times
-from tasp_lab.runtimes.serial_messages import messages_under
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, SENT
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
-from tasp_lab.units import Number
 
 MAX_TRANSFERS = 10_000_000
 """Maximum events of a timeline: about 4 GB of memory and minutes of simulation."""
@@ -50,7 +50,7 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
     Two ranks swap 4 bytes over links of 2 bytes/s with a latency of 1 s:
 
     >>> from fractions import Fraction
-    >>> from tasp_lab.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.schedules.collectives.all_gather import ring_all_gather
     >>> from tasp_lab.topology.builders import full_mesh
     >>> pair = full_mesh(2, Fraction(2), Fraction(1))
     >>> simulate(ring_all_gather(pair, 4), Machine(pair)).time_s

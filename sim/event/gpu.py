@@ -5,8 +5,8 @@ from __future__ import annotations
 import simpy
 
 from sim.event.end_of_instant import after_everything
+from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import Contention
-from tasp_lab.units import Number
 
 
 class _Call:

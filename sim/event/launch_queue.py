@@ -8,7 +8,7 @@ from typing import cast
 import simpy
 
 from sim.event.end_of_instant import after_everything
-from tasp_lab.units import Number
+from tasp_lab.core.units import Number
 
 
 class Host:

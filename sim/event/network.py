@@ -18,9 +18,9 @@ import simpy
 
 from sim.event.end_of_instant import after_everything
 from sim.max_min import OWN_LIMIT, max_min_rates
-from tasp_lab.libraries.library import Message
+from tasp_lab.core.units import Number
+from tasp_lab.machines.libraries.library import Message
 from tasp_lab.topology.graph import Route, Topology
-from tasp_lab.units import Number
 
 
 class Flow:

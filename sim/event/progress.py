@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import simpy
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.dependencies import (
     ARRIVED,
     BLOCK,

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tasp_lab.progress import count_lines, on_one_line, print_progress
-from tasp_lab.tables import DEFAULT_WIDTH, Part, Table
+from tasp_lab.core.progress import count_lines, on_one_line, print_progress
+from tasp_lab.core.tables import DEFAULT_WIDTH, Part, Table
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -37,7 +37,7 @@ class Progress:
             self._bar.console.print(on_one_line(text), markup=False, highlight=False, soft_wrap=True)
 
     def count(self, done: int, total: int, what: str) -> None:
-        """Show how many stages have ended and which one begins, see `tasp_lab.progress.CountCallback`."""
+        """Show how many stages have ended and which one begins, see `tasp_lab.core.progress.CountCallback`."""
         if not self._is_bar:
             count_lines(print_progress)(done, total, what)
         elif done < total:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasp_lab.errors import QuantityError
-from tasp_lab.units import parse_size_bytes
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import parse_size_bytes
 
 VARIABLE = "TASP_LAB_MEMORY"
 """The environment variable that sets another limit, a size such as ``32GiB``."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter, Token
 
-from tasp_lab.attention.registry import attention_names
-from tasp_lab.choices import BackendKind
-from tasp_lab.collectives.kinds import KINDS, shard_help
-from tasp_lab.collectives.registry import COLLECTIVES
-from tasp_lab.decomposition.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.errors import QuantityError
-from tasp_lab.linear_attention.registry import LINEAR
-from tasp_lab.units import parse_integer
+from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import parse_integer
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.schedules.attention.registry import attention_names
+from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
+from tasp_lab.schedules.collectives.registry import COLLECTIVES
+from tasp_lab.schedules.linear.registry import LINEAR
 
 if TYPE_CHECKING:
     from tasp_lab.machines.machine import Machine

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tasp_lab.choices import (
+from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
+from tasp_lab.cli.options_model import layer_fields
+from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
     DEFAULT_STAGES,
     Dataflow,
@@ -20,15 +22,13 @@ from tasp_lab.choices import (
     Travelling,
     WireDtype,
 )
-from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
-from tasp_lab.cli.options_model import layer_fields
-from tasp_lab.errors import QuantityError
-from tasp_lab.units import parse_count, parse_size_bytes
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import parse_count, parse_size_bytes
 
 if TYPE_CHECKING:
-    from tasp_lab.analysis.registry import Work
-    from tasp_lab.attention.options import AttentionOptions
-    from tasp_lab.choices import AttentionKind
+    from tasp_lab.core.choices import AttentionKind
+    from tasp_lab.schedules.attention.options import AttentionOptions
+    from tasp_lab.schedules.registry import Work
     from tasp_lab.workload.layer import Workload
 
 MAX_DOCUMENTS = 100_000
@@ -249,7 +249,7 @@ class LayerChoice:
 
     def options(self) -> AttentionOptions:
         """The options of the layer."""
-        from tasp_lab.attention.options import AttentionOptions
+        from tasp_lab.schedules.attention.options import AttentionOptions
 
         return AttentionOptions(
             self.passes,

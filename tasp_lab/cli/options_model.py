@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasp_lab.errors import ModelError
+from tasp_lab.core.errors import ModelError
 
 _PLAIN = {"kind": "softmax", "window": None, "decay": "none", "layers": None, "linear_kv_heads": None}
 """What layers have that their model says nothing of."""
@@ -21,7 +21,7 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if model is None:
         return dict(given)
-    from tasp_lab.models.catalogue import load_model
+    from tasp_lab.workload.models.catalogue import load_model
 
     values = load_model(model).layer_values()
     found = _PLAIN | values

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasp_lab.errors import OutputError
-from tasp_lab.files import check_picture_name, check_writable, write_whole
-from tasp_lab.progress import on_one_line
-from tasp_lab.progress import print_progress as progress
+from tasp_lab.core.errors import OutputError
+from tasp_lab.core.files import check_picture_name, check_writable, write_whole
+from tasp_lab.core.progress import on_one_line
+from tasp_lab.core.progress import print_progress as progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

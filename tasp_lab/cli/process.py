@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except Exception:
             if interrupts.heard:  # some libraries turn an interrupt of their import into an ImportError
                 _leave(130, "interrupted")
-            from tasp_lab.leaving import leave, leaves_at_once
+            from tasp_lab.core.leaving import leave, leaves_at_once
 
             if leaves_at_once():
                 traceback.print_exc()
@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str]) -> None:
     from cyclopts.exceptions import UnusedCliTokensError
 
     from tasp_lab.cli.app import app
-    from tasp_lab.errors import RejectedFitError, TaspLabError
+    from tasp_lab.core.errors import RejectedFitError, TaspLabError
 
     document: dict[str, object] = {}
     try:
@@ -92,7 +92,7 @@ def _usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
     """The message for a command line that cannot be read."""
     from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError
 
-    from tasp_lab.errors import nearest
+    from tasp_lab.core.errors import nearest
 
     command = " ".join(error.command_chain or ())
     if isinstance(error, UnknownOptionError):
@@ -122,7 +122,7 @@ def _help_of(error: CycloptsError) -> str:
 def _refuse(message: str, arguments: Sequence[str], document: dict[str, object]) -> NoReturn:
     """Exit with 2 and the message, also as JSON if it was requested, beside what a document has."""
     from tasp_lab.cli.console import print_json
-    from tasp_lab.progress import on_one_line
+    from tasp_lab.core.progress import on_one_line
 
     line = on_one_line(message)
     if wants_json(arguments):
@@ -187,7 +187,7 @@ def _prepare_streams() -> None:
 
 def _leave(code: int, message: str = "") -> NoReturn:
     """Exit with a message on one line; buffered output that cannot be written is dropped."""
-    from tasp_lab.progress import print_line
+    from tasp_lab.core.progress import print_line
 
     with contextlib.suppress(OSError):
         if message:
@@ -197,6 +197,6 @@ def _leave(code: int, message: str = "") -> NoReturn:
             getattr(sys, name).flush()
         except OSError:
             setattr(sys, name, io.StringIO())
-    from tasp_lab.leaving import leave
+    from tasp_lab.core.leaving import leave
 
     leave(code)

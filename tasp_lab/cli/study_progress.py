@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tasp_lab.progress import print_progress
+from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.call_shapes import shapes_by_rank
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.units import Number
 
 
 def busy_s(schedule: Schedule, compute: Compute, rank_speeds: Sequence[Number] = ()) -> list[Number]:

@@ -31,7 +31,8 @@ from typing import Annotated
 
 import msgspec
 
-from tasp_lab.errors import ProfileError, QuantityError, TopologyError, alternatives, nearest, of_type
+from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, alternatives, nearest, of_type
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.compute_rates import COMPUTE_RATES, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import stated_interval
@@ -52,7 +53,6 @@ from tasp_lab.topology.expressions import (
 )
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology
 from tasp_lab.topology.links import SwitchKind
-from tasp_lab.units import parse_bandwidth_bytes_per_s, parse_time_s
 
 _DECODERS: dict[str, Callable[[str], object]] = {".json": msgspec.json.decode, ".toml": msgspec.toml.decode}
 

@@ -16,8 +16,8 @@ from importlib.resources import files
 
 import msgspec
 
-from tasp_lab.choices import WHAT_IF_DTYPE
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.choices import WHAT_IF_DTYPE
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import stated_interval
 from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Constant, Kind

@@ -13,16 +13,16 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
-from tasp_lab.errors import QuantityError
-from tasp_lab.libraries.channels import ProtocolName
-from tasp_lab.machines.machine import Kind
-from tasp_lab.units import (
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import (
     parse_bandwidth_bytes_per_s,
     parse_count,
     parse_flops_per_s,
     parse_size_bytes,
     parse_time_s,
 )
+from tasp_lab.machines.libraries.channels import ProtocolName
+from tasp_lab.machines.machine import Kind
 
 Traffic = Literal["rings", "messages", "tcp"]
 """What a measurement consists of: ring collectives, send and receive, or either of them over TCP."""

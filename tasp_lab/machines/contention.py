@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tasp_lab.errors import TopologyError
-from tasp_lab.units import Number
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
 
 
 @dataclass(frozen=True)

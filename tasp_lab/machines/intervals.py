@@ -15,11 +15,11 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from tasp_lab.errors import ProfileError, QuantityError
+from tasp_lab.core.errors import ProfileError, QuantityError
+from tasp_lab.core.units import parse_time_s
 from tasp_lab.machines.constants import CONSTANTS, ConstantSpec
 from tasp_lab.machines.machine import Constant
 from tasp_lab.machines.records import ConstantRecord
-from tasp_lab.units import parse_time_s
 
 SourceKind = Literal["code", "document", "measured", "assumed"]
 Dimension = Literal["rate", "time", "compute"]

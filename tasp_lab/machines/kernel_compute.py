@@ -1,7 +1,7 @@
 """The kernels of an accelerator: softmax attention takes the time of a named kernel by shape, all else that of a rate.
 
-`tasp_lab.kernels` has the kernels and their constants. What it has no kernel for (float32, linear attention, calls
-between layers) is computed at the rates of the accelerator (`tasp_lab.machines.compute_rates`).
+`tasp_lab.machines.kernel_model` has the kernels and their constants. What it has no kernel for (float32, linear
+attention, calls between layers) is computed at the rates of the accelerator (`tasp_lab.machines.compute_rates`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from tasp_lab.choices import WHAT_IF_DTYPE
-from tasp_lab.errors import ProfileError
-from tasp_lab.kernels import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
-from tasp_lab.kernels.catalogue import gpu_alias
-from tasp_lab.kernels.constants import Gpu, KernelConstant, Passing
-from tasp_lab.kernels.memory import bound_s
+from tasp_lab.core.choices import WHAT_IF_DTYPE
+from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.compute_rates import AS_16_BIT, COMPUTE_RATES, accelerator_constants, compute_of
+from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
+from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing
+from tasp_lab.machines.kernel_model.memory import bound_s
 from tasp_lab.machines.machine import Compute, ComputeRate, Constant, Machine
-from tasp_lab.runtimes.runtime import NO_PASSES, Passes
-from tasp_lab.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
 
 PARTS = {
@@ -32,7 +32,7 @@ PARTS = {
     "memory_s": "memory",
     "passes_s": "passes beside the kernel",
 }
-"""What the time of a call of a kernel is spent on, by the fields of `tasp_lab.kernels.TimeParts`."""
+"""What the time of a call of a kernel is spent on, by the fields of `tasp_lab.machines.kernel_model.TimeParts`."""
 
 
 MERGE = "merge"

@@ -8,8 +8,8 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from tasp_lab.kernels.constants import KernelConstant, Variant
-from tasp_lab.kernels.kernel import AttentionKernel
+from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
+from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.sampling import Sampling, log_normal
 
 

@@ -1,4 +1,5 @@
-"""Constants in files, and those that hold for all machines of a library (``tasp_lab/libraries/constants/*.toml``)."""
+"""Constants in files, and those that hold for all machines of a library
+(``tasp_lab/machines/libraries/constants/*.toml``)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from importlib.resources import files
 
 import msgspec
 
-from tasp_lab.errors import ProfileError, QuantityError
-from tasp_lab.libraries.library import CommLibrary, TcpLibrary
+from tasp_lab.core.errors import ProfileError, QuantityError
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import stated_interval
+from tasp_lab.machines.libraries.library import CommLibrary, TcpLibrary
 from tasp_lab.machines.machine import Constant
 from tasp_lab.machines.records import ConstantRecord, Record
 
@@ -32,7 +33,7 @@ def library_constants(library: str) -> tuple[Constant, ...]:
     >>> [constant.name for constant in library_constants("gloo")]
     ['launch', 'tcp_payload']
     """
-    file = files("tasp_lab.libraries") / "constants" / f"{library}.toml"
+    file = files("tasp_lab.machines.libraries") / "constants" / f"{library}.toml"
     if not file.is_file():
         return ()
     return checked_constants(msgspec.toml.decode(file.read_bytes(), type=_LibraryFile).constants)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from tasp_lab.errors import QuantityError, TopologyError, of_type
-from tasp_lab.libraries.library import IDEAL as IDEAL
-from tasp_lab.libraries.library import CommLibrary as CommLibrary
+from tasp_lab.core.errors import QuantityError, TopologyError, of_type
+from tasp_lab.core.tables import brief
+from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import NONE, Contention
-from tasp_lab.runtimes.runtime import NO_RUNTIME, Runtime
-from tasp_lab.tables import brief
+from tasp_lab.machines.host_model.runtime import NO_RUNTIME, Runtime
+from tasp_lab.machines.libraries.library import IDEAL as IDEAL
+from tasp_lab.machines.libraries.library import CommLibrary as CommLibrary
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
 from tasp_lab.workload.layer import Workload
 
@@ -161,7 +161,7 @@ class Recipe(Protocol):
         """The communication library with these constants."""
 
     def with_pairs(self) -> Recipe:
-        """The recipe whose library has a communicator per pair of ranks (`tasp_lab.libraries.pairs`)."""
+        """The recipe whose library has a communicator per pair of ranks (`tasp_lab.machines.libraries.pairs`)."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Constant, EditedRecipe, Machine
 from tasp_lab.machines.profile import Member, Profile
 from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.topology.links import MeshLinks
-from tasp_lab.units import Number
 
 _Numbers = dict[tuple[bool, str], Number]
 """Bandwidth and latency of links, by whether they are NICs."""

@@ -12,8 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tasp_lab.errors import ProfileError, TopologyError
-from tasp_lab.libraries.channels import (
+from tasp_lab.core.errors import ProfileError, TopologyError
+from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.constants import CONSTANTS, PROTOCOLS
+from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.kernel_compute import compute_on
+from tasp_lab.machines.libraries.channels import (
     ChannelLibrary,
     ChannelRule,
     Medium,
@@ -23,12 +27,8 @@ from tasp_lab.libraries.channels import (
     channels_per_net_peer,
     power_of_two,
 )
-from tasp_lab.libraries.library import IDEAL, CommLibrary, TcpLibrary
-from tasp_lab.libraries.pairs import PairLibrary
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
-from tasp_lab.machines.constants import CONSTANTS, PROTOCOLS
-from tasp_lab.machines.contention import NONE, Contention
-from tasp_lab.machines.kernel_compute import compute_on
+from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
+from tasp_lab.machines.libraries.pairs import PairLibrary
 from tasp_lab.machines.library_constants import gloo, split_at
 from tasp_lab.machines.machine import Constant, Machine, NetworkKind
 from tasp_lab.topology.builders import full_mesh, nodes, switch

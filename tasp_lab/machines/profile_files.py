@@ -4,9 +4,10 @@ A profile file describes one family: the network of a node or rack, the network 
 constants, each with its source. The families of tasp-lab are ``tasp_lab/machines/profiles/*.toml``; users may have
 their own files anywhere.
 
-Constants common to all machines of a library are in ``tasp_lab/libraries/constants/*.toml``, those of an accelerator in
-``tasp_lab/machines/accelerators/*.toml``. A profile may override either. A profile with a `base` also has the constants
-of that family of tasp-lab; those that depend on another follow its value, so a slower NIC needs one line.
+Constants common to all machines of a library are in ``tasp_lab/machines/libraries/constants/*.toml``, those of an
+accelerator in ``tasp_lab/machines/accelerators/*.toml``. A profile may override either. A profile with a `base` also
+has the constants of that family of tasp-lab; those that depend on another follow its value, so a slower NIC needs one
+line.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tasp_lab.errors import ProfileError, QuantityError, TopologyError, expected_one_of
-from tasp_lab.kernels.catalogue import gpu_alias
+from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
 from tasp_lab.machines.compute_rates import with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.library_constants import DependentRecord, checked_constants, library_constants
 from tasp_lab.machines.machine import Constant, Machine, NetworkKind
 from tasp_lab.machines.profile import SIZE, Library, Profile

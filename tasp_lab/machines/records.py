@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tasp_lab.records import Record as Record
-from tasp_lab.records import Text as Text
+from tasp_lab.core.records import Record as Record
+from tasp_lab.core.records import Text as Text
 
 
 class ConstantRecord(Record, frozen=True, forbid_unknown_fields=True):

@@ -17,8 +17,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
-from tasp_lab.errors import ProfileError, QuantityError
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import ProfileError, QuantityError
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import WIRES, default_width, log_ends

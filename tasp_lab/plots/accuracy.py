@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from tasp_lab.measurements import MeasuredTable
+from tasp_lab.core.units import format_size, format_size_about, format_time
+from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.plots.error_rows import (
     BAND,
     INTERVAL_LABEL,
@@ -27,7 +28,6 @@ from tasp_lab.plots.error_rows import (
     style_axes,
 )
 from tasp_lab.plots.timelines import INK, MEASURED, MUTED, PREDICTED, WIDTH_INCHES, lines_inches, wrapped
-from tasp_lab.units import format_size, format_size_about, format_time
 
 FEW_SIZES = 3
 """With at most this many sizes a table has no panel; its errors suffice."""
@@ -136,8 +136,8 @@ def _draw_panels(part: SubFigure, tables: Sequence[SizeTable], lines: int) -> No
 def plot_table(compared: SizeTable, axes: Axes) -> None:
     """Measured and predicted times in seconds over size in bytes, with intervals; sizes out of scope are hollow.
 
-    >>> from tasp_lab.analysis.accuracy import judge
-    >>> from tasp_lab.measurements import parse_table
+    >>> from tasp_lab.measure.accuracy import judge
+    >>> from tasp_lab.measure.readers import parse_table
     >>> table = parse_table('''# profile: h100-8
     ... # collective: sendrecv
     ... # ranks: 8

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
-from tasp_lab.arrays import FloatArray, Int32Array
+from tasp_lab.core.arrays import FloatArray, Int32Array
 from tasp_lab.topology.graph import Topology, Vertex
 
 

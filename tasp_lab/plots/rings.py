@@ -18,9 +18,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from tasp_lab.arrays import FloatArray, Int32Array
-from tasp_lab.decomposition.decompose import Decomposition
-from tasp_lab.decomposition.link_loads import constraint_loads
+from tasp_lab.core.arrays import FloatArray, Int32Array
 from tasp_lab.plots.ring_layout import Layout, lay_out
 from tasp_lab.plots.timelines import (
     IDLE,
@@ -33,6 +31,8 @@ from tasp_lab.plots.timelines import (
     rectangles,
     wrapped,
 )
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.link_loads import constraint_loads
 from tasp_lab.topology.graph import Topology
 
 MAX_HOPS_TOGETHER = 150
@@ -72,7 +72,7 @@ def draw_decomposition(decomposition: Decomposition, title: str) -> Figure:
     More rings, or more ranks, are drawn as one matrix of sending rank by receiving rank, coloured by ring.
 
     >>> from tasp_lab.topology.builders import full_mesh
-    >>> from tasp_lab.decomposition.complete_digraph import hamiltonian_cycles
+    >>> from tasp_lab.rings.complete_digraph import hamiltonian_cycles
     >>> decomposition = Decomposition(full_mesh(5), hamiltonian_cycles(5), 1, "steps of 1, 2, 3 and 4")
     >>> figure = draw_decomposition(decomposition, "Four rings of five ranks")
     >>> [axes.get_title() for axes in figure.axes]

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
+from tasp_lab.core.units import format_time
 from tasp_lab.plots.error_rows import (
     BAND,
     COLORS,
@@ -29,7 +30,6 @@ from tasp_lab.plots.error_rows import (
     summary,
 )
 from tasp_lab.plots.timelines import INK, MUTED, PREDICTED, WIDTH_INCHES, lines_inches, wrapped
-from tasp_lab.units import format_time
 
 MAX_PANELS = 12
 """Maximum number of panels."""

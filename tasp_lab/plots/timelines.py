@@ -20,12 +20,12 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from tasp_lab.arrays import FloatArray
-from tasp_lab.errors import OutputError
-from tasp_lab.files import PICTURE_SUFFIXES
-from tasp_lab.linear_attention.task import BACKWARD as BACKWARD_KERNELS
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import OutputError
+from tasp_lab.core.files import PICTURE_SUFFIXES
+from tasp_lab.core.units import format_time
+from tasp_lab.schedules.linear.task import BACKWARD as BACKWARD_KERNELS
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
-from tasp_lab.units import format_time
 
 MAX_BARS = 200_000
 """Maximum number of bars; with more events, the lanes of a rank are one row of merged busy intervals."""

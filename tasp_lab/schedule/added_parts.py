@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.calls import TILES_AT_ONCE, Calls, Effects
 from tasp_lab.schedule.copies import Copies
 from tasp_lab.schedule.copy_stores import WORD, WordArray, bit_of

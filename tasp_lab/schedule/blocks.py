@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.errors import ScheduleError, of_type
-from tasp_lab.tables import brief
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import ScheduleError, of_type
+from tasp_lab.core.tables import brief
 from tasp_lab.workload.layer import ELEMENT_BYTES
 
 Join = Literal["", "add", "merge"]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
 from tasp_lab.schedule.schedule import Schedule

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.calls import Calls, Task
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes

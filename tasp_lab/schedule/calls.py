@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks, Field
-from tasp_lab.tables import brief
 from tasp_lab.workload.kernel_shapes import ShapeRows
 
 Passing = Literal["forward", "backward"]

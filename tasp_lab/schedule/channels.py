@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.dependencies import Uses, accesses
 from tasp_lab.schedule.schedule import Schedule
 

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
 
 WordArray = npt.NDArray[np.uint64]
 """Sets of parts, (sets, words): part p is bit p mod 64 of word p div 64."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray, distinct
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct
 from tasp_lab.schedule.call_shapes import call_shapes
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.schedule import Schedule
@@ -34,11 +34,11 @@ from tasp_lab.workload.kernel_shapes import KernelShape
 
 SENT, ARRIVED, HANDED_OUT = 0, 1, 2
 """The event that an edge waits for: the last byte has left, or has arrived; for calls and releases both coincide. Or a
-call leaves multiprocessors to other kernels (`tasp_lab.runtimes`; no edge of a schedule)."""
+call leaves multiprocessors to other kernels (`tasp_lab.machines.host_model`; no edge of a schedule)."""
 
 LANE, BLOCK, BUFFER, HOST = 0, 1, 2, 3
 """The cause of an edge: the previous operation on the lane, a block, memory that is in use, or a host that has not
-issued it yet (`tasp_lab.runtimes`; no edge of a schedule)."""
+issued it yet (`tasp_lab.machines.host_model`; no edge of a schedule)."""
 
 RESIDENT = -1
 """In place of an arrival step: the copy is resident."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray, distinct
+from tasp_lab.core.arrays import IntArray, distinct
 from tasp_lab.schedule.buffer_layout import outside, residents, sums, wide_at_home
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.schedule import Schedule

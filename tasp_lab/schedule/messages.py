@@ -1,6 +1,6 @@
 """The messages of a schedule: what both engines simulate and the executor posts. Derived from the schedule alone.
 
->>> from tasp_lab.attention.registry import attention_schedules
+>>> from tasp_lab.schedules.attention.registry import attention_schedules
 >>> from tasp_lab.topology.builders import full_mesh
 >>> from tasp_lab.workload.layer import Workload
 >>> layer = Workload(64, heads=1, head_dim=1)
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray, distinct
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct
 from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts, Readiness, gathered
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (

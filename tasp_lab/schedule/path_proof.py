@@ -16,9 +16,9 @@ Theorem. Let these premises hold, which `proves` checks:
 4. `last_use` <= `last_gift` < n, and the owner is not at an index from `first_use` to `last_gift`.
 5. All that moves is received into buffers; y is promised at its owner and a result at its rank, nowhere else.
 
-And these, which are properties of `tasp_lab.attention.circulation` and are tested, not checked: calls compute each
-existing part of results and of sums once, at the rank where the block that stays is, at the step that is the index of
-this rank (x may be read at the owner at any step).
+And these, which are properties of `tasp_lab.schedules.attention.circulation` and are tested, not checked: calls compute
+each existing part of results and of sums once, at the rank where the block that stays is, at the step that is the index
+of this rank (x may be read at the owner at any step).
 
 Then the schedule is valid.
 
@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.ring_proof import are_permutations
 
 if TYPE_CHECKING:

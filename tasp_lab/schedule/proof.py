@@ -3,7 +3,7 @@
 Before the replay a schedule with a task is compared with it: kinds have the joins and fields that its kernels yield
 (`tasp_lab.schedule.calls.check_blocks`), what ranks have at the start is no more than the task gives them, and what it
 asks for is promised (`tasp_lab.schedule.calls.Contract`). Without a task, start and end are the specification; of a
-collective they are checked by `tasp_lab.collectives.conditions`.
+collective they are checked by `tasp_lab.schedules.collectives.conditions`.
 
 At every step, as `tasp_lab.schedule.schedule` describes it:
 
@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError, TooManyBlocksError, of_type
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError, TooManyBlocksError, of_type
 from tasp_lab.schedule.added_parts import AddedParts, added_parts, part_name
 from tasp_lab.schedule.copies import Copies
 from tasp_lab.schedule.copy_stores import WORD, WordArray, first_parts

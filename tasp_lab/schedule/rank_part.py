@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, Layouts, RankLayout, parts_of
 from tasp_lab.schedule.dependencies import (
     RESIDENT,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule

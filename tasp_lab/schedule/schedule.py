@@ -31,13 +31,13 @@ from functools import cached_property
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import NoLinkError, ScheduleError, of_type
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import NoLinkError, ScheduleError, of_type
+from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.proof import prove
 from tasp_lab.schedule.step import LazySteps, Step
-from tasp_lab.tables import brief
 from tasp_lab.topology.graph import Topology
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, overload
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError, of_type
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError, of_type
+from tasp_lab.core.tables import brief
 from tasp_lab.schedule.calls import Calls
-from tasp_lab.tables import brief
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule

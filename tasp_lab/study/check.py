@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasp_lab.analysis.registry import check_names, options_of
-from tasp_lab.analysis.report import Report
-from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.cores import usable_cores
-from tasp_lab.errors import ScheduleError, StudyError, TaspLabError, first_line
-from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.core.cores import usable_cores
+from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.registry import check_names, options_of
 from tasp_lab.study.evaluate import evaluate, groups, prepared
 from tasp_lab.study.point import Point
 from tasp_lab.study.study import Study
-from tasp_lab.tables import Part, Table
 from tasp_lab.workload.layer import Workload
 
 MANY_POINTS = 100_000

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.errors import StudyError, unknown
+from tasp_lab.core.errors import StudyError, unknown
+from tasp_lab.core.units import format_size_about, format_time
 from tasp_lab.study.rows import COLUMNS
-from tasp_lab.units import format_size_about, format_time
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from tasp_lab.errors import StudyError, first_line
+from tasp_lab.core.errors import StudyError, first_line
 from tasp_lab.study.needed import needed
 
 ANSWER_S = 10

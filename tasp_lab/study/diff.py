@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.analysis.report import Report
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.study.captions import held_constant, listed
 from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import StudyFolder, all_varying, questions
 from tasp_lab.study.show import selected
 from tasp_lab.study.winners import winners
-from tasp_lab.tables import Part, Table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,10 +11,7 @@ from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
-from tasp_lab.analysis.layer_times import Candidate, LayerTimes, PreparedMachine, schedules_sha256
-from tasp_lab.analysis.registry import NOT_APPLICABLE, check_names, is_own
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import (
+from tasp_lab.core.errors import (
     OverrideError,
     ProfileError,
     QuantityError,
@@ -25,15 +22,18 @@ from tasp_lab.errors import (
     WorkloadError,
     first_line,
 )
-from tasp_lab.files import file_sha256
+from tasp_lab.core.files import file_sha256
+from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.overrides import overridden, overridden_layer
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.overrides import overridden, overridden_layer
+from tasp_lab.prediction.layer_times import Candidate, LayerTimes, PreparedMachine, schedules_sha256
+from tasp_lab.prediction.training_step.rates import step_rates
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, is_own
 from tasp_lab.study.point import Point, Value, key_of
 from tasp_lab.study.rows import COLUMNS, Row, Status
-from tasp_lab.training_step.rates import step_rates
-from tasp_lab.version import MODEL_VERSION, VERSION
 from tasp_lab.workload.layer import Workload
 
 ENGINE = "array"

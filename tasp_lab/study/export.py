@@ -13,18 +13,18 @@ from typing import Any
 
 import tomli_w
 
-from tasp_lab.analysis.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
-from tasp_lab.errors import OutputError, StudyError, TaspLabError
-from tasp_lab.files import check_writable, write_whole
+from tasp_lab.core.errors import OutputError, StudyError, TaspLabError
+from tasp_lab.core.files import check_writable, write_whole
+from tasp_lab.core.version import VERSION
 from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
 from tasp_lab.study.evaluate import prepared
 from tasp_lab.study.folder import FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY, UNANSWERED
 from tasp_lab.study.needed import needed
 from tasp_lab.study.point import Point
 from tasp_lab.study.rows import COLUMNS, PREDICTED, Row
 from tasp_lab.study.study import Study
-from tasp_lab.version import VERSION
 from tasp_lab.workload.kernel_shapes import Passing
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasp_lab.errors import StudyError, of_type, unknown
+from tasp_lab.core.errors import StudyError, of_type, unknown
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.study.point import AS_IS
 from tasp_lab.study.point_inputs import LAYER, OPTIONS, SETTINGS

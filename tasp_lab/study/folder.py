@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.errors import StudyError, first_line
+from tasp_lab.core.errors import StudyError, first_line
 from tasp_lab.study.columns import DERIVED, OF_WINNERS
 from tasp_lab.study.needed import needed
 from tasp_lab.study.rows import COLUMNS, PREDICTED, WHAT, WHO

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from tasp_lab.errors import MissingPackageError
+from tasp_lab.core.errors import MissingPackageError
 
 
 def needed(module: str, what: str) -> Any:
@@ -16,7 +16,7 @@ def needed(module: str, what: str) -> Any:
     >>> needed("no_such_package", "a study")
     Traceback (most recent call last):
     ...
-    tasp_lab.errors.MissingPackageError: a study needs no_such_package, expected: pip install 'tasp-lab[studies]'
+    tasp_lab.core.errors.MissingPackageError: a study needs no_such_package, expected: pip install 'tasp-lab[studies]'
     """
     try:
         return import_module(module)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.study.captions import listed
 from tasp_lab.study.columns import SPEEDUPS, plain, text_of
 from tasp_lab.study.folder import questions

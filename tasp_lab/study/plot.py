@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.analysis.report import Report
-from tasp_lab.errors import StudyError
-from tasp_lab.files import make_folder
+from tasp_lab.core.errors import StudyError
+from tasp_lab.core.files import make_folder
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.study.columns import SPEEDUPS, check_columns, plain, text_of, title_of
 from tasp_lab.study.folder import PLOTS, StudyFolder, questions, varying
 from tasp_lab.study.pivot import WINNER, check_single, heading, pivot
 from tasp_lab.study.show import Selection, selected
 from tasp_lab.study.winners import least_times
-from tasp_lab.tables import Part, Table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,9 +11,9 @@ import hashlib
 import json
 from dataclasses import dataclass, field, fields
 
-from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.version import MODEL_VERSION
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.workload.layer import Workload, is_left_out
 
 AS_IS = "as is"
@@ -32,11 +32,11 @@ class Point:
     Parameters
     ----------
     machine : a name, an expression or a file, as `tasp_lab.machines.catalogue.load_machine` takes it.
-    schedule : a name of `tasp_lab.analysis.registry`.
+    schedule : a name of `tasp_lab.schedules.registry`.
     layer : the layer.
     options : of the schedule; its passes among them.
-    library, kernel, runtime, contention : see `tasp_lab.analysis.predict.predict`.
-    overrides : texts such as ``nic.bandwidth=x2``, applied in order, see `tasp_lab.overrides`.
+    library, kernel, runtime, contention : see `tasp_lab.prediction.predict.predict`.
+    overrides : texts such as ``nic.bandwidth=x2``, applied in order, see `tasp_lab.machines.overrides`.
     sampling : of the constants, for the interval; no samples for an interval of residuals alone.
     labels : the values of the study's axes, by name, for tables. They are no inputs: equal questions have equal keys.
     """

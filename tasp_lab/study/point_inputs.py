@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import StudyError
-from tasp_lab.models.catalogue import load_model
+from tasp_lab.core.errors import StudyError
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.point import Value
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.models.catalogue import load_model
 
 LAYER_FIELDS = tuple(each.name for each in fields(Workload) if each.name not in ("sequence", "documents"))
 LAYER = ("model", "seq", *LAYER_FIELDS, "pass")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasp_lab.analysis.report import Report
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.study.captions import counts_text
 from tasp_lab.study.rows import PREDICTED, STATUSES, Row
-from tasp_lab.tables import Part, Table
 
 MAX_ROWS = 40
 """Rows of the table; all are in the files."""

@@ -31,13 +31,13 @@ TIMES = (
 )
 """`compute_s` is the time without messages, `communication_s` that without compute, `exposed_s` the time minus
 `compute_s`. `order_spread` is the standard deviation of log(measured / predicted) that schedules on one machine do not
-have in common (`tasp_lab.analysis.residual_fit.Residual.own`): which of two is faster depends on it alone."""
+have in common (`tasp_lab.prediction.residual_fit.Residual.own`): which of two is faster depends on it alone."""
 
 REST = ("binds", "bytes_per_rank", "buffer_bytes", "memory_bytes", "fits", "engine", "settled_by", "search_complete")
 """`binds` is the largest part of the critical path; `settled_by` is ``simulation`` or ``bound``."""
 
 HISTORY = ("version", "models", "constants", "digest", "status", "error", "inputs")
-"""`models` is `tasp_lab.version.MODEL_VERSION`, `constants` the hash of the machine, `digest` that of the schedules
-that were built, `inputs` are those of the point as JSON."""
+"""`models` is `tasp_lab.core.version.MODEL_VERSION`, `constants` the hash of the machine, `digest` that of the
+schedules that were built, `inputs` are those of the point as JSON."""
 
 COLUMNS = (*WHO, *WHAT, *TIMES, *REST, *HISTORY)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.study.evaluate import groups, labelled, question_of, sources_of
 from tasp_lab.study.export import begin_folder, export, provenance, remove_exports
 from tasp_lab.study.file import load_study

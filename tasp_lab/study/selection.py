@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tasp_lab.errors import StudyError, unknown
+from tasp_lab.core.errors import StudyError, unknown
 from tasp_lab.study.columns import plain
 from tasp_lab.study.where import Expression
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.analysis.report import Report
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.study.captions import counts, counts_text, held_constant, held_text, listed, statuses_text
 from tasp_lab.study.columns import DERIVED, NO_VALUE, check_columns, is_text, records_of, text_of, title_of
 from tasp_lab.study.folder import UNANSWERED, StudyFolder, varying
 from tasp_lab.study.pivot import WINNER, Key, Pivot, heading, pivot, sorted_keys
 from tasp_lab.study.selection import select
 from tasp_lab.study.winners import winners, with_derived
-from tasp_lab.tables import Part, Table
 
 if TYPE_CHECKING:
     import pandas as pd

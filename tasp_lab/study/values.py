@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-from tasp_lab.errors import QuantityError, StudyError
+from tasp_lab.core.errors import QuantityError, StudyError
+from tasp_lab.core.units import parse_count
 from tasp_lab.study.point import Value
-from tasp_lab.units import parse_count
 
 MAX_VALUES = 10_000
 """The most values of one axis."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from tasp_lab.errors import StudyError, unknown
-from tasp_lab.units import parse_count
+from tasp_lab.core.errors import StudyError, unknown
+from tasp_lab.core.units import parse_count
 
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.analysis.interval import EQUAL, TIE
-from tasp_lab.errors import StudyError, unknown
+from tasp_lab.core.errors import StudyError, unknown
 from tasp_lab.machines.sampling import NORMAL_95
+from tasp_lab.prediction.interval import EQUAL, TIE
 from tasp_lab.study.columns import OF_WINNERS, SHARES, SPEEDUPS, records_of
 from tasp_lab.study.folder import varying
 

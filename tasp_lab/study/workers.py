@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.study.evaluate import CODE, answers
 from tasp_lab.study.point import Point
 from tasp_lab.study.rows import Row

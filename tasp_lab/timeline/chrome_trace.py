@@ -20,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tasp_lab.core.units import Number
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
-from tasp_lab.units import Number
 
 Record = dict[str, Any]
 """One entry of `traceEvents`, a JSON object."""

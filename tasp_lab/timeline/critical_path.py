@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
+from tasp_lab.core.units import Number
 from tasp_lab.timeline.events import SEND, Event, Timeline
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 
 WAITING = "waiting for "
 

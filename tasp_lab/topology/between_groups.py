@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
-from tasp_lab.units import Number
 
 
 def between_groups(topology: Topology, members: int) -> Topology:

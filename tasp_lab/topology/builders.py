@@ -11,10 +11,10 @@ from itertools import product
 from math import prod
 from typing import Literal
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Topology, both_ways
 from tasp_lab.topology.links import Link, MeshLinks, Switch, SwitchKind, Vertex
-from tasp_lab.units import Number
 
 DEFAULT_LINK_BANDWIDTH_BYTES_PER_S = 50e9
 DEFAULT_LINK_LATENCY_S = 1e-6

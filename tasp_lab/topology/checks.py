@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, get_args
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
 from tasp_lab.topology.constraints import SharedCapacity
 from tasp_lab.topology.links import Link, SwitchKind, Vertex
-from tasp_lab.units import Number
 
 if TYPE_CHECKING:
     from tasp_lab.topology.graph import Topology

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from tasp_lab.core.units import Number
 from tasp_lab.topology.links import Link
-from tasp_lab.units import Number
 
 
 @dataclass(frozen=True, slots=True)

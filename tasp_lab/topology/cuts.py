@@ -28,10 +28,10 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Topology, Vertex
-from tasp_lab.units import Number
 
 WholeArray = npt.NDArray[Any]
 """Integers: 64-bit, or Python integers if these could overflow."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, Vertex
-from tasp_lab.units import parse_bandwidth_bytes_per_s
 
 
 def without_links(topology: Topology, names: Sequence[str]) -> Topology:

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import NamedTuple
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.topology import builders
 from tasp_lab.topology.graph import MAX_LISTED_LINKS, Topology
-from tasp_lab.units import Number, parse_bandwidth_bytes_per_s, parse_time_s
 
 MAX_WORLD_SIZE = 16384
 """The largest world size of an expression or a file."""

@@ -21,9 +21,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.arrays import BoolArray, FloatArray, IntArray
-from tasp_lab.errors import TopologyError
-from tasp_lab.tables import brief
+from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.tables import brief
+from tasp_lab.core.units import Number
 from tasp_lab.topology.checks import check_topology
 from tasp_lab.topology.constraints import Constraint as Constraint
 from tasp_lab.topology.constraints import Constraints
@@ -36,7 +37,6 @@ from tasp_lab.topology.paths import Paths
 from tasp_lab.topology.paths import Route as Route
 from tasp_lab.topology.places import node_of_rank, switch_kinds
 from tasp_lab.topology.route_table import RouteTable
-from tasp_lab.units import Number
 
 MAX_LISTED_LINKS = 1024 * 1023
 """The links of a full mesh of 1024 ranks, which can be listed one by one in seconds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
+from tasp_lab.core.units import Number
 from tasp_lab.topology.cuts import Cut, all_gather_cut
 from tasp_lab.topology.graph import SharedCapacity, Topology
-from tasp_lab.units import Number
 
 
 def ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:

@@ -13,8 +13,8 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from tasp_lab.arrays import BoolArray, FloatArray, IntArray
-from tasp_lab.units import Number
+from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.core.units import Number
 
 _Ranks = TypeVar("_Ranks", int, IntArray)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.topology.graph import Switch, Topology, Vertex
 
 

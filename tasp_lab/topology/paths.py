@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tasp_lab.errors import NoRouteError
+from tasp_lab.core.errors import NoRouteError
+from tasp_lab.core.units import Number
 from tasp_lab.topology.links import Vertex, strong_components
-from tasp_lab.units import Number
 
 if TYPE_CHECKING:
     from tasp_lab.topology.graph import Topology

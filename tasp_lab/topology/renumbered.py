@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.topology.graph import Link, Topology, Vertex
 from tasp_lab.topology.links import MeshLinks
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_array
 
-from tasp_lab.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from tasp_lab.topology.graph import Topology

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
+from tasp_lab.core.arrays import IntArray
 
 
 def clip_band(

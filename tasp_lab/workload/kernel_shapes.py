@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray, numbered
+from tasp_lab.core.arrays import IntArray, numbered
 
 Passing = Literal["forward", "backward"]
 

@@ -14,12 +14,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.choices import WHAT_IF_DTYPE
-from tasp_lab.choices import AttentionKind as AttentionKind
-from tasp_lab.choices import Decay as Decay
-from tasp_lab.choices import Mask as Mask
-from tasp_lab.errors import WorkloadError, of_type
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.choices import WHAT_IF_DTYPE
+from tasp_lab.core.choices import AttentionKind as AttentionKind
+from tasp_lab.core.choices import Decay as Decay
+from tasp_lab.core.choices import Mask as Mask
+from tasp_lab.core.errors import WorkloadError, of_type
 from tasp_lab.workload.layer_pattern import LAYER_KINDS, expand_layers
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -49,7 +49,7 @@ class Workload:
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
     cached_keys : the number of first positions that have keys and values only, as in a KV cache; the queries are those
         of the other positions. Such a layer has no backward pass.
-    kind : ``softmax`` or ``linear`` attention, see `tasp_lab.linear_attention.task`; ``hybrid``, a stack of both.
+    kind : ``softmax`` or ``linear`` attention, see `tasp_lab.schedules.linear.task`; ``hybrid``, a stack of both.
     decay : of the state of ``linear`` attention: ``none``, a constant per KV ``head``, or one that depends on the data,
         per position and KV head (``scalar``) or also per ``channel`` of the keys.
     layers : of a hybrid, the pattern of its layers, L for linear and S for softmax attention, such as ``LLSLLS`` or

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tasp_lab.choices import AttentionKind
-from tasp_lab.errors import WorkloadError
+from tasp_lab.core.choices import AttentionKind
+from tasp_lab.core.errors import WorkloadError
 
 LAYER_KINDS: Mapping[str, AttentionKind] = {"L": "linear", "S": "softmax"}
 """The kind of attention of each letter."""

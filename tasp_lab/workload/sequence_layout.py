@@ -33,8 +33,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.errors import WorkloadError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import WorkloadError
 from tasp_lab.workload.layer import check_documents
 
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.analysis.predict import LayerPrediction, predict
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_names, attention_names_on
-from tasp_lab.collectives.registry import COLLECTIVES
-from tasp_lab.errors import ScheduleError, TaspLabError
+from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.prediction.predict import LayerPrediction, predict
 from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_names, attention_names_on
+from tasp_lab.schedules.collectives.registry import COLLECTIVES
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_bound import layers, schedule_names
 from tests.conftest import Command, Tell
+from tests.schedules.attention.test_bound import layers, schedule_names
 
 ASKED = (
     "seq", "batch", "heads", "kv_heads", "head_dim", "dtype", "mask", "window", "documents", "pass", "dataflow",

@@ -13,23 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.analysis.predict import predict
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.analysis.results import LayerPrediction, Prediction, together
-from tasp_lab.analysis.validate import Run, runs_together
-from tasp_lab.attention.backward import DATAFLOWS, Dataflow
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import CIRCULATIONS
 from tasp_lab.cli.options_layer import MAX_DOCUMENTS, parse_documents
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.predict import predict
+from tasp_lab.prediction.results import LayerPrediction, Prediction, together
+from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE, SEND, Timeline
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.validation.validate import Run, runs_together
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_bound import dataflows, layers, schedule_names
 from tests.cli import test_attention as test_attention_cli
 from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, STATUS, TASP, one, rows
 from tests.conftest import Command, Tell
+from tests.schedules.attention.test_bound import dataflows, layers, schedule_names
 
 SUMMED = ("time_s", "bound_s", "compute_s", "communication_s", "bytes_sent", "flops")
 FLOPS = 4 * 8 * 64 * 4096**2

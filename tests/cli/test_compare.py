@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tasp_lab.analysis import compare as comparison
-from tasp_lab.analysis.tune import SEARCHED
-from tasp_lab.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.attention.registry import attention_names_on
 from tasp_lab.cli.app import app
+from tasp_lab.prediction import compare as comparison
+from tasp_lab.prediction.tune import SEARCHED
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_names_on
 from tasp_lab.workload.layer import Workload
 from tests.conftest import Command, Tell
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from runtime.ranks.torchrun import ON_GPUS
-from tasp_lab.analysis.gpu_check.registry import STEPS
-from tasp_lab.analysis.gpu_check.sizes import HOST
-from tasp_lab.analysis.gpu_check.steps import Context, Outcome, Step
+from tasp_lab.validation.gpu_check.registry import STEPS
+from tasp_lab.validation.gpu_check.sizes import HOST
+from tasp_lab.validation.gpu_check.steps import Context, Outcome, Step
 from tests.conftest import ROOT, Command
 from tests.support.ranks import as_if_by_torchrun
 from tests.support.signals import hear_interrupts
 
-IMPORTED_BY_RANKS = ("tasp_lab.analysis.gpu_check.program",)
+IMPORTED_BY_RANKS = ("tasp_lab.validation.gpu_check.program",)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
 
@@ -77,7 +77,7 @@ def test_one_rank_checks_what_needs_no_other(tmp_path: Path) -> None:
 
 def checked_on_rank(folder: str, how: str) -> tuple[int, str]:
     """On a rank: exit code and errors of a check with a faulty step in place of the second."""
-    import tasp_lab.analysis.gpu_check.program as program
+    import tasp_lab.validation.gpu_check.program as program
     from tasp_lab.cli.process import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

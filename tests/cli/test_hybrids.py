@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasp_lab.attention.registry import attention_names_on
-from tasp_lab.linear_attention.registry import LINEAR
+from tasp_lab.schedules.attention.registry import attention_names_on
+from tasp_lab.schedules.linear.registry import LINEAR
 from tests.conftest import Command, Tell
 
 FULL = ("--seq", "2048", "--heads", "8")

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tasp_lab.analysis import predict as prediction
-from tasp_lab.analysis import validate as comparison
-from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.cli.commands.predict import predict
 from tasp_lab.cli.commands.validate import validate
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options_layer import LayerChoice
-from tasp_lab.errors import QuantityError
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.prediction import predict as prediction
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.validation import validate as comparison
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT, Command
 

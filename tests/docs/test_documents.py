@@ -12,17 +12,17 @@ import pytest
 import yaml
 
 import tasp_lab
-from tasp_lab.analysis.simulate_cases import Simulated
-from tasp_lab.calibration.cases import Choice, cases_of
 from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
-from tasp_lab.collectives.kinds import NcclTestsName
-from tasp_lab.measurements import MeasuredTable
-from tests.analysis.test_calibrate_kernels import HEAD, times
-from tests.calibration.test_fit_profile import H100, log, table
-from tests.calibration.test_leave_one_out import csv
+from tasp_lab.measure.fit.cases import Choice, cases_of
+from tasp_lab.measure.readers import MeasuredTable
+from tasp_lab.measure.simulate_cases import Simulated
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown
+from tests.measure.fit.test_fit_profile import H100, log, table
+from tests.measure.fit.test_leave_one_out import csv
+from tests.measure.test_calibrate_kernels import HEAD, times
 
 PUBLIC = {"predict", "validate", "compare", "decompose", "load_machine", "load_study", "Workload", "Topology",
           "accuracy", "calibrate", "__version__"}  # fmt: skip
@@ -201,8 +201,8 @@ def test_every_name_of_code_in_a_document_exists() -> None:
 def exists(name: str) -> bool:
     """Whether this is a module, or something in one.
 
-    >>> exists("tasp_lab.units.parse_time_s"), exists("tasp_lab.units.parse"), exists("tasp_lab.unit.parse_time_s")
-    (True, False, False)
+    >>> exists("tasp_lab.core.units.parse_time_s"), exists("tasp_lab.core.units.parse"),
+    exists("tasp_lab.unit.parse_time_s") (True, False, False)
     """
     try:
         importlib.import_module(name)

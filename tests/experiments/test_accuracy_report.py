@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from experiments.accuracy.fabric import buildable
 from experiments.accuracy.report import families, report_text, summary
 from experiments.accuracy.step_curve import curve, draw_curves, measured_steps, predict_step
-from tasp_lab.analysis.accuracy import RowAccuracy, TableAccuracy, own_tables
-from tasp_lab.analysis.interval import residual_interval
-from tasp_lab.analysis.residuals import KERNELS
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.measurements import parse_table, read_table
+from tasp_lab.measure.accuracy import RowAccuracy, TableAccuracy, own_tables
+from tasp_lab.measure.readers import parse_table, read_table
 from tasp_lab.plots.accuracy import FEW_SIZES, MAX_LINES, MAX_PANELS, draw_tables, plot_table
 from tasp_lab.plots.timelines import render
+from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.residuals import KERNELS
 
 HEADERS = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\nsize_B,time_us\n"
 

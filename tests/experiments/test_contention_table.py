@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.tables import contention
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 
 
 def test_slowdowns_by_hand() -> None:

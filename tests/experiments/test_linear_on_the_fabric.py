@@ -25,9 +25,9 @@ from experiments.tables.linear_on_the_fabric.layers import (
 )
 from experiments.tables.on_the_fabric import Part, Variant, passes_of, replace_part
 from sim.simulate import simulate
-from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
 from tasp_lab.topology.graph import Topology
 

@@ -15,9 +15,9 @@ from experiments.reproductions.ranges import Range, Row, figure_of, read_record
 from experiments.reproductions.report import FOLDER
 from experiments.reproductions.zeco import checks as zeco_checks
 from experiments.reproductions.zeco import exchanges as zeco
-from tasp_lab.analysis.residual_fit import residual_of
-from tasp_lab.analysis.residuals import KERNELS
-from tasp_lab.errors import TableError
+from tasp_lab.core.errors import TableError
+from tasp_lab.prediction.residual_fit import residual_of
+from tasp_lab.prediction.residuals import KERNELS
 
 NUMBERS = st.integers(1, 1000)
 RANGES = st.builds(lambda *ends: Range.of(*ends), NUMBERS, NUMBERS)

@@ -19,7 +19,7 @@ from experiments.reproductions.registry import NAMES, reproduction
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
 from experiments.reproductions.token_ring import result as token_ring
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.measurements import LayerTable
+from tasp_lab.measure.readers import LayerTable
 
 NUMBERS = st.floats(0.001, 1000)
 FIGURES = st.builds(

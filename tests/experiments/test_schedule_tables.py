@@ -17,10 +17,10 @@ from experiments.tables.on_the_fabric import Variant, one_pass
 from experiments.tables.ranking_on_the_fabric import TIE, out_of_order
 from experiments.tables.schedules_on_the_fabric import ALIKE, Part, applying, busiest_link_s, shard_s
 from sim.simulate import simulate
-from tasp_lab.analysis.registry import options_for
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import ATTENTION, attention_names
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import ATTENTION, attention_names
+from tasp_lab.schedules.registry import options_for
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -22,7 +22,7 @@ from experiments.train_gpt.checkpoint import FILE
 from experiments.train_gpt.model import GPT
 from experiments.train_gpt.options import Recipe, RunOptions
 from experiments.train_gpt.train import train
-from tasp_lab.errors import TaspLabError
+from tasp_lab.core.errors import TaspLabError
 from tasp_lab.workload.sequence_layout import contiguous, zigzag
 from tests.support.ranks import ROOT, on_ranks
 from tests.support.signals import hear_interrupts

@@ -10,7 +10,7 @@ import pytest
 from experiments.tables.published_steps import FOLDER
 from experiments.tables.whole_steps import CLOSE, REASONS, RESULTS
 from tasp_lab import load_model
-from tasp_lab.models.parameters import parameter_count
+from tasp_lab.workload.models.parameters import parameter_count
 
 ROWS = json.loads((RESULTS / "whole_steps.json").read_text())["rows"]
 TABLES = sorted(FOLDER.glob("*.csv"))

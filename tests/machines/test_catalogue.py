@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.catalogue import catalogue_names, is_expression, load_machine, topology_document
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, ExpressionDefaults
 from tasp_lab.topology.graph import Link
-from tasp_lab.units import parse_bandwidth_bytes_per_s, parse_time_s
 
 DEFAULTS = ExpressionDefaults(64e9, 2e-6, 25e9, 8e-6)
 LINK = {"source": 0, "destination": 1, "bandwidth_bytes_per_s": 5e10, "latency_s": 1e-6}

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.collectives.all_gather import ring_all_gather
-from tasp_lab.collectives.point_to_point import all_to_all, send_recv
-from tasp_lab.errors import TopologyError
-from tasp_lab.libraries.channels import (
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.machines.libraries.channels import (
     INTER_DOMAIN,
     INTRA_DOMAIN,
     ChannelLibrary,
@@ -26,6 +24,8 @@ from tasp_lab.libraries.channels import (
 )
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.profile_files import load_profile, member
+from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 
 MIB = 2**20
 

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.simulate import simulate
-from tasp_lab.analysis.predict import predict, with_compute
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.choices import WHAT_IF_DTYPE
-from tasp_lab.errors import TaspLabError
+from tasp_lab.core.choices import WHAT_IF_DTYPE
+from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.units import format_flops
 from tasp_lab.machines.catalogue import catalogue_names, load_machine, topology_document
 from tasp_lab.machines.compute_rates import COMPUTE_RATES, accelerator_constants, accelerator_names, compute_of
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Constant, Machine
 from tasp_lab.machines.profile_files import load_profile, profile_names
+from tasp_lab.prediction.predict import predict, with_compute
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.units import format_flops
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import ELEMENT_BYTES, Workload
 from tests.conftest import Command, Tell

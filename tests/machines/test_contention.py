@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasp_lab.errors import ProfileError
+from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import Constant

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tasp_lab
-from tasp_lab.errors import ProfileError, TaspLabError, TopologyError
+from tasp_lab.core.errors import ProfileError, TaspLabError, TopologyError
 from tasp_lab.machines.catalogue import load_machine, machine_file, topology_document
 from tasp_lab.machines.importers import import_topology
 from tasp_lab.machines.machine import Machine

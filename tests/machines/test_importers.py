@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.errors import QuantityError, TopologyError
+from tasp_lab.core.errors import QuantityError, TopologyError
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.importers import import_topology
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.graph import Link, Topology
-from tasp_lab.units import parse_bandwidth_bytes_per_s, parse_time_s
 
 FOLDER = Path(__file__).parent / "samples"
 SAMPLES = {path.name: path.read_text() for path in sorted(FOLDER.iterdir())}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasp_lab.errors import ProfileError
+from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.intervals import WIDTHS, log_ends, source_kind
 from tasp_lab.machines.profile_files import load_profile, profile_document
 

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.simulate import simulate
-from tasp_lab.analysis.predict import bound_s, predict
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import TaspLabError
-from tasp_lab.kernels import attention_kernel, kernel_names
+from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
+from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
+from tasp_lab.prediction.predict import bound_s, predict
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
 from tasp_lab.workload.kernel_shapes import KernelShape

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tasp_lab.errors import ProfileError, TaspLabError
-from tasp_lab.libraries.channels import ChannelLibrary
+from tasp_lab.core.errors import ProfileError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.profile_files import (
     find_profile,

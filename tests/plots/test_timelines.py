@@ -19,13 +19,13 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from sim.simulate import simulate
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import OutputError
-from tasp_lab.files import PICTURE_SUFFIXES
-from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.core.errors import OutputError
+from tasp_lab.core.files import PICTURE_SUFFIXES
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.plots import timelines as pictures
 from tasp_lab.plots.timelines import draw_timelines, render
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, Event, Timeline
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

@@ -19,14 +19,14 @@ from runtime.executor.streams import Streams
 from runtime.executor.transports import Message, OrdinaryMemory, Wait
 from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial
-from tasp_lab.attention.backward import DATAFLOWS
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import Join
+from tasp_lab.schedules.attention.backward import DATAFLOWS
 from tasp_lab.timeline.events import DIFFERENTIATE
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_backward import Case, cases_of
+from tests.schedules.attention.test_backward import Case, cases_of
 from tests.support.schedules import assert_every_transfer_once, task_of
 
 COMPUTE = ComputeRate(1e12)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime import attention, linear_attention, relayout
 from runtime.executor.transports import Message, PointToPoint
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.workload.sequence_layout import contiguous, zigzag
 from tests.support.ranks import on_ranks, succeeded
 

@@ -14,14 +14,14 @@ from runtime import attention, attention_with_lse
 from runtime.kernels.registry import KERNELS
 from runtime.sequence_parallel.sharding import shard
 from runtime.trials.in_process import run_in_process
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_layout, attention_schedules
-from tasp_lab.errors import TaspLabError
+from tasp_lab.core.errors import TaspLabError
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_cached_prefix import schedules
 from tests.runtime.test_distributed_attention import Tensors, layer_of
+from tests.schedules.attention.test_cached_prefix import schedules
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.systems import schedules_for
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from runtime.calibration import RouteClass, calibrate, calibrate_shared_medium, fit, route_classes
 from runtime.protocol.jobs import Job, MeasurePair, PairTimes, Result, Value
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Link, Topology
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from runtime.executor.transports import LAUNCH_ORDER, Batched
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.collectives.registry import COLLECTIVES, collective
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition.groups import over_groups
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.trials.in_process import run_in_process
-from tasp_lab.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.schedule.composition import in_chunks
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from runtime import attention, linear_attention
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.sharding import shard
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import RunError
-from tasp_lab.linear_attention.registry import LINEAR, MOVES_STATES, linear_schedules
+from tasp_lab.core.errors import RunError
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES, linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous

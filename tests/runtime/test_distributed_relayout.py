@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from runtime import linear_attention, relayout
 from runtime.sequence_parallel.sharding import shard
-from tasp_lab.errors import RunError
-from tasp_lab.hybrid.relayout import relayout as relayout_schedules
+from tasp_lab.core.errors import RunError
+from tasp_lab.schedules.hybrid.relayout import relayout as relayout_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, contiguous, zigzag

@@ -12,10 +12,10 @@ from runtime.protocol.jobs import RunSchedule
 from runtime.protocol.rank_setup import RankLocation
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
-from tasp_lab.collectives.registry import collective
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition import in_chunks, over_groups
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology

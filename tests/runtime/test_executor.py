@@ -16,15 +16,15 @@ from runtime.executor.transports import Message, Wait
 from runtime.executor.views import Views
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from runtime.trials.patterns import PatternTrial, pattern
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import RunError
-from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -11,7 +11,7 @@ import torch
 
 from runtime.kernels import linear_attention
 from runtime.kernels.linear_registry import LINEAR_KERNELS, choose_linear_kernel
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tests.support.linear_recurrence import recurrence
 
 Tensor = torch.Tensor

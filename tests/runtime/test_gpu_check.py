@@ -29,10 +29,10 @@ from runtime.gpu_check.watch import End, Watch
 from runtime.kernels import linear_attention as linear
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.registry import KERNELS
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_schedules
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.ranks import on_ranks

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from runtime.executor.executor import Executor
 from runtime.trials.attention import AttentionTrial
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
-from tasp_lab.attention.task import QUERY_GRADIENTS, RESULTS
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import QUERY_GRADIENTS, RESULTS
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_home_dtype import SYSTEMS

@@ -27,13 +27,13 @@ from runtime.executor import per_lane
 from runtime.executor.executor import Executor
 from runtime.executor.transports import Batched, Message, Wait
 from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_layout, attention_schedules
-from tasp_lab.collectives.registry import collective
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

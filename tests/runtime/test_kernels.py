@@ -17,7 +17,7 @@ from runtime.kernels import flash_attention_3, partials, sdpa_gpu
 from runtime.kernels.bands import Band, trim, window
 from runtime.kernels.lse_merge import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, Partial, choose_kernel
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 
 Tensor = torch.Tensor
 CPU = torch.device("cpu")

@@ -19,9 +19,9 @@ from runtime.executor.executor import Executor
 from runtime.gpu_check.delays import DelayedTransport, DelayedWork
 from runtime.trials.in_process import InProcess, Mailboxes
 from runtime.trials.patterns import fill, verify
-from tasp_lab.analysis.registry import Work, build_schedules
-from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import Work, build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

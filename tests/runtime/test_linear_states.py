@@ -14,9 +14,9 @@ from runtime.kernels.linear_attention import attend
 from runtime.sequence_parallel.linear_attention import LinearAttention, LinearPlan
 from runtime.sequence_parallel.sharding import shard
 from runtime.trials.in_process import InProcess, Mailboxes
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.choices import Decay
-from tasp_lab.linear_attention.registry import LINEAR, MOVES_STATES, linear_schedules
+from tasp_lab.core.choices import Decay
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES, linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous

@@ -17,15 +17,15 @@ from itertools import product
 import pytest
 
 from runtime.executor.transports import AllToAll, Batched, Message, Wait
-from tasp_lab.analysis.registry import build_schedules, options_for
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import CIRCULATIONS, attention_names_on
-from tasp_lab.choices import Dataflow
-from tasp_lab.collectives.registry import COLLECTIVES, collective
+from tasp_lab.core.choices import Dataflow
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_names_on
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedules.registry import build_schedules, options_for
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.recorded_calls import recorded_all_to_alls, recorded_communicators, recorded_groups

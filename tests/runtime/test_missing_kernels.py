@@ -11,11 +11,11 @@ from runtime.executor.copies import Work
 from runtime.kernels.registry import KERNELS
 from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.linear_layer import LinearLayer
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.task import KEYS, QUERIES
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.task import KEYS, QUERIES
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.systems import lasp2

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from runtime.sequence_parallel import api as sequence_parallel
 from runtime.sequence_parallel.module import SequenceParallelAttention
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedules.attention.backward import attention_passes
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

@@ -14,10 +14,10 @@ from runtime.calibration import MAX_MESSAGE_BYTES, Calibration, ClassFit, RouteC
 from runtime.protocol.jobs import MeasurePair, PairTimes
 from runtime.trials import pair_times
 from runtime.trials.pair_times import measure_pair
-from tasp_lab.analysis.validate import Comparison
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.validation.validate import Comparison
 from tests.support.timed_nccl import TimedNccl, installed
 
 SIZES = tuple(MAX_MESSAGE_BYTES // fraction for fraction in (8, 4, 2, 1))

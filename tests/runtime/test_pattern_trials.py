@@ -10,12 +10,12 @@ import pytest
 
 from runtime.executor.copies import Copies
 from runtime.trials.in_process import run_in_process
-from tasp_lab.attention.registry import attention_schedules
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.schedules import parts

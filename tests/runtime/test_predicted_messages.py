@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from runtime.trials.in_process import run_in_process
 from sim.simulate import simulate
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_names_on
-from tasp_lab.collectives.registry import COLLECTIVES, collective
-from tasp_lab.linear_attention.registry import LINEAR
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_names_on
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Mask, Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.trials.in_process import run_in_process
-from tasp_lab.attention.backward import attention_passes
+from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 
 from runtime.executor.plans import Plan, PlannedMessage, plan_of
 from runtime.executor.step_plans import AFTER, CALLS, JOIN, MARK, POST, RECEIVE, Batch, step_plan
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_schedules
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.rank_part import Join, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either

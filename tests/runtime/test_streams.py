@@ -27,19 +27,19 @@ from runtime.executor.streams import Mark, Streams
 from runtime.executor.transports import Message, OrdinaryMemory, Wait
 from runtime.executor.views import Views
 from runtime.trials.patterns import PatternWork, fill, verify
-from tasp_lab.attention.backward import DATAFLOWS, Dataflow
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, Join, Place
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_backward import Case, cases_of
+from tests.schedules.attention.test_backward import Case, cases_of
 
 Operation = tuple[Callable[[], bool], Callable[[], None]]
 

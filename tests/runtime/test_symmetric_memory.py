@@ -32,17 +32,17 @@ from runtime.executor.symmetric_memory import (
 )
 from runtime.executor.transports import Message, make_transport
 from runtime.trials.patterns import PatternWork, fill, verify
-from tasp_lab.attention.backward import DATAFLOWS
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.collectives.registry import COLLECTIVES, collective
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import DATAFLOWS
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_backward import Case, cases_of
 from tests.runtime.test_streams import BETWEEN_CHANNELS, Device, DrawnStreams, SlowCopies, ring_of_rings
+from tests.schedules.attention.test_backward import Case, cases_of
 from tests.support.ranks import on_ranks
 
 CPU = torch.device("cpu")

@@ -20,10 +20,10 @@ from runtime.ranks import run_job
 from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.trials.in_process import InProcess, Mailboxes
 from runtime.trials.patterns import Patterns, PatternTrial
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_schedules
-from tasp_lab.collectives.registry import collective
 from tasp_lab.schedule.rank_part import CallRow
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

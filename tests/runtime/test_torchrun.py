@@ -17,10 +17,10 @@ import torch.distributed as dist
 from runtime.linux.gpus import library_variables
 from runtime.ranks import torchrun
 from runtime.ranks.torchrun import COLLECTIVE_LIMIT, HIGH_PRIORITY, ON_GPUS, START_LIMIT, choose_backend, join
-from tasp_lab import leaving
-from tasp_lab.analysis.provenance import host_environment
-from tasp_lab.choices import BackendKind
-from tasp_lab.errors import RunError
+from tasp_lab.core import leaving
+from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.errors import RunError
+from tasp_lab.prediction.provenance import host_environment
 from tests.conftest import Command
 from tests.support.ranks import as_if_by_torchrun
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from sim.max_min import OWN_LIMIT, max_min_rates
-from tasp_lab.attention.forward import attention
-from tasp_lab.collectives.all_gather import direct_all_gather, ring_all_gather
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import TopologyError
-from tasp_lab.libraries.library import CommLibrary, Message
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
+from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.collectives.all_gather import direct_all_gather, ring_all_gather
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 from tests.support.strategies import topologies_and_schedules
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.executor.views import DTYPES, FieldViews, store, views
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.blocks import Field
 
 fields = st.lists(

@@ -1,7 +1,7 @@
 """Offsets and sizes of messages and of what kernels read and write are multiples of 16 bytes at documented sizes.
 
 NCCL and RCCL copy 16 bytes at a time only where both ends of a message are so aligned
-(`tasp_lab.decomposition.shares`).
+(`tasp_lab.rings.shares`).
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_names_on
-from tasp_lab.choices import Decay
-from tasp_lab.collectives.registry import COLLECTIVES, collective
-from tasp_lab.decomposition.shares import LOAD_BYTES
-from tasp_lab.linear_attention.registry import LINEAR, MOVES_STATES, linear_schedules
+from tasp_lab.core.choices import Decay
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.rings.shares import LOAD_BYTES
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_names_on
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES, linear_schedules
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.attention.backward import DATAFLOWS
-from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, AttentionTask
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import DATAFLOWS
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, AttentionTask
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_backward import Case, cases_of, sees
+from tests.schedules.attention.test_backward import Case, cases_of, sees
 from tests.support.kernel_calls import buffers_of, calls_of, circulates
 from tests.support.schedules import parts, task_of
 

@@ -12,15 +12,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.task import KEYS
-from tasp_lab.collectives.registry import collective
-from tasp_lab.decomposition.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT, Dependencies, dependencies
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.rank_part import SCATTERED, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.task import KEYS
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import as_arrays, buffers_of, calls_of

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_schedules
-from tasp_lab.choices import Pass
-from tasp_lab.hybrid.stack import hybrid_schedules
-from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.core.choices import Pass
 from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.call_shapes import call_shapes, shapes_by_rank
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import dependencies
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.hybrid.stack import hybrid_schedules
+from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.kernel_calls import pairs_in_band
 from tasp_lab.workload.layer import Workload

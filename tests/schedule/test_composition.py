@@ -11,19 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
-from tasp_lab.attention.forward import attention
-from tasp_lab.collectives.all_gather import direct_all_gather, multi_ring_all_gather, ring_all_gather
-from tasp_lab.collectives.point_to_point import all_to_all, send_recv
-from tasp_lab.collectives.ring_reductions import (
-    multi_ring_all_reduce,
-    multi_ring_reduce_scatter,
-    ring_all_reduce,
-    ring_reduce_scatter,
-)
-from tasp_lab.collectives.tree_all_gather import tree_all_gather
-from tasp_lab.decomposition.shares import LOAD_BYTES
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.rings.shares import LOAD_BYTES
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
@@ -31,6 +20,17 @@ from tasp_lab.schedule.composition.groups import reduce_scatter_and_all_gather
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, StackedTask
 from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.collectives.all_gather import direct_all_gather, multi_ring_all_gather, ring_all_gather
+from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
+from tasp_lab.schedules.collectives.ring_reductions import (
+    multi_ring_all_reduce,
+    multi_ring_reduce_scatter,
+    ring_all_reduce,
+    ring_reduce_scatter,
+)
+from tasp_lab.schedules.collectives.tree_all_gather import tree_all_gather
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -10,20 +10,20 @@ import pytest
 
 from runtime.trials.in_process import run_in_process
 from sim import bound, simulate
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.span_blocks import owner_schedule
-from tasp_lab.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
-from tasp_lab.collectives.conditions import check_collective
-from tasp_lab.collectives.kinds import KINDS
-from tasp_lab.collectives.registry import COLLECTIVES, CollectiveSpec, collective
-from tasp_lab.errors import ScheduleError
-from tasp_lab.linear_attention.registry import LINEAR, linear_schedules
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.span_blocks import owner_schedule
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
+from tasp_lab.schedules.collectives.conditions import check_collective
+from tasp_lab.schedules.collectives.kinds import KINDS
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, CollectiveSpec, collective
+from tasp_lab.schedules.linear.registry import LINEAR, linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.small_schedules import SCHEDULES

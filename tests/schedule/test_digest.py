@@ -10,9 +10,9 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.forward import attention
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import attention_passes
+from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

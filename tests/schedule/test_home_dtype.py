@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.task import KEY_GRADIENTS, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.collectives.all_gather import ring_all_gather
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import attention_passes
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

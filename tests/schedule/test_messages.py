@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.analysis.registry import build_schedules
-from tasp_lab.attention.backward import DATAFLOWS
-from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.rank_part import RankPart, Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.backward import DATAFLOWS
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_backward import cases_of
 from tests.schedule.test_buffer_layout import schedules
 from tests.schedule.test_home_dtype import SYSTEMS
+from tests.schedules.attention.test_backward import cases_of
 from tests.support.home_dtype import with_home_dtype
 from tests.support.schedules import parts
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls, Contract, Effects
 from tasp_lab.workload.kernel_shapes import ShapeRows

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.arrays import BoolArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.path_proof import Paths, proves
 from tasp_lab.schedule.schedule import Schedule

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.schedule import Schedule

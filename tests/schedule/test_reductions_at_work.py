@@ -14,14 +14,14 @@ from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from runtime.trials.patterns import PatternTrial
 from sim.array.engine import run
 from sim.event.engine import simulate
-from tasp_lab.collectives.ring_reductions import ring_all_reduce
-from tasp_lab.errors import RunError
+from tasp_lab.core.errors import RunError
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tests.support.reductions import Case, reductions
 from tests.support.schedules import assert_every_transfer_once
 from tests.support.strategies import exact_bandwidths, exact_latencies

@@ -11,15 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.collectives.all_gather import RingSteps, direct_all_gather, multi_ring_all_gather, ring_all_gather
-from tasp_lab.collectives.ring_reductions import RingSumSteps
-from tasp_lab.decomposition.decompose import Decomposition, decompose
-from tasp_lab.decomposition.problem import RingProblem
-from tasp_lab.errors import NoDecompositionError, ScheduleError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import NoDecompositionError, ScheduleError
+from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.problem import RingProblem
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.ring_proof import all_blocks, own_blocks, proves
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.all_gather import (
+    RingSteps,
+    direct_all_gather,
+    multi_ring_all_gather,
+    ring_all_gather,
+)
+from tasp_lab.schedules.collectives.ring_reductions import RingSumSteps
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 
 
@@ -241,7 +246,7 @@ def test_a_ring_without_routes_is_refused() -> None:
 
 
 def test_steps_of_too_many_transfers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasp_lab.collectives.all_gather.MAX_TRANSFERS_AT_ONCE", 11)
+    monkeypatch.setattr("tasp_lab.schedules.collectives.all_gather.MAX_TRANSFERS_AT_ONCE", 11)
     with pytest.raises(ScheduleError, match="'multi-ring': 12 transfers in each step, expected at most 11"):
         multi_ring_all_gather(switch(4), 12, rings_of_four())
     with pytest.raises(ScheduleError, match="'direct': 12 transfers in one step, expected at most 11"):

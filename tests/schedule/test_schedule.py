@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.collectives.all_gather import multi_ring_all_gather
-from tasp_lab.collectives.registry import collective
-from tasp_lab.decomposition.decompose import decompose
-from tasp_lab.decomposition.shares import (
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.machine import Machine
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.shares import (
     LOAD_BYTES,
     MAX_LANES_OF_SHARES,
     PAGE_BYTES,
@@ -23,11 +23,11 @@ from tasp_lab.decomposition.shares import (
     split_count,
     unit_bytes,
 )
-from tasp_lab.errors import ScheduleError
-from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import LazySteps, Step
+from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Topology

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
 from sim.event import engine
-from tasp_lab.arrays import IntArray
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.collectives.all_gather import multi_ring_all_gather, ring_all_gather
-from tasp_lab.collectives.registry import COLLECTIVES, collective
-from tasp_lab.errors import ScheduleError
-from tasp_lab.libraries.library import Message
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.units import Number
+from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.edits import with_links, without_links
 from tasp_lab.topology.graph import Link, Topology
-from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_backward_engine import backward_cases
 from tests.sim.test_engine_against_reference import (

@@ -17,7 +17,7 @@ from sim.array.event_queue import EventQueue
 from sim.array.flows import LOGGED, Flows, begin, end, settle
 from sim.array.max_min import LIMITED, Sharing, accept, fill, join, leave
 from sim.max_min import max_min_rates
-from tasp_lab.arrays import Table
+from tasp_lab.core.arrays import Table
 
 SLOTS, CONSTRAINTS, WIDTH = 8, 5, 3
 

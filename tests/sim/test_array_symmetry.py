@@ -18,16 +18,16 @@ from sim.array.operations import CALL, TRANSFER, Operations
 from sim.array.quotient import program_of
 from sim.array.recurrence import end_s, is_contention_free, record_of
 from sim.array.symmetry import Classes, classes_of, coarse_classes, is_equitable, resource_use_of
-from tasp_lab.attention.forward import attention
-from tasp_lab.collectives.all_gather import multi_ring_all_gather, ring_all_gather
-from tasp_lab.collectives.registry import collective
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_array_engine import assert_agree, libraries
 from tests.sim.test_engine_against_reference import gossip_cases, launches, uneven_topologies

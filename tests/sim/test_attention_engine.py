@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.units import Number
 from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
 from tasp_lab.schedule.rank_part import Condition, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, SEND, Event
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tasp_lab.workload.layer import Mask, Workload
 from tests.sim.test_engine_against_reference import attention_cases, computes, launches, rates, uneven_topologies
 from tests.support.kernel_calls import buffers_of

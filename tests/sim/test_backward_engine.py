@@ -10,17 +10,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.attention.backward import DATAFLOWS, Dataflow, attention_passes
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import CIRCULATIONS
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention_passes
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
 from tasp_lab.timeline.events import DIFFERENTIATE, SEND
 from tasp_lab.topology.builders import full_mesh, ring, switch
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
-from tests.attention.test_backward import workloads
+from tests.schedules.attention.test_backward import workloads
 from tests.sim.test_engine_against_reference import computes, launches, uneven_topologies
 from tests.support.reference import reference_times
 from tests.support.schedules import assert_every_transfer_once, time_s

@@ -19,11 +19,11 @@ from sim.array.flows import log_table
 from sim.array.from_steps import step_operations
 from sim.array.quotient import MAX_PASSES, Program, program_of
 from sim.array.symmetry import classes_of
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Compute, Machine
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Topology
 from tests.sim.test_array_engine import libraries

@@ -16,18 +16,18 @@ from sim.array.event_loop import Run
 from sim.array.from_steps import step_operations
 from sim.array.symmetry import classes_of
 from sim.event.engine import simulate
-from tasp_lab.attention.forward import attention
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import TopologyError
-from tasp_lab.libraries.library import TcpLibrary
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.libraries.library import TcpLibrary
 from tasp_lab.machines.machine import IDEAL, INSTANT, CommLibrary, ComputeRate, Machine
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_array_engine import assert_agree
 from tests.sim.test_array_symmetry import counted_by_hand

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.collectives.bound import all_gather_bound_s
-from tasp_lab.collectives.kinds import busbw_bytes_per_s
-from tasp_lab.collectives.registry import collective
-from tasp_lab.decomposition.shares import PAGE_BYTES
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
+from tasp_lab.rings.shares import PAGE_BYTES
+from tasp_lab.schedules.collectives.bound import all_gather_bound_s
+from tasp_lab.schedules.collectives.kinds import busbw_bytes_per_s
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, both_ways
-from tasp_lab.units import Number
 from tests.support.schedules import assert_every_transfer_once
 from tests.support.strategies import exact_bandwidths, exact_latencies, topologies_and_schedules
 

@@ -12,17 +12,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import CIRCULATIONS
-from tasp_lab.collectives.registry import collective
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, Vertex
-from tasp_lab.units import Number
 from tasp_lab.workload.layer import Mask, Workload
 from tests.support.reference import max_min, reference_times
 from tests.support.strategies import complete_topologies, topologies_and_schedules

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from sim.array.engine import run
 from sim.simulate import Engine, simulate
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_schedules
-from tasp_lab.collectives.registry import COLLECTIVES, collective
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.host_model.runtime import Batches, Runtime
 from tasp_lab.machines.machine import CommLibrary, Machine
-from tasp_lab.runtimes.runtime import Batches, Runtime
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
 from tasp_lab.timeline.critical_path import critical_path
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh

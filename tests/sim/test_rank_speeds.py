@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
 from sim.event.engine import simulate
-from tasp_lab.analysis.predict import bound_s
-from tasp_lab.attention.forward import attention
 from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
+from tasp_lab.prediction.predict import bound_s
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from sim.event.engine import simulate
 from sim.simulate import Engine
 from sim.simulate import simulate as simulate_with
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.forward import attention
-from tasp_lab.attention.registry import CIRCULATIONS, attention_names_on
-from tasp_lab.collectives.all_gather import ring_all_gather
-from tasp_lab.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
 from tasp_lab.machines.machine import CommLibrary, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import attention_passes
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_names_on
+from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.machines.sampling import NO_SAMPLES
 from tasp_lab.study.find.crossover_question import CrossoverQuestion, crossover_question
 from tasp_lab.study.find.crossovers import find_crossovers, searched

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasp_lab import load_study
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.study.dask_workers import dask_executor
 from tests.conftest import ROOT, Tell
 from tests.study.test_run import study_file

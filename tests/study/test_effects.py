@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.study.find.effects import Logs, Outcome, one_at_a_time, sobol
 from tasp_lab.study.find.factors import Factor
 

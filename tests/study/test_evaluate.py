@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab import predict
-from tasp_lab.analysis.ring_choice import ring_candidates
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
+from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.overrides import overridden
+from tasp_lab.prediction.ring_choice import ring_candidates
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import answers, constants_of, evaluate, groups, question_of
 from tasp_lab.study.point import Point, key_of
 from tasp_lab.study.rows import Row
 from tasp_lab.study.winners import first_is_faster
-from tasp_lab.version import MODEL_VERSION, VERSION
 from tasp_lab.workload.layer import Workload
 
 MACHINES = st.sampled_from(["full-mesh:4", "h100-4", "mi300x-4", "nodes:2x2"])

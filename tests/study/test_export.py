@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.study.export import provenance
 from tasp_lab.study.file import load_study
-from tasp_lab.units import parse_bandwidth_bytes_per_s
 from tests.conftest import Command
 
 STUDY = {

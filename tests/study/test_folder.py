@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasp_lab.errors import MissingPackageError, StudyError
+from tasp_lab.core.errors import MissingPackageError, StudyError
 from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder
 from tasp_lab.study.needed import needed
 from tests.support.study_folders import (

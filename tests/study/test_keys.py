@@ -14,13 +14,13 @@ import pytest
 
 import tasp_lab.study.evaluate as evaluation
 from tasp_lab import load_machine, load_study, predict
-from tasp_lab.analysis.layer_times import PreparedMachine
-from tasp_lab.attention.registry import ATTENTION, AttentionSpec, attention_layout, attention_schedules
-from tasp_lab.errors import MissingPackageError
-from tasp_lab.kernels.constants import data_folder
+from tasp_lab.core.errors import MissingPackageError
 from tasp_lab.machines.contention import Contention
+from tasp_lab.machines.host_model.catalogue import load_runtime
+from tasp_lab.machines.kernel_model.constants import data_folder
 from tasp_lab.machines.machine import ComputeRate, Constant, Machine
-from tasp_lab.runtimes.catalogue import load_runtime
+from tasp_lab.prediction.layer_times import PreparedMachine
+from tasp_lab.schedules.attention.registry import ATTENTION, AttentionSpec, attention_layout, attention_schedules
 from tasp_lab.study.file import Study
 from tasp_lab.study.find.asked import asked
 from tasp_lab.study.point import Point

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import StudyError, TaspLabError, WorkloadError
-from tasp_lab.overrides.change import parse_change
+from tasp_lab.core.errors import StudyError, TaspLabError, WorkloadError
+from tasp_lab.machines.overrides.change import parse_change
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.find.lattice import TOLERANCE, lattice
 from tasp_lab.study.find.moved import apart_from, factor_text, moved, value_of
 from tasp_lab.study.point import Point

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.plots.timelines import render
 from tasp_lab.study.folder import StudyFolder
 from tests.support.study_folders import MACHINES, MODELS, SCHEDULES, SEQUENCES, row, study_rows, write_study

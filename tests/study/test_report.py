@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasp_lab.errors import MissingPackageError, OutputError
+from tasp_lab.core.errors import MissingPackageError, OutputError
 from tasp_lab.study.folder import StudyFolder
 from tests.support.browser import chromium
 from tests.support.study_folders import CONSTANTS, MACHINES, MODELS, SEQUENCES, row, study_rows, write_study

@@ -19,7 +19,7 @@ import pytest
 import tomli_w
 
 from tasp_lab import load_study
-from tasp_lab.errors import OutputError, StudyError
+from tasp_lab.core.errors import OutputError, StudyError
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study

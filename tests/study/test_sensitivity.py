@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.find.chosen import chosen
 from tasp_lab.study.find.factors import COMPUTE, Width, factors_of
 from tasp_lab.study.find.sensitivity import find_sensitivity

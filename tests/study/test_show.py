@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.show import PivotTable, WinnerTable
 from tests.support.study_folders import BASELINE, MACHINES, MODELS, SCHEDULES, SEQUENCES, row, study_rows, write_study

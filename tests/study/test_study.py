@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab import load_study, predict
-from tasp_lab.errors import ProfileError, StudyError, TaspLabError
+from tasp_lab.core.errors import ProfileError, StudyError, TaspLabError
 from tasp_lab.study.point import AS_IS
 from tasp_lab.study.store import RESULTS
 from tasp_lab.workload.layer import Workload

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.analysis.interval import TIE, Interval
-from tasp_lab.analysis.residual_fit import Residual
-from tasp_lab.analysis.residuals import Regime
-from tasp_lab.errors import StudyError
+from tasp_lab.core.errors import StudyError
+from tasp_lab.prediction.interval import TIE, Interval
+from tasp_lab.prediction.residual_fit import Residual
+from tasp_lab.prediction.residuals import Regime
 from tasp_lab.study.rows import COLUMNS
 from tasp_lab.study.winners import first_is_faster, winners, with_derived
 from tests.support.study_folders import BASELINE, SCHEDULES, row, settled

@@ -8,8 +8,8 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import LayoutFunction, contiguous
 from tests.support.world import KernelCall, Transfer, World, world

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.libraries.library import CommLibrary, Message
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.machines.contention import Contention
+from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.schedule.schedule import Schedule
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.residual_fit import Residual
-from tasp_lab.analysis.residuals import Regime
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.residual_fit import Residual
+from tasp_lab.prediction.residuals import Regime
 from tasp_lab.study.find.contest import Contest
 from tasp_lab.study.point import Point
 from tasp_lab.study.rows import Row

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
+from tasp_lab.core.arrays import FloatArray
 from tasp_lab.schedule.dependencies import SENT, Edges, dependencies
 from tests.support.numeric_executor import BEGIN, READ, WRITE, Copy, Execution, Numbers, Operation, Place
 from tests.support.world import World

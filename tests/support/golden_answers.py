@@ -1,7 +1,7 @@
 """Answers to some questions of all kinds, kept to see that they moved: ``python -m tests.support.golden_answers``.
 
-They are copies of our own output and do not say what is right. They guard `tasp_lab.version.MODEL_VERSION` alone: as
-long as it is the same, stored answers of studies hold, so it must be raised whenever an answer changes.
+They are copies of our own output and do not say what is right. They guard `tasp_lab.core.version.MODEL_VERSION` alone:
+as long as it is the same, stored answers of studies hold, so it must be raised whenever an answer changes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tasp_lab import load_model, predict, predict_step
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.errors import StudyError, TaspLabError, first_line
-from tasp_lab.files import write_whole
+from tasp_lab.core.errors import StudyError, TaspLabError, first_line
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import evaluate
 from tasp_lab.study.point import Point
-from tasp_lab.version import MODEL_VERSION
 from tasp_lab.workload.layer import Workload
 
 FILE = Path(__file__).with_suffix(".json")
@@ -110,7 +110,7 @@ def advice(differences: Sequence[str]) -> str:
     """What to do about answers that moved."""
     return (
         f"answers moved, {len(differences)} numbers ({'; '.join(differences[:3])}): if that is meant, raise "
-        f"MODEL_VERSION in tasp_lab/version.py and write the file again with {COMMAND}"
+        f"MODEL_VERSION in tasp_lab/core/version.py and write the file again with {COMMAND}"
     )
 
 

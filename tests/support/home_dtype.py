@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasp_lab.attention.task import TENSORS, AttentionTask
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import TENSORS, AttentionTask
 
 
 def with_home_dtype(schedule: Schedule, dtype: str | None = "fp32") -> Schedule:

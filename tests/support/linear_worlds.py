@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing
 from tasp_lab.workload.kernel_shapes import ShapeRows

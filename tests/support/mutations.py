@@ -11,12 +11,12 @@ from itertools import chain
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.attention.task import AttentionTask
-from tasp_lab.errors import ScheduleError
-from tasp_lab.hybrid.relayout import RelayoutTask
-from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind, Pool
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.hybrid.relayout import RelayoutTask
+from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.workload.sequence_layout import contiguous, striped, zigzag
 from tests.support.numeric_executor import Numbers, is_right
 from tests.support.numeric_tasks import numbers_of

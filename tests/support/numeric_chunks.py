@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
+from tasp_lab.core.arrays import FloatArray
 from tests.support.linear_worlds import ChunkTask
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.world import KernelCall

@@ -30,7 +30,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
+from tasp_lab.core.arrays import FloatArray
 from tasp_lab.schedule.blocks import Pool
 from tests.support.world import KernelCall, Transfer, World
 

@@ -1,4 +1,4 @@
-"""Contents of blocks and kernels of `tasp_lab.linear_attention.task` in float64, position by position.
+"""Contents of blocks and kernels of `tasp_lab.schedules.linear.task` in float64, position by position.
 
 Everything follows from the recurrence ``S_i = diag(a_i) S_(i-1) + k_i v_i^T, o_i = q_i^T S_i`` (`run`) and its
 vector-Jacobian product (`differentiate`); with a full mask every S_i is the last one. Arrays are (positions, heads,
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
-from tasp_lab.linear_attention import task as linear
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.schedules.linear import task as linear
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.numeric_softmax import Inputs
 from tests.support.world import KernelCall

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
-from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.world import KernelCall
 

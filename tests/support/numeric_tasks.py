@@ -6,12 +6,12 @@ from itertools import chain
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray, IntArray
-from tasp_lab.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.hybrid.relayout import RelayoutTask
-from tasp_lab.linear_attention import task as linear
+from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.stacked_task import StackedTask
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.hybrid.relayout import RelayoutTask
+from tasp_lab.schedules.linear import task as linear
 from tests.support.linear_worlds import ChunkTask
 from tests.support.numeric_chunks import ChunkNumbers
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Numbers, Sums, part_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from tasp_lab.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks, Kind
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import INSTANT, Compute
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.call_shapes import call_shapes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 from tests.support.schedules import parts
 
 Key = tuple[int, int, int, int, tuple[int, ...]]

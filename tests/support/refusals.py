@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tasp_lab.errors import TaspLabError
+from tasp_lab.core.errors import TaspLabError
 from tests.support.ranks import on_ranks, succeeded
 
 

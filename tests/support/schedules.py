@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from sim.event.engine import simulate
-from tasp_lab.arrays import IntArray
-from tasp_lab.attention.task import AttentionTask
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import INSTANT, Compute, Machine
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.graph import Topology
-from tasp_lab.units import Number
 
 
 def task_of(schedule: Schedule) -> AttentionTask:

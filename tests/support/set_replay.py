@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects
 from tasp_lab.schedule.schedule import Schedule

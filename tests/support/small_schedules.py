@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tasp_lab.attention.backward import attention_passes
-from tasp_lab.attention.forward import attention
-from tasp_lab.choices import Dataflow
-from tasp_lab.collectives.registry import collective
+from tasp_lab.core.choices import Dataflow
 from tasp_lab.schedule.composition.chunks import in_chunks
 from tasp_lab.schedule.composition.groups import over_groups, replicated
 from tasp_lab.schedule.composition.layers import stacked
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import attention_passes
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh
 from tests.support.attention_worlds import small
 from tests.support.systems import lasp2, token_ring, token_ring_passes, ulysses_passes, usp

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasp_lab.attention.options import DEFAULT_OPTIONS
-from tasp_lab.attention.span_blocks import owner_schedule, span_task
-from tasp_lab.attention.task import KEYS, QUERIES, RESULTS
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS
+from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import zigzag

@@ -6,13 +6,13 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.models.model import MLP, Attention, Experts, Linear, Model
+from tasp_lab.prediction.training_step.phases import Phases
+from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.rates import StepCompute, StepRates
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.training_step.phases import Phases
-from tasp_lab.training_step.plan import StepPlan
-from tasp_lab.training_step.rates import StepCompute, StepRates
+from tasp_lab.workload.models.model import MLP, Attention, Experts, Linear, Model
 
 MATRIX_RATE, ATTENTION_RATE = Fraction(1000), Fraction(700)
 """FLOP/s of matrices and of attention."""

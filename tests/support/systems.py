@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tasp_lab.attention.backward import Passes
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.attention.registry import attention_names_on, attention_schedules
-from tasp_lab.attention.task import AttentionTask
-from tasp_lab.attention.usp import in_groups
-from tasp_lab.errors import ScheduleError
-from tasp_lab.linear_attention.registry import linear_schedules
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import Passes
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_names_on, attention_schedules
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.attention.usp import in_groups
+from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

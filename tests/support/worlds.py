@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from tasp_lab.attention.task import KEYS, QUERIES
-from tasp_lab.collectives.kinds import CollectiveKind
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import KEYS, QUERIES
+from tasp_lab.schedules.collectives.kinds import CollectiveKind
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import striped, zigzag
 from tests.support.attention_worlds import (

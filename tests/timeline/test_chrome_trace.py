@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasp_lab.core.units import Number
 from tasp_lab.timeline.chrome_trace import chrome_trace
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
-from tasp_lab.units import Number
 
 Record = dict[str, Any]
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from sim.event.engine import simulate
 from sim.simulate import ENGINES
 from sim.simulate import simulate as by_engine
-from tasp_lab.attention.forward import attention
-from tasp_lab.collectives.all_gather import ring_all_gather
-from tasp_lab.collectives.registry import collective
-from tasp_lab.errors import ScheduleError
-from tasp_lab.libraries.library import CommLibrary
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.profile_files import member
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.critical_path import critical_path, kind_of
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, switch

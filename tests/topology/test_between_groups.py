@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.topology.between_groups import between_groups
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import SharedCapacity, Topology

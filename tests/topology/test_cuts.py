@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.collectives.registry import collective
-from tasp_lab.decomposition.complete_digraph import hamiltonian_cycles
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
+from tasp_lab.rings.complete_digraph import hamiltonian_cycles
+from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.cuts import Cut, all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, Vertex, both_ways
-from tasp_lab.units import Number
 from tests.support.strategies import exact_bandwidths, topologies_and_schedules
 
 bandwidths: st.SearchStrategy[st.SearchStrategy[Number]] = st.sampled_from(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.errors import TaspLabError, TopologyError
+from tasp_lab.core.errors import TaspLabError, TopologyError
 from tasp_lab.topology import builders
 from tasp_lab.topology.builders import (
     bidirectional_ring,

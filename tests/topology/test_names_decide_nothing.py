@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.simulate import simulate
-from tasp_lab.collectives.library_rings import library_rings
-from tasp_lab.collectives.registry import COLLECTIVES
-from tasp_lab.errors import TopologyError
-from tasp_lab.files import write_whole
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.importers.pcie import Branch, Leaf, pcie_links, pcie_switches
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.profile_files import member
 from tasp_lab.plots.ring_layout import lay_out
+from tasp_lab.schedules.collectives.library_rings import library_rings
+from tasp_lab.schedules.collectives.registry import COLLECTIVES
 from tasp_lab.timeline.critical_path import critical_path, kind_of
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.graph import Topology, Vertex, both_ways

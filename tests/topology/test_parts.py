@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.topology.builders import circulant, full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.edits import with_links, without_links
 from tasp_lab.topology.graph import Route, Topology

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.errors import NoRouteError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import NoRouteError
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
 from tests.support.strategies import complete_topologies

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.errors import NoRouteError, TopologyError
+from tasp_lab.core.errors import NoRouteError, TopologyError
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, both_ways
 from tests.support.strategies import complete_topologies

@@ -11,10 +11,10 @@ from functools import cache
 
 from experiments.reproductions.ranges import Range
 from tasp_lab import Workload, predict
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.topology.graph import SharedCapacity
 
 LAYERS, HEADS, HEAD_DIM, GPUS = 16, 16, 128, 64

@@ -11,8 +11,8 @@ from experiments.reproductions.lasp2.gaps import blocked_chain_ms, chain_ms, hea
 from experiments.reproductions.lasp2.iterations import FOLDER, iteration_s, iterations_s
 from experiments.reproductions.ranges import Range, checks_text, figure_of, read_record, rows_text
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
-from tasp_lab.analysis.residual_fit import Residual, residual_of
-from tasp_lab.analysis.residuals import Regime, layer_regime
+from tasp_lab.prediction.residual_fit import Residual, residual_of
+from tasp_lab.prediction.residuals import Regime, layer_regime
 
 CHAIN_REASON = "the gain grows with the sequence, as kernels between the hops of a blocking chain do"
 RING_REASON = (

@@ -10,10 +10,10 @@ from experiments.common import markdown_table
 from experiments.reproductions.predictions import interval_of, predicted, rows_of
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
 from tasp_lab import Workload
-from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.results import LayerPrediction
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, machine_samples
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.results import LayerPrediction
 
 MACHINE = "mi300x-8"
 LAYER = Workload(8, 48, 32, 32, 128, "bf16", "full")

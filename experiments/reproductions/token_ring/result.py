@@ -8,11 +8,11 @@ from pathlib import Path
 from experiments.reproductions.predictions import interval_of, predicted, rows_of, without
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
 from tasp_lab import Workload
-from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.libraries.library import CommLibrary, Message
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.results import LayerPrediction
 
 LAYER = Workload(24000, 1, 32, 32, 128, "fp16", "causal")
 RING, TOKEN_RING = "zigzag-ring-attention", "zigzag-token-ring"

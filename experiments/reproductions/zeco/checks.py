@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from experiments.reproductions.ranges import Check
 from experiments.reproductions.zeco.exchanges import GPUS, ONE_NODE, TEN_NODES, library_gather_ms, published
-from tasp_lab.analysis.accuracy import own_tables
-from tasp_lab.measurements.table import read_table
+from tasp_lab.measure.accuracy import own_tables
+from tasp_lab.measure.readers.table import read_table
 
 
 def checks() -> list[Check]:

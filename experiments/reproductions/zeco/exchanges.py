@@ -13,13 +13,13 @@ from pathlib import Path
 from experiments.reproductions.ranges import read_record
 from sim.simulate import simulate
 from tasp_lab import Workload, predict
-from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.results import LayerPrediction
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.libraries.library import CommLibrary
-from tasp_lab.linear_attention.registry import linear_schedules
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import INSTANT, Machine
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.registry import linear_schedules
 
 FOLDER = Path(__file__).parent
 GPUS = (8, 16, 32, 64, 128, 256)

@@ -19,9 +19,9 @@ from experiments.reproductions.zeco.exchanges import (
     schedule_table,
 )
 from experiments.reproductions.zeco.rows import gather_rows, operator_rows, scan_rows
-from tasp_lab.analysis.interval import residual_interval
-from tasp_lab.analysis.residual_fit import residual_of
-from tasp_lab.analysis.residuals import layer_regime
+from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.residual_fit import residual_of
+from tasp_lab.prediction.residuals import layer_regime
 
 GATHER_REASON = (
     "three times as long as nccl-tests on 8 other H100 for twice the bytes: more than these bytes moved, or more than "

@@ -26,7 +26,7 @@ from experiments.tables.on_the_fabric import (
     Variant,
     rows_on_fabric,
 )
-from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 
 SCAN = "all-scan"
 """All-Scan in as many pieces as a sweep says."""

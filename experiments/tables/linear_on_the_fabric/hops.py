@@ -29,8 +29,8 @@ from experiments.tables.on_the_fabric import (
     rows_on_fabric,
 )
 from runtime.fabric.emulated import BUCKET_PACKETS, packet_size_bytes
-from tasp_lab.attention.options import AttentionOptions
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.schedules.attention.options import AttentionOptions
 
 HEAD_DIMS = (96, 128)
 HOPS = {

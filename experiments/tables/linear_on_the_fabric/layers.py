@@ -10,7 +10,7 @@ from experiments.tables.on_the_fabric import (
     Variant,
 )
 from tasp_lab import Workload
-from tasp_lab.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 
 MESH, SWITCH, NODES = "full-mesh:8", "switch:8", "nodes:2x4"
 KV_HEADS = 28

@@ -26,15 +26,15 @@ from experiments.tables.on_the_fabric import (
     row_of,
     run_on_fabric,
 )
-from tasp_lab.analysis.validate import Run
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.files import write_whole
-from tasp_lab.linear_attention.flops import FlopCounts
-from tasp_lab.linear_attention.task import LinearTask
+from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.plots.timelines import draw_timelines, render
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.flops import FlopCounts
+from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.timeline.chrome_trace import chrome_trace
 from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE, SEND, Timeline
+from tasp_lab.validation.validate import Run
 
 
 @dataclass(frozen=True)

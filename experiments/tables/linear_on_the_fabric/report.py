@@ -19,7 +19,7 @@ from experiments.tables.on_the_fabric import (
     replace_part,
     verdict,
 )
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
 
 NAME = "linear_on_the_fabric"
 

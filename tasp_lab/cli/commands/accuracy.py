@@ -36,8 +36,8 @@ def accuracy(
 
     Example: tasp-lab accuracy all_gather.log --profile h100-8
     """
-    from tasp_lab.analysis import accuracy as report
     from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
+    from tasp_lab.measure import accuracy as report
 
     check_outputs(plot=plot)
     chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)

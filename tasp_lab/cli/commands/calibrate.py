@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from tasp_lab.choices import FabricKind
 from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.options import OUTPUT, RUN, WORK, Backend, Json, Scale
-from tasp_lab.errors import OutputError, QuantityError
-from tasp_lab.files import check_writable
-from tasp_lab.progress import print_progress
+from tasp_lab.core.choices import FabricKind
+from tasp_lab.core.errors import OutputError, QuantityError
+from tasp_lab.core.files import check_writable
+from tasp_lab.core.progress import print_progress
 
 _FILES = Group("Files", help="Without --fabric.", sort_key=2)
 
@@ -100,7 +100,7 @@ def calibrate(
 
     Example: tasp-lab calibrate full-mesh:4 --fabric emulated --output my.json
     """
-    from tasp_lab.analysis import calibrate as calibration
+    from tasp_lab.measure import calibrate as calibration
 
     if judge:
         _check_judge(
@@ -157,7 +157,7 @@ def _judge(
     measurements: Sequence[str], profile: str | None, fit: Sequence[str], algorithm: str | None, in_place: bool,
     json: bool,
 ) -> None:  # fmt: skip
-    from tasp_lab.analysis.leave_one_out import leave_one_out
+    from tasp_lab.measure.leave_one_out import leave_one_out
 
     found = leave_one_out(
         *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
@@ -171,7 +171,7 @@ def _judge(
 def _fit_kernel(
     tables: Sequence[str], profile: str | None, others: Sequence[str], output: Path | None, force: bool, json: bool
 ) -> None:
-    from tasp_lab.analysis.calibrate_kernels import calibrate_kernels
+    from tasp_lab.measure.calibrate_kernels import calibrate_kernels
 
     if others:
         raise QuantityError(f"{others[0]}: not with --kernels, which takes tables of kernel times only")

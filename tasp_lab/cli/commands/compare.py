@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tasp_lab.choices import FabricKind
 from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
@@ -31,10 +30,11 @@ from tasp_lab.cli.options import (
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
-from tasp_lab.errors import QuantityError
+from tasp_lab.core.choices import FabricKind
+from tasp_lab.core.errors import QuantityError
 
 if TYPE_CHECKING:
-    from tasp_lab.analysis.ranking import Ranking, Rankings
+    from tasp_lab.prediction.ranking import Ranking, Rankings
 
 
 def compare(
@@ -80,7 +80,7 @@ def compare(
 
     Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
     """
-    from tasp_lab.analysis import compare as comparison
+    from tasp_lab.prediction import compare as comparison
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")

@@ -19,7 +19,7 @@ from tasp_lab.cli.options import (
     plot,
 )
 from tasp_lab.cli.outputs import check_outputs, write_picture
-from tasp_lab.progress import on_one_line, print_progress
+from tasp_lab.core.progress import on_one_line, print_progress
 
 
 def decompose(
@@ -38,7 +38,7 @@ def decompose(
 
     Example: tasp-lab decompose full-mesh:5 --without-link 0-3
     """
-    from tasp_lab.analysis import decompose as decomposition
+    from tasp_lab.prediction import decompose as decomposition
 
     with limited_memory():
         machine = numbers.load(topology, "ideal")

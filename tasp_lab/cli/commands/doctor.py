@@ -8,7 +8,7 @@ from tasp_lab.cli.console import print_json
 from tasp_lab.cli.options import Json
 
 if TYPE_CHECKING:
-    from tasp_lab.analysis.doctor import Examination
+    from tasp_lab.validation.doctor import Examination
 
 
 def doctor(*, json: Json = False) -> None:
@@ -18,7 +18,7 @@ def doctor(*, json: Json = False) -> None:
 
     Example: tasp-lab doctor
     """
-    from tasp_lab.analysis.doctor import examine
+    from tasp_lab.validation.doctor import examine
 
     examination = examine()
     if json:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.choices import BackendKind
 from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json
-from tasp_lab.progress import print_progress
+from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
-    from tasp_lab.analysis.gpu_check.record import Record
+    from tasp_lab.validation.gpu_check.record import Record
 
 
 def gpu_check(
@@ -39,7 +39,7 @@ def gpu_check(
 
     Example: torchrun --nproc-per-node 8 -m tasp_lab.cli gpu-check h100-8 --quick
     """
-    from tasp_lab.analysis.gpu_check.program import gpu_check as check
+    from tasp_lab.validation.gpu_check.program import gpu_check as check
 
     def show(record: Record) -> None:
         if json:

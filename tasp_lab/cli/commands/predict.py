@@ -31,7 +31,7 @@ from tasp_lab.cli.options import (
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
-from tasp_lab.progress import print_progress
+from tasp_lab.core.progress import print_progress
 
 
 def predict(
@@ -73,10 +73,10 @@ def predict(
 
     Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
     """
-    from tasp_lab.analysis import predict as prediction
-    from tasp_lab.analysis.captions import caption
-    from tasp_lab.analysis.registry import check_names
     from tasp_lab.machines.sampling import DEFAULT_SAMPLING
+    from tasp_lab.prediction import predict as prediction
+    from tasp_lab.prediction.captions import caption
+    from tasp_lab.schedules.registry import check_names
 
     with limited_memory():
         machine, work, options = numbers.load(topology, library), layer.work(shard_bytes), layer.options()

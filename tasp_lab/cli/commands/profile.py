@@ -117,8 +117,8 @@ def _print(profile: Profile, machine: Machine) -> None:
 
 def _print_kernels(machine: Machine) -> None:
     """The kernels, a line for each pass and head dimension; ``--json`` has all their constants."""
+    from tasp_lab.core.units import format_flops, format_time
     from tasp_lab.machines.kernel_compute import kernels_on
-    from tasp_lab.units import format_flops, format_time
 
     for number, kernel in enumerate(kernels_on(machine.accelerator)):
         print(f"\nkernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tasp_lab.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, MatrixDtype
 from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
@@ -23,7 +22,8 @@ from tasp_lab.cli.options import (
     quantity,
     whole,
 )
-from tasp_lab.progress import print_progress
+from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, MatrixDtype
+from tasp_lab.core.progress import print_progress
 
 
 def step(
@@ -100,9 +100,9 @@ def step(
 
     Example: tasp-lab step mi300x-8 --model llama-3-8b --seq 32Ki --schedule ulysses --no-fsdp --accumulate 4
     """
-    from tasp_lab.analysis.predict_step import predict_step
-    from tasp_lab.attention.options import AttentionOptions
-    from tasp_lab.units import parse_count
+    from tasp_lab.core.units import parse_count
+    from tasp_lab.prediction.predict_step import predict_step
+    from tasp_lab.schedules.attention.options import AttentionOptions
 
     with limited_memory():
         found = predict_step(

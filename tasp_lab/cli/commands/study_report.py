@@ -27,9 +27,9 @@ def report(
 
     Example: tasp-lab study report longctx --output longctx.html
     """
-    from tasp_lab.errors import OutputError
-    from tasp_lab.files import check_writable
-    from tasp_lab.progress import print_progress
+    from tasp_lab.core.errors import OutputError
+    from tasp_lab.core.files import check_writable
+    from tasp_lab.core.progress import print_progress
     from tasp_lab.study.folder import REPORT, StudyFolder
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.options import OUTPUT, RUN, Json, whole
 from tasp_lab.cli.study_progress import StudyProgress
-from tasp_lab.progress import print_progress
+from tasp_lab.core.progress import print_progress
 
 StudyFile = Annotated[Path, Parameter(help="A study, see docs/studies.md.")]
 Yes = Annotated[bool, Parameter(negative=(), show_default=False, group=RUN, help="Also run more than 100,000 points.")]
@@ -70,8 +70,8 @@ def run(
 
     Example: tasp-lab study run longctx.toml --jobs 2
     """
-    from tasp_lab.cores import usable_cores
-    from tasp_lab.errors import StudyError
+    from tasp_lab.core.cores import usable_cores
+    from tasp_lab.core.errors import StudyError
     from tasp_lab.study.check import check_size, check_study
     from tasp_lab.study.file import load_study
     from tasp_lab.study.run import run_study

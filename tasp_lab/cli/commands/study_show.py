@@ -44,7 +44,7 @@ def show(
 
     Example: tasp-lab study show longctx --rows schedule --columns seq --where "machine == 'h100-8'" --sort 64Ki
     """
-    from tasp_lab.files import check_writable, write_whole
+    from tasp_lab.core.files import check_writable, write_whole
     from tasp_lab.study.folder import StudyFolder
 
     if csv is not None:

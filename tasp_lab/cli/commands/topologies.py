@@ -19,8 +19,8 @@ from tasp_lab.cli.options import (
     TopologyText,
     quantity,
 )
-from tasp_lab.errors import QuantityError
-from tasp_lab.units import format_bandwidth, format_time
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import format_bandwidth, format_time
 
 if TYPE_CHECKING:
     from tasp_lab.machines.machine import Machine
@@ -44,7 +44,7 @@ def show(
     Example: tasp-lab topologies h100-8
     """
     if name is not None:
-        from tasp_lab.analysis.inputs import as_machine
+        from tasp_lab.prediction.inputs import as_machine
 
         _show_machine(as_machine(numbers.load(name, "ideal"), "auto", changes.without_link, changes.link), json)
         return

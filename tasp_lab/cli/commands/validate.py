@@ -6,7 +6,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.choices import FabricKind, TransportKind
 from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
@@ -29,8 +28,9 @@ from tasp_lab.cli.options import (
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
-from tasp_lab.errors import ProfileError
-from tasp_lab.progress import print_progress
+from tasp_lab.core.choices import FabricKind, TransportKind
+from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.progress import print_progress
 
 
 def validate(
@@ -66,10 +66,10 @@ def validate(
 
     Example: tasp-lab validate full-mesh:8 --schedule ring-attention --schedule tasp --seq 8192 --compute timed:2e9
     """
-    from tasp_lab.analysis import validate as comparison
-    from tasp_lab.analysis.captions import caption
-    from tasp_lab.analysis.inputs import edited
-    from tasp_lab.analysis.registry import check_names
+    from tasp_lab.prediction.captions import caption
+    from tasp_lab.prediction.inputs import edited
+    from tasp_lab.schedules.registry import check_names
+    from tasp_lab.validation import validate as comparison
 
     machine = numbers.load(topology, "ideal")  # the fabric has a library of its own
     work, options = layer.work(shard_bytes), layer.options()

@@ -24,7 +24,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tasp_lab.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.importers import nccl_xml, nvidia_smi, rocm_smi
 from tasp_lab.machines.importers.assembly import assemble
 from tasp_lab.machines.importers.families import of_family

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import format_bandwidth, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.importers.pcie import pcie_links, pcie_switches, without_idle
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Constant, Machine
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Link, Switch, Topology, both_ways
-from tasp_lab.units import format_bandwidth, parse_bandwidth_bytes_per_s, parse_time_s
 
 _LINK_LATENCY = {
     "NVLink": Constant(

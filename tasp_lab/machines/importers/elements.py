@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers import expat
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.importers.survey import shown
 
 DEEPEST = 64

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tasp_lab.errors import ProfileError
+from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.importers.survey import Survey
 from tasp_lab.machines.machine import Constant, Machine
@@ -21,7 +22,6 @@ from tasp_lab.machines.own_links import machine_of_family, with_stated
 from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.profile_files import load_profile
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, both_ways
-from tasp_lab.units import parse_bandwidth_bytes_per_s
 
 _BYTES_PER_GBIT = 1e9 / 8
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.importers.survey import Pair, shown
 
 GPU = re.compile(r"GPU[0-9]+")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, NoReturn
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.importers.elements import Element, read_elements
 from tasp_lab.machines.importers.nccl_pcie import survey_pcie
 from tasp_lab.machines.importers.survey import Given, Nic, Pair, Survey, nics_of, shown

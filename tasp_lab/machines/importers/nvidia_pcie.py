@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.matrix import Matrix
 from tasp_lab.machines.importers.pcie import Branch, Leaf, PcieSurvey
 from tasp_lab.machines.importers.survey import Pair, groups, shown
 from tasp_lab.machines.machine import Constant
-from tasp_lab.units import parse_bandwidth_bytes_per_s
 
 _PIX, _PXB, _NODE, _SYS = range(4)
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from tasp_lab.errors import TopologyError
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.importers.matrix import GPU, Matrix, read_matrix
 from tasp_lab.machines.importers.nvidia_pcie import LEVELS, NEARNESS, survey_pcie
 from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH

@@ -9,9 +9,9 @@ from typing import Literal, TypeVar
 
 import networkx as nx
 
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.pcie import PcieSurvey
 from tasp_lab.machines.machine import Constant
-from tasp_lab.units import parse_bandwidth_bytes_per_s
 
 _Device = TypeVar("_Device", bound=Hashable)
 

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field
 from tasp_lab.schedule.calls import Task
 from tasp_lab.schedule.composition.merged_steps import check_size, joined, renumbered, tables_joined
@@ -54,7 +54,7 @@ def in_chunks(schedule: Schedule, chunks: int) -> Schedule:
     Raises `ScheduleError` for more chunks than bytes, for heads that chunks do not divide, for kernel calls of a task
     that has no heads, and for stacks, whose ``dense`` calls need all heads of a layer.
 
-    >>> from tasp_lab.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.schedules.collectives.all_gather import ring_all_gather
     >>> from tasp_lab.topology.builders import full_mesh
     >>> print(in_chunks(ring_all_gather(full_mesh(2), 5), 2).steps[0])
     0->1 lane 0 block 0

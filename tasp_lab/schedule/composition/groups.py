@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.decomposition.shares import split_bytes
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.rings.shares import split_bytes
 from tasp_lab.schedule.blocks import DATA, Blocks, Kind
 from tasp_lab.schedule.composition.merged_steps import check_no_calls, check_size, joined, moved, tables_joined
 from tasp_lab.schedule.composition.sequence import in_sequence
@@ -31,7 +31,7 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
 
     Raises `ScheduleError` unless the groups have each of the ranks 0, 1, ... once.
 
-    >>> from tasp_lab.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.schedules.collectives.all_gather import ring_all_gather
     >>> from tasp_lab.topology.builders import full_mesh
     >>> print(replicated(ring_all_gather(full_mesh(2), 8), np.array([[0, 2], [1, 3]])).steps[0])
     0->2 lane 0 block 0
@@ -111,7 +111,7 @@ def over_groups(inner: Schedule, outer: Schedule, *, inner_first: bool = False) 
     Raises `ScheduleError` for kernel calls, for buffers, for pieces without a byte, if one schedule moves data and the
     other one sums, and if the level that begins copies complete sums before it has given away all others.
 
-    >>> from tasp_lab.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.schedules.collectives.all_gather import ring_all_gather
     >>> from tasp_lab.topology.builders import full_mesh
     >>> inner, outer = ring_all_gather(full_mesh(4), 100), ring_all_gather(full_mesh(2), 400)
     >>> [int(step_bytes.sum()) for step_bytes in over_groups(inner, outer).bytes_sent()]
@@ -140,7 +140,7 @@ def reduce_scatter_and_all_gather(all_reduce: Schedule) -> tuple[Schedule, Sched
 
     Raises `ScheduleError` if there is no such step, as in recursive doubling, or if blocks are not complete there.
 
-    >>> from tasp_lab.collectives.ring_reductions import ring_all_reduce
+    >>> from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce
     >>> from tasp_lab.topology.builders import full_mesh
     >>> [len(half.steps) for half in reduce_scatter_and_all_gather(ring_all_reduce(full_mesh(4), 8))]
     [3, 3]

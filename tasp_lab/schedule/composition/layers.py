@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from tasp_lab.arrays import BoolArray, IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.calls import BlockLists, Calls, Task
 from tasp_lab.schedule.composition.merged_steps import ShiftedSteps, check_size, check_world_sizes, tables_joined
 from tasp_lab.schedule.schedule import Schedule

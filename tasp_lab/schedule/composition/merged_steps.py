@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasp_lab.arrays import IntArray
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.proof import check_holdings

@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from tasp_lab.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.composition.merged_steps import ShiftedSteps, check_world_sizes
 from tasp_lab.schedule.schedule import Schedule
@@ -22,8 +22,8 @@ def in_sequence(*schedules: Schedule) -> Schedule:
     Raises `ScheduleError` for schedules of different world sizes, blocks or tasks, for one that starts with other
     copies, and if the result is not valid.
 
-    >>> from tasp_lab.collectives.all_gather import ring_all_gather
-    >>> from tasp_lab.collectives.ring_reductions import ring_reduce_scatter
+    >>> from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.schedules.collectives.ring_reductions import ring_reduce_scatter
     >>> from tasp_lab.topology.builders import full_mesh
     >>> all_reduce = in_sequence(ring_reduce_scatter(full_mesh(4), 64), ring_all_gather(full_mesh(4), 64))
     >>> all_reduce.name, len(all_reduce.steps)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasp_lab.analysis.interval import Interval
-from tasp_lab.analysis.registry import is_own
-from tasp_lab.errors import StudyError, TaspLabError
+from tasp_lab.core.errors import StudyError, TaspLabError
+from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.overrides import overridden_layer
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.schedules.registry import is_own
 from tasp_lab.study.evaluate import answers, labelled, own_sources, prepared, question_of
 from tasp_lab.study.file import load_study
 from tasp_lab.study.find.contest import IntervalOf

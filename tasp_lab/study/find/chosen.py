@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tasp_lab.errors import QuantityError, StudyError, unknown
+from tasp_lab.core.errors import QuantityError, StudyError, unknown
+from tasp_lab.core.units import parse_count
 from tasp_lab.study.find.groups import SCHEDULE
 from tasp_lab.study.point import AS_IS, Point, Value
-from tasp_lab.units import parse_count
 
 VARIANT = "variant"
 MAX_NAMED = 8

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tasp_lab.analysis.interval import EQUAL, Interval
-from tasp_lab.errors import TaspLabError, first_line
+from tasp_lab.core.errors import TaspLabError, first_line
+from tasp_lab.prediction.interval import EQUAL, Interval
 from tasp_lab.study.find.groups import filled
 from tasp_lab.study.find.moved import moved
 from tasp_lab.study.point import Point

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tasp_lab.errors import QuantityError, StudyError, unknown
+from tasp_lab.core.errors import QuantityError, StudyError, unknown
+from tasp_lab.core.units import parse_count
 from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
 from tasp_lab.study.find.moved import WHOLE_AXES, check_axis
-from tasp_lab.units import parse_count
 
 FIELDS = ("along", "between", "margin", "from", "to")
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tasp_lab.errors import StudyError
-from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.core.errors import StudyError
+from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.study.find.contest import Contest, Evaluate, IntervalOf
 from tasp_lab.study.find.crossover import crossover
 from tasp_lab.study.find.crossover_question import CrossoverQuestion

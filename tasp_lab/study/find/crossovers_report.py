@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasp_lab.analysis.report import Report
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.study.find.crossover import Crossing, Crossover
 from tasp_lab.study.find.crossover_question import CrossoverQuestion
 from tasp_lab.study.find.moved import WHOLE_AXES
 from tasp_lab.study.point import Value
-from tasp_lab.tables import Part, Table
 
 
 @dataclass(frozen=True)

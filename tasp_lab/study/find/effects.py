@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
-from tasp_lab.errors import StudyError
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import StudyError
 from tasp_lab.machines.sampling import log_normal
 from tasp_lab.study.find.factors import Factor
 from tasp_lab.study.needed import needed

@@ -11,15 +11,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tasp_lab.choices import Pass
-from tasp_lab.errors import StudyError
+from tasp_lab.core.choices import Pass
+from tasp_lab.core.errors import StudyError
+from tasp_lab.core.units import format_flops
 from tasp_lab.machines.compute_rates import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import default_width, dimension, log_ends, source_kind
 from tasp_lab.machines.machine import ComputeRate, Constant, Machine
 from tasp_lab.machines.sampling import rate_ends, varied
 from tasp_lab.study.find.crossover_question import parse_share
-from tasp_lab.units import format_flops
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 

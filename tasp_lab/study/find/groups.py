@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from tasp_lab.errors import StudyError, TaspLabError, unknown
+from tasp_lab.core.errors import StudyError, TaspLabError, unknown
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.study.find.moved import apart_from, value_of
 from tasp_lab.study.point import Point, Value

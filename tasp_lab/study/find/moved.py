@@ -13,9 +13,9 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
-from tasp_lab.attention.options import AttentionOptions
-from tasp_lab.choices import DEFAULT_BUFFERS
-from tasp_lab.errors import StudyError, unknown
+from tasp_lab.core.choices import DEFAULT_BUFFERS
+from tasp_lab.core.errors import StudyError, unknown
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.point import Point, Value
 
 LAYER_AXES: Mapping[str, str] = {
@@ -48,8 +48,8 @@ def check_axis(axis: str) -> None:
     >>> check_axis("mask")
     Traceback (most recent call last):
     ...
-    tasp_lab.errors.StudyError: axis 'mask' is not numeric, expected one of seq, batch, heads, kv_heads, head_dim, \
-window, cached_keys, buffers, stages, tail_chunks, nodes, or an override's name like nic.bandwidth
+    tasp_lab.core.errors.StudyError: axis 'mask' is not numeric, expected one of seq, batch, heads, kv_heads, head_dim,\
+ window, cached_keys, buffers, stages, tail_chunks, nodes, or an override's name like nic.bandwidth
     """
     if axis in WHOLE_AXES or "." in axis.strip("."):
         return

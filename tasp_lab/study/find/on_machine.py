@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tasp_lab.analysis.predict import with_assumptions
-from tasp_lab.analysis.varied_times import fastest_passes, passes_s
-from tasp_lab.errors import TaspLabError, first_line
+from tasp_lab.core.errors import TaspLabError, first_line
 from tasp_lab.machines.machine import Machine
-from tasp_lab.overrides import overridden_layer
+from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.prediction.predict import with_assumptions
+from tasp_lab.prediction.varied_times import fastest_passes, passes_s
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.study.evaluate import prepared
 from tasp_lab.study.point import Point

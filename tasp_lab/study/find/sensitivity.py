@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tasp_lab.arrays import FloatArray
-from tasp_lab.errors import StudyError, unknown
-from tasp_lab.progress import ProgressCallback, no_progress
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import StudyError, unknown
+from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.study.find.effects import Logs, Outcome, one_at_a_time, sobol
 from tasp_lab.study.find.factors import Factor, changed, factors_of
 from tasp_lab.study.find.on_machine import OnMachine

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from tasp_lab.errors import StudyError, unknown
+from tasp_lab.core.errors import StudyError, unknown
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.study.find.effects import check_samples
 from tasp_lab.study.find.factors import BY_SOURCE, OWN_WIDTHS, Width

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 
-from tasp_lab.analysis.report import Report
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.units import format_time
 from tasp_lab.study.find.effects import Effect, Outcome, SobolIndex
 from tasp_lab.study.find.factors import Factor
 from tasp_lab.study.find.sensitivity_question import SensitivityQuestion
 from tasp_lab.study.point import Point
-from tasp_lab.tables import Part, Table
-from tasp_lab.units import format_time
 
 MAX_SOURCE = 80
 """Characters of a source in the table; ``--json`` has all of it."""

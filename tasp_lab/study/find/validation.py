@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasp_lab.analysis.report import Report
-from tasp_lab.analysis.validate import Run, default_scale, expected_fabric_s, validate
-from tasp_lab.errors import StudyError
-from tasp_lab.files import check_writable, write_whole
+from tasp_lab.core.errors import StudyError
+from tasp_lab.core.files import check_writable, write_whole
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.progress import ProgressCallback, no_progress
 from tasp_lab.study.find.crossovers_report import axis_text
 from tasp_lab.study.find.nearest import NearPoint
-from tasp_lab.tables import Part, Table
-from tasp_lab.units import format_time
+from tasp_lab.validation.validate import Run, default_scale, expected_fabric_s, validate
 
 CSV, JSON = "validated.csv", "validated.json"
 
@@ -123,7 +123,7 @@ def measure_points(
 ) -> Validated:
     """Measure points on the emulated fabric, and write `CSV` and `JSON` into a folder after each of them.
 
-    Raises `StudyError` without any point, and what `tasp_lab.analysis.validate.validate` raises.
+    Raises `StudyError` without any point, and what `tasp_lab.validation.validate.validate` raises.
     """
     if not near:
         raise StudyError("no point at which both schedules apply, so nothing can be measured")
@@ -138,7 +138,7 @@ def measure_points(
 
 
 def _scale(near: NearPoint, repeats: int) -> float:
-    """The scale of the fabric for a point, see `tasp_lab.analysis.validate.default_scale`."""
+    """The scale of the fabric for a point, see `tasp_lab.validation.validate.default_scale`."""
     topology = load_machine(near.points[0].machine, library="ideal").topology
     return default_scale(topology, (repeats + 1) * sum(near.times_s))
 

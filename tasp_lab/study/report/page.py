@@ -11,8 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.analysis.report import Report
-from tasp_lab.files import write_whole
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part
 from tasp_lab.study.captions import counts_text, held_constant
 from tasp_lab.study.columns import text_of, title_of
 from tasp_lab.study.folder import REPORT, StudyFolder
@@ -21,7 +22,6 @@ from tasp_lab.study.report import tables
 from tasp_lab.study.report.curves import curves, numeric_axis
 from tasp_lab.study.report.winner_map import winner_map
 from tasp_lab.study.show import TIE_RULE, Selection, WinnerTable, selected, show, so_far_lines
-from tasp_lab.tables import Part
 
 if TYPE_CHECKING:
     from tasp_lab.study.report.choice import Choice

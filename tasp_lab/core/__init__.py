@@ -1,0 +1,1 @@
+"""What every package uses: units, errors, arrays, files, tables and progress."""

@@ -1,0 +1,117 @@
+"""A runtime: how long the host of a rank takes to issue the kernel calls and messages of a layer.
+
+The host of a rank issues in program order: at each step the messages of the step, as one or more batches, then its
+kernel calls. It never waits for the GPU, so what it issues starts at once, or later if the GPU is not ready; and
+nothing starts before it was issued. Small layers are bound by their hosts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import Number
+
+Batches = Literal["step", "kind"]
+"""Messages of a step are one batch together, or one per kind of block: keys, gradients of keys, queries, ..."""
+
+Communicators = Literal["all", "pairs"]
+"""Messages go through a communicator of all ranks, or through one per pair of ranks."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes over memory beside the kernel calls of a layer: bytes read and written per element, at every call.
+
+    Parameters
+    ----------
+    output_bytes : forward, per element of the output, which is merged into the sum of earlier steps.
+    slice_bytes : the same of a call with fewer queries than keys, which are a slice of the output.
+    query_gradient_bytes : backward, per element of Q, whose gradient is added to the sum of earlier steps.
+    key_gradient_bytes : backward, per element of K: gradients of K and V together.
+    source : the code that says so.
+
+    Raises `QuantityError` for bytes that are negative or not finite.
+    """
+
+    output_bytes: float = 0
+    slice_bytes: float = 0
+    query_gradient_bytes: float = 0
+    key_gradient_bytes: float = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for each in (field.name for field in fields(self) if field.name.endswith("_bytes")):
+            if not (math.isfinite(value := getattr(self, each)) and value >= 0):
+                raise QuantityError(f"passes: {each} is {value}, expected 0 or more bytes")
+
+    def __bool__(self) -> bool:
+        return any((self.output_bytes, self.slice_bytes, self.query_gradient_bytes, self.key_gradient_bytes))
+
+
+NO_PASSES = Passes()
+"""Results are merged in the kernels, or not at all."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a library takes to run a layer.
+
+    Parameters
+    ----------
+    name : its name.
+    call_s : host time per kernel call of a forward pass, with all small kernels around it.
+    backward_call_s : the same of a backward pass.
+    batch_s : host time per batch of messages.
+    batches : which messages of a step are a batch.
+    overlaps : whether messages run beside the kernel calls that are ready at the same time. Without priority over
+        kernels they wait until thread blocks of the call have been handed out
+        (`tasp_lab.machines.host_model.serial_messages`).
+    waits_for_sends : whether the calls of a step wait until what their rank has sent before has left, not only until
+        what they need has arrived; gradients are waited for later.
+    communicators : which ranks a communicator has; with few ranks a message has more channels.
+    separate : the passes in which keys and values, or their gradients, are two messages, one after the other.
+    passes : what merges of partial results read and write besides.
+    sources : where each number comes from, by the name of the field.
+
+    Raises `QuantityError` for times that are negative or not finite.
+
+    >>> NO_RUNTIME.is_instant, Runtime("eager", call_s=1e-4).is_instant
+    (True, False)
+    """
+
+    name: str = "none"
+    call_s: Number = 0
+    backward_call_s: Number = 0
+    batch_s: Number = 0
+    batches: Batches = "step"
+    overlaps: bool = True
+    waits_for_sends: bool = False
+    communicators: Communicators = "all"
+    separate: tuple[str, ...] = ()
+    passes: Passes = NO_PASSES
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for each in (field.name for field in fields(self) if field.name.endswith("_s")):
+            if not (math.isfinite(value := getattr(self, each)) and value >= 0):
+                raise QuantityError(f"runtime {self.name!r}: {each} is {value}, expected 0 or more seconds")
+
+    def with_instant_host(self) -> Runtime:
+        """The same runtime, whose host takes no time."""
+        return replace(self, call_s=0, backward_call_s=0, batch_s=0)
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether the host takes no time."""
+        return not (self.call_s or self.backward_call_s or self.batch_s)
+
+    def of_call_s(self, passing: str) -> Number:
+        """The host time per kernel call of a pass."""
+        return self.backward_call_s if passing == "backward" else self.call_s
+
+
+NO_RUNTIME = Runtime()
+"""The host takes no time."""

@@ -1,0 +1,16 @@
+"""The time of attention kernels by shape, from few physical constants.
+
+- `AttentionKernel` is one named kernel on one GPU; `attention_kernel` finds it
+  (`tasp_lab.machines.kernel_model.catalogue`).
+- `tasp_lab.machines.kernel_model.tiles` cuts a call into tiles, `tasp_lab.machines.kernel_model.waves` hands them out
+  over the SMs.
+- `tasp_lab.machines.kernel_model.memory` has copies and merges, `tasp_lab.machines.kernel_model.linear` the kernels of
+  linear attention.
+
+Constants are in ``data/``: a file per GPU and kernel, each constant with its value, interval and source.
+"""
+
+from tasp_lab.machines.kernel_model.catalogue import attention_kernel, default_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.kernel import AttentionKernel, TimeParts
+
+__all__ = ["AttentionKernel", "TimeParts", "attention_kernel", "default_kernel", "gpu_names", "kernel_names"]

@@ -1,0 +1,144 @@
+"""Kernels and GPUs by name: data files, names that others use, and what is assumed where nothing was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from tasp_lab.core.errors import ProfileError, unknown
+from tasp_lab.machines.kernel_model.constants import (
+    Gpu,
+    KernelConstant,
+    KernelFile,
+    Variant,
+    data_folder,
+    gpus,
+    read_kernel_file,
+)
+from tasp_lab.machines.kernel_model.designs import designs
+from tasp_lab.machines.kernel_model.kernel import AttentionKernel
+
+_GPU_PREFIXES = re.compile(r"^(fit|zhipu|nvidia|amd|instinct|geforce)[ -]+")
+_GPU_SUFFIXES = re.compile(r"([ -](sxm\d?|class|80gb|40gb|hbm\d?e?|oam))+$|-sxm\d?-.*$")
+_GPU_ALIASES = {
+    "4090": "rtx-4090",
+    "rtx4090": "rtx-4090",
+    "rtx4090d": "rtx-4090d",
+    "4090d": "rtx-4090d",
+    "gh200": "h200",
+}
+_KERNEL_ALIASES = {
+    "flash-attn": "flash-attention-2",
+    "fa2": "flash-attention-2",
+    "fa3": "flash-attention-3",
+    "fa4": "flash-attention-4",
+    "aiter-asm-a32": "aiter-asm",
+    "tlx-fa": "triton-tlx",
+}
+_DEFAULTS = {"mi300x": "flash-attention-2-ck", "mi355x": "aiter-asm"}
+_WIDER = 0.35
+"""A rate taken from another GPU by data sheets is known within this share."""
+
+
+def gpu_alias(name: str) -> str:
+    """The name of a GPU in our files; unknown names stay, in lower case.
+
+    >>> gpu_alias("A100-PCIe"), gpu_alias("fit A800"), gpu_alias("zhipu H100-class"), gpu_alias("H100 80GB")
+    ('a100-pcie', 'a800', 'h100', 'h100')
+    """
+    text = _GPU_PREFIXES.sub("", name.strip().lower().split("(")[0].strip())
+    text = re.sub(r"[ _]+", "-", _GPU_SUFFIXES.sub("", text))
+    return _GPU_ALIASES.get(text, text)
+
+
+def kernel_alias(name: str) -> str:
+    """The name of a kernel in our files; unknown names stay, in kebab case.
+
+    >>> kernel_alias("flash_attention_2"), kernel_alias("flash-attn 2.5.7"), kernel_alias("flash_attention_4:a")
+    ('flash-attention-2', 'flash-attention-2', 'flash-attention-4')
+    """
+    text = re.sub(r"[ _]+", "-", name.strip().lower().split(":")[0])
+    if match := re.fullmatch(r"flash-?attn-?v?([234])(\.[\w.]*)?", text):
+        return f"flash-attention-{match[1]}"
+    return _KERNEL_ALIASES.get(text, text)
+
+
+@cache
+def _files() -> Mapping[str, Mapping[str, Path]]:
+    """Data files: GPU, then kernel."""
+    found: dict[str, dict[str, Path]] = {}
+    for path in sorted(data_folder().glob("*/*.toml")):
+        found.setdefault(path.parent.name, {})[path.stem] = path
+    return found
+
+
+def gpu_names() -> list[str]:
+    """GPUs whose constants are known."""
+    return sorted(gpus())
+
+
+def kernel_names(gpu: str) -> list[str]:
+    """Kernels of a GPU: those with a file for it, then those of the GPUs that it is like."""
+    every = [gpu, *(gpus()[gpu].like if gpu in gpus() else ())]
+    return list(dict.fromkeys(name for each in every for name in _files().get(each, {})))
+
+
+def default_kernel(gpu: str) -> str:
+    """The kernel used where none is named: FlashAttention-2, on MI355X, which has no tables of it, aiter's assembly."""
+    names = kernel_names(gpu)
+    wanted = _DEFAULTS.get(gpu, "flash-attention-2")
+    return wanted if wanted in names or not names else names[0]
+
+
+def attention_kernel(gpu: str, name: str = "") -> AttentionKernel:
+    """A kernel on a GPU. A name that ends in ``.toml`` is a file, as ``tasp-lab calibrate --kernels`` writes it.
+
+    >>> attention_kernel("h100", "flash-attention-3").name
+    'flash-attention-3'
+
+    Raises `ProfileError` for an unknown GPU or kernel, for what is no name, and for a file of another GPU.
+    """
+    key = gpu_alias(gpu)
+    if not isinstance(name, str):
+        raise ProfileError(f"kernel {name!r}: expected a name, one of {', '.join(kernel_names(key))}, or a .toml file")
+    if name.endswith(".toml"):  # read each time: it may have been edited
+        found = read_kernel_file(Path(name))
+        if found.gpu != key:
+            raise ProfileError(f"{name}: a kernel on {found.gpu}, expected one on {key}")
+        return AttentionKernel(found.gpu_constants, found)
+    return _kernel_by_name(gpu, key, name)
+
+
+@cache
+def _kernel_by_name(gpu: str, key: str, name: str) -> AttentionKernel:
+    if key not in gpus():
+        raise ProfileError(unknown("GPU", gpu, gpu_names()))
+    kernel = kernel_alias(name) if name else default_kernel(key)
+    if kernel not in kernel_names(key):
+        raise ProfileError(unknown(f"kernel of {key}", name or kernel, kernel_names(key)))
+    return _kernel(key, kernel)
+
+
+def _kernel(gpu: str, name: str) -> AttentionKernel:
+    """A kernel from its own file, or scaled from the first GPU with one that it is like."""
+    own = gpus()[gpu]
+    if name in _files().get(gpu, {}):
+        return AttentionKernel(own, read_kernel_file(_files()[gpu][name]))
+    like = next(gpus()[each] for each in own.like if name in _files().get(each, {}))
+    variants = read_kernel_file(_files()[like.name][name]).variants
+    note = f"assumed: {name} as on {like.name}, its rate in proportion to the peaks of the data sheets"
+    return AttentionKernel(own, KernelFile(gpu, name, tuple(_scaled(each, own, like, name) for each in variants)), note)
+
+
+def _scaled(variant: Variant, gpu: Gpu, like: Gpu, kernel: str) -> Variant:
+    ratio = gpu.peak_flops.value / like.peak_flops.value
+    rate = variant.rate.value * ratio
+    source = f"assumed: as on {like.name}, times {ratio:.3g}, the ratio of the peaks of {gpu.name} and {like.name}"
+    constant = KernelConstant(rate, rate * (1 - _WIDER), rate * (1 + _WIDER), source)
+    found = designs(gpu.name, kernel, variant.passing, variant.head_dim)
+    design = found[0] if len(found) == 1 else variant.design
+    return msgspec.structs.replace(variant, rate=constant, design=design)

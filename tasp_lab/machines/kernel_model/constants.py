@@ -1,0 +1,153 @@
+"""Constants of GPUs and kernels, each with an interval and a source, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tasp_lab.core.errors import ProfileError, unknown
+from tasp_lab.machines.kernel_model.splits import SplitRule
+
+Passing = Literal["forward", "backward"]
+Order = Literal["listed", "reversed", "longest-first"]
+"""Tiles of a head in order of their rows, in reverse, or the longest of all heads first."""
+
+
+class KernelConstant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value in SI units, the ends of its 90 % interval, and where it comes from.
+
+    A source that begins with ``assum`` marks an assumption, one with ``fit`` a fit and its tables. `low` and `high`
+    equal the value for what is known exactly.
+    """
+
+    value: float
+    low: float
+    high: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.low <= self.value <= self.high < float("inf")) or not self.source.strip():
+            raise ValueError(f"{self.low} to {self.high} for {self.value}: expected low <= value <= high and a source")
+
+    @property
+    def assumed(self) -> bool:
+        return self.source.startswith("assum")
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A GPU in numbers: SMs (compute units), dense 16-bit peak (FLOP/s), float32 vector peak, bandwidth reached.
+
+    `like`: the GPUs whose kernels it takes, the nearest first, where it has no file of its own.
+    """
+
+    name: str
+    like: tuple[str, ...]
+    sms: KernelConstant
+    peak_flops: KernelConstant
+    vector_flops: KernelConstant
+    memory_bytes_per_s: KernelConstant
+
+
+class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the code of a kernel fixes: the tile, how many an SM holds, their order and split-KV.
+
+    `group` is how many SMs share what limits them: the slots are then those of a group.
+    """
+
+    rows: int
+    columns: int
+    slots: int
+    group: int
+    order: Order
+    split: SplitRule
+    packs_heads: bool
+    source: str
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A kernel for one pass and head dimension.
+
+    Attributes
+    ----------
+    rate : FLOP/s of all SMs at this head dimension, all slots taken, without starts and ends of tiles.
+    exponentials : what the softmax of one score costs, in elements of a head; tells the rate of other dimensions.
+    alone : the share of an SM's speed that a tile alone on it reaches.
+    tile_columns : what the start and end of a tile cost, in columns of scores.
+    launch_s : the fixed part of a call.
+    masked, offset : the speed of a call with a mask, as a share of one without; `offset` applies besides when the
+        mask's diagonal does not begin at the first query and key, as in a step of a ring.
+    split : the speed with split keys, as a share of that without: other tiles, and parts that are merged.
+    sustained : the share of `rate` that power allows in the long run; reached after some `settle_s`.
+    faster_than_forward : of a backward pass, why long calls have a higher rate than forward; empty if they have not.
+    """
+
+    passing: Passing
+    head_dim: int
+    design: Design
+    rate: KernelConstant
+    exponentials: KernelConstant
+    alone: KernelConstant
+    tile_columns: KernelConstant
+    launch_s: KernelConstant
+    masked: KernelConstant
+    offset: KernelConstant
+    split: KernelConstant
+    sustained: KernelConstant
+    settle_s: KernelConstant
+    faster_than_forward: str = ""
+
+
+class KernelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named kernel on one GPU. `hardware` is that GPU where it is none of `gpus`."""
+
+    gpu: str
+    kernel: str
+    variants: tuple[Variant, ...]
+    hardware: Gpu | None = None
+
+    @property
+    def gpu_constants(self) -> Gpu:
+        """The constants of the GPU."""
+        return self.hardware or gpus()[self.gpu]
+
+
+class _Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpus: tuple[Gpu, ...]
+
+
+def data_folder() -> Path:
+    """Where the constants are."""
+    return Path(str(files("tasp_lab.machines.kernel_model") / "data"))
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """All GPUs by name."""
+    text = (data_folder() / "gpus.toml").read_bytes()
+    return {gpu.name: gpu for gpu in msgspec.toml.decode(text, type=_Gpus).gpus}
+
+
+def read_kernel_file(path: Path) -> KernelFile:
+    """A file of a kernel. Raises `ProfileError` for one that cannot be read or is no such file."""
+    try:
+        found = msgspec.toml.decode(path.read_bytes(), type=KernelFile)
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: no kernel file: {error}") from error
+    if {variant.passing for variant in found.variants} != {"forward", "backward"}:
+        raise ProfileError(f"{path}: expected variants for forward and backward")
+    if found.hardware is None and found.gpu not in gpus():
+        raise ProfileError(f"{path}: " + unknown("GPU", found.gpu, gpus()))
+    return found
+
+
+def kernel_document(kernel: KernelFile) -> bytes:
+    """The text of a kernel file."""
+    document = msgspec.to_builtins(kernel)
+    return msgspec.toml.encode({name: value for name, value in document.items() if value is not None})

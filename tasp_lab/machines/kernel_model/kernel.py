@@ -1,0 +1,261 @@
+"""One attention kernel on one GPU: the time of a call.
+
+    time = launch + throttled(max(arithmetic, memory)) + passes beside the kernel
+
+The arithmetic is the makespan of the call's tiles (`tasp_lab.machines.kernel_model.waves`); memory is every operand
+read or written once. Backward, kernels before and after the main one go through Q-sized arrays: the row sums of dO * O,
+and dQ, which is accumulated in float32, cleared before and cast after (flash_bwd_launch_template.h of
+Dao-AILab/flash-attention).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelFile, Passing, Variant
+from tasp_lab.machines.kernel_model.memory import bound_s
+from tasp_lab.machines.kernel_model.splits import splits
+from tasp_lab.machines.kernel_model.tiles import tile_columns
+from tasp_lab.machines.kernel_model.waves import last_begins, makespan
+from tasp_lab.workload.kernel_calls import pairs_in_band
+from tasp_lab.workload.kernel_shapes import KernelShape
+
+_FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
+"""Per (query, key) pair and element of a head."""
+
+_PASS_BYTES = 14.0
+"""Backward, bytes per element of Q beside the main kernel: dO and O read (4), dQ in float32 cleared, read (8) and cast
+to 16 bit (2)."""
+
+_ELEMENT_BYTES = 2.0
+
+
+class TimeParts(NamedTuple):
+    """Where the seconds of a call go. They add up to its time.
+
+    `rate_s` is the work at full speed of all SMs, `waves_s` what idle SMs and part-filled tiles add, `power_s` what
+    the power limit adds, `memory_s` what waits for memory beyond that, `passes_s` kernels beside the main one.
+    """
+
+    launch_s: float
+    rate_s: float
+    waves_s: float
+    power_s: float
+    memory_s: float
+    passes_s: float
+
+    @property
+    def time_s(self) -> float:
+        return math.fsum(self)
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """A kernel by name on a GPU. `file` has its constants; `note` states what is assumed, empty if nothing is."""
+
+    gpu: Gpu
+    file: KernelFile
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.file.kernel
+
+    def time_s(self, shape: KernelShape) -> float:
+        """The time of one call in seconds, alone on the GPU."""
+        return self.parts(shape).time_s
+
+    def parts(self, shape: KernelShape) -> TimeParts:
+        """The time of one call, by cause."""
+        if shape.dtype == "fp32":
+            return TimeParts(0.0, shape.flops / self.gpu.vector_flops.value, 0.0, 0.0, 0.0, 0.0)
+        return call_parts(self.gpu, self.variant(shape.passing, shape.head_dim), _plain(shape))
+
+    def handed_out_s(self, shape: KernelShape) -> float:
+        """The seconds from the begin of a call until its last tile has begun: until then its tiles take all SMs."""
+        if shape.dtype == "fp32":
+            return self.time_s(shape)
+        return _handed_out_s(self.gpu, self.variant(shape.passing, shape.head_dim), _plain(shape))
+
+    def variant(self, passing: Passing, head_dim: int) -> Variant:
+        """The constants for a pass and head dimension: those of the nearest head dimension where it has none."""
+        return nearest_variant(self.file.variants, passing, head_dim)
+
+    def peak_rate(self, passing: Passing, head_dim: int) -> float:
+        """FLOP/s that no call exceeds."""
+        return rate_at(self.variant(passing, head_dim), head_dim)
+
+    def assumption(self, passing: Passing, head_dim: int) -> str:
+        """What is assumed for this pass and head dimension; empty where it was measured."""
+        found = self.variant(passing, head_dim)
+        notes = [self.note] if self.note else []
+        if found.head_dim != head_dim:
+            notes.append(f"assumed: head dimension {head_dim} as {found.head_dim}, exponentials apart")
+        if found.rate.assumed:
+            notes.append(found.rate.source)
+        return "; ".join(notes)
+
+
+def nearest_variant(variants: tuple[Variant, ...], passing: Passing, head_dim: int) -> Variant:
+    """The variant of this pass with the nearest head dimension."""
+    of_pass = [each for each in variants if each.passing == passing]
+    return min(of_pass, key=lambda each: abs(math.log(each.head_dim / head_dim)))
+
+
+def rate_at(variant: Variant, head_dim: int) -> float:
+    """The rate at a head dimension: a score costs so many FLOPs per element, and its exponential."""
+    own, exponential = variant.head_dim, variant.exponentials.value
+    return variant.rate.value * (own + exponential) / own * head_dim / (head_dim + exponential)
+
+
+def _plain(shape: KernelShape) -> KernelShape:
+    return shape._replace(kernel="", kind="softmax", dtype="bf16", flops=0)
+
+
+@lru_cache(1 << 16)
+def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
+    """The parts of a call of 16-bit operands."""
+    pairs = int(pairs_in_band(shape.low, shape.high, shape.queries, shape.keys)) * shape.batch * shape.heads
+    if pairs == 0:
+        return TimeParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    per_pair = _FLOPS_PER_PAIR[shape.passing] * shape.head_dim / rate_at(variant, shape.head_dim)
+    rate_s = pairs * per_pair
+    design, sms = variant.design, round(gpu.sms.value)
+    columns, parts = _busiest(design, variant.tile_columns.value, variant.alone.value, sms, shape)
+    arithmetic_s = max(columns * design.rows * per_pair * (sms // design.group) / _speed(variant, shape, parts), rate_s)
+    power_s = throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
+    q, k = _elements(shape)
+    memory_s = _bytes(shape, q, k) / gpu.memory_bytes_per_s.value
+    passes_s = _PASS_BYTES * q / gpu.memory_bytes_per_s.value if shape.passing == "backward" else 0.0
+    if parts > 1:
+        passes_s += bound_s(gpu, 2 * 4 * parts * q * (1 + 1 / shape.head_dim))
+    return TimeParts(
+        variant.launch_s.value,
+        rate_s,
+        arithmetic_s - rate_s,
+        power_s,
+        max(memory_s - arithmetic_s - power_s, 0.0),
+        passes_s,
+    )
+
+
+def busy_share(gpu: Gpu, design: Design, shape: KernelShape) -> float:
+    """The part of all SMs' time that goes into (query, key) pairs, if starts and ends of tiles took none.
+
+    It follows from the tiles alone: full waves without a mask give 1.
+    """
+    pairs = int(pairs_in_band(shape.low, shape.high, shape.queries, shape.keys)) * shape.batch * shape.heads
+    sms = round(gpu.sms.value)
+    columns, _ = _busiest(design, 0.0, 1.0, sms, _plain(shape))
+    return min(pairs / (columns * design.rows * (sms // design.group)), 1.0)
+
+
+_PASS_SHARE_BEFORE = 8 / 14
+"""The part of `_PASS_BYTES` that is read or cleared before the main kernel begins."""
+
+
+@lru_cache(1 << 16)
+def _handed_out_s(gpu: Gpu, variant: Variant, shape: KernelShape) -> float:
+    """The main kernel hands out its tiles in the same part of its time as undisturbed waves do."""
+    parts = call_parts(gpu, variant, shape)
+    if not parts.time_s:
+        return 0.0
+    tiles = _tiles(variant.design, variant.tile_columns.value, round(gpu.sms.value), shape)
+    share = tiles.last_begins() / tiles.makespan(variant.alone.value)
+    before_s = _PASS_SHARE_BEFORE * parts.passes_s if shape.passing == "backward" else 0.0
+    return parts.launch_s + before_s + share * (parts.rate_s + parts.waves_s + parts.power_s + parts.memory_s)
+
+
+class _Tiles(NamedTuple):
+    """The tiles of a call: their `costs` in columns, for each of `heads`, over the SMs; `parts` of split-KV."""
+
+    costs: FloatArray
+    heads: int
+    sms: int
+    design: Design
+    height: float
+    parts: int
+
+    def makespan(self, alone: float) -> float:
+        """Columns that the busiest SM goes through, as if its slots were full."""
+        order = {"longest_first": self.design.order == "longest-first"}
+        return self.height * makespan(self.costs, self.heads, self.sms, self.design.slots, alone, **order)
+
+    def last_begins(self) -> float:
+        """Columns until the last tile begins."""
+        order = {"longest_first": self.design.order == "longest-first"}
+        return self.height * last_begins(self.costs, self.heads, self.sms, self.design.slots, **order)
+
+
+@lru_cache(1 << 16)
+def _busiest(design: Design, tile_columns_cost: float, alone: float, sms: int, shape: KernelShape) -> tuple[float, int]:
+    """Columns that the busiest SM goes through, as if its slots were full, and the parts of split-KV."""
+    tiles = _tiles(design, tile_columns_cost, sms, shape)
+    return tiles.makespan(alone), tiles.parts
+
+
+def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShape) -> _Tiles:
+    """The tiles of a call in the order of dispatch."""
+    rows, heads = _tile_queries(design, shape)
+    parts = 1
+    if shape.passing == "forward" and not (design.split == "fill" and _is_masked(shape)):
+        parts = splits(design.split, heads, shape.queries, shape.keys, shape.head_dim, sms, rows)
+    height = 1.0
+    if parts > 1 and design.split == "flash-attention-2":
+        rows, height = rows / 2, 0.5
+    costs = tile_columns(shape, rows, design.columns, parts)
+    costs[costs > 0] += tile_columns_cost
+    if design.order == "reversed":
+        costs = costs[::-1]
+    return _Tiles(costs, heads, sms // design.group, design, height, parts)
+
+
+def _tile_queries(design: Design, shape: KernelShape) -> tuple[float, int]:
+    """Queries (backward keys) of a tile, and how many times a head's tiles occur; heads of a KV head may be packed."""
+    group = shape.heads // shape.kv_heads
+    if design.packs_heads and shape.passing == "forward" and design.rows % group == 0:
+        return design.rows / group, shape.batch * shape.kv_heads
+    return float(design.rows), shape.batch * shape.heads
+
+
+def _is_masked(shape: KernelShape) -> bool:
+    return shape.low > 1 - shape.keys or shape.high < shape.queries - 1
+
+
+def _speed(variant: Variant, shape: KernelShape, parts: int) -> float:
+    """The speed with this mask and so many parts of the keys, as a share of that without."""
+    speed = variant.split.value if parts > 1 else 1.0
+    if not _is_masked(shape):
+        return speed
+    from_corner = shape.low == 0 or shape.high == 0
+    return speed * variant.masked.value * (1.0 if from_corner else variant.offset.value)
+
+
+def throttled(time_s: float, sustained: float, settle_s: float) -> float:
+    """The time of work that takes `time_s` at full clocks, when clocks settle to a share of `sustained`.
+
+    Speed falls as sustained + (1 - sustained) exp(-t / settle_s); Newton's method inverts its integral.
+    """
+    if sustained >= 1 or time_s <= 0:
+        return time_s
+    found = time_s
+    for _ in range(6):
+        decay = math.exp(-found / settle_s)
+        done = sustained * found + (1 - sustained) * settle_s * (1 - decay)
+        found += (time_s - done) / (sustained + (1 - sustained) * decay)
+    return found
+
+
+def _elements(shape: KernelShape) -> tuple[float, float]:
+    """Elements of Q and of K."""
+    head = shape.batch * shape.head_dim
+    return float(head * shape.heads * shape.queries), float(head * shape.kv_heads * shape.keys)
+
+
+def _bytes(shape: KernelShape, q: float, k: float) -> float:
+    """Bytes read and written once: Q, K, V and O, backward their gradients, too."""
+    return _ELEMENT_BYTES * (2 * q + 2 * k) * (1 if shape.passing == "forward" else 2)

@@ -1,0 +1,109 @@
+"""Cost model of a communication library: turns the transfers of a schedule into messages on the links.
+
+A schedule defines the sender, receiver and block of each transfer. The library sends it as a *message*, which has a
+launch time, the overhead of a protocol in bytes and latency, and a rate limited by its channels.
+`CommLibrary.message` returns these; the engines use nothing else of a library.
+
+The base class posts one message at a time and adds only the launch time; `IDEAL` adds nothing.
+`tasp_lab.machines.libraries.channels` models NCCL and RCCL.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number
+
+if TYPE_CHECKING:
+    from tasp_lab.schedule.schedule import Schedule
+
+
+class Message(NamedTuple):
+    """One transfer as the library sends it.
+
+    Attributes
+    ----------
+    launch_s : time between posting the message and its first byte.
+    latency_s : time between its last byte and its use by the receiver, in addition to the route's latency.
+    wire_bytes : bytes on the links: the payload and the protocol's overhead.
+    max_bytes_per_s : limit of the rate of these bytes; None for no limit.
+    rule : name of that limit.
+    channels : thread blocks that move it at each end, for `tasp_lab.machines.contention`; 0 where no kernel does.
+    """
+
+    launch_s: Number
+    latency_s: Number
+    wire_bytes: Number
+    max_bytes_per_s: Number | None = None
+    rule: str = ""
+    channels: Number = 0
+
+
+@dataclass(frozen=True)
+class CommLibrary:
+    """A library that takes `launch_s` to post a message and adds nothing else.
+
+    With `serial_launch` a rank posts its messages one after the other, so its launches never overlap; otherwise they
+    are independent.
+    """
+
+    serial_launch: ClassVar[bool] = True
+
+    name: str
+    launch_s: Number = 0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.launch_s) or self.launch_s < 0:
+            raise TopologyError(f"library {self.name!r}: launch_s is {self.launch_s}, expected 0 or more")
+
+    def bind(self, schedule: Schedule) -> CommLibrary:
+        """The library for one schedule, with the choices that it makes once per collective."""
+        return self
+
+    def places(self, source: IntArray, destination: IntArray) -> IntArray:
+        """The place of each pair, a small number that `message` takes; an array of the pairs' shape."""
+        return np.zeros(np.broadcast(source, destination).shape, dtype=np.int64)
+
+    @property
+    def payload_shares(self) -> tuple[Fraction, ...]:
+        """The payload's share of the line rate at each place, for long messages to several peers."""
+        return (Fraction(1),)
+
+    def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
+        """The message of one transfer.
+
+        Parameters
+        ----------
+        place : its place, one of `places`.
+        size_bytes : the size of its block.
+        peers : the number of ranks its sender sends to at this step.
+        first : whether it belongs to step 0.
+        """
+        return Message(self.launch_s, 0, size_bytes)
+
+
+@dataclass(frozen=True)
+class TcpLibrary(CommLibrary):
+    """gloo over TCP: messages are posted one at a time, and the share `payload_share` of a link's bytes is payload."""
+
+    payload_share: Number = 1
+
+    @property
+    def payload_shares(self) -> tuple[Fraction, ...]:
+        """See `CommLibrary.payload_shares`."""
+        return (Fraction(self.payload_share),)
+
+    def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
+        """See `CommLibrary.message`."""
+        return Message(self.launch_s, 0, size_bytes / self.payload_share)
+
+
+IDEAL = CommLibrary("ideal")
+"""Library without launch time or overhead: links carry messages at their full rate."""

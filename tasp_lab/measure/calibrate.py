@@ -1,0 +1,414 @@
+"""Calibration: a profile fitted to measurements in files, or a machine measured on running ranks.
+
+A fit is accepted if it predicts better than the profile it began with, also rows that it was not fitted to
+(`tasp_lab.measure.fit.acceptance`). One that is not accepted is saved with `force` only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple, overload
+
+import numpy as np
+
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.choices import BackendKind, FabricKind
+from tasp_lab.core.errors import FitError, QuantityError, TableError
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.profile import Profile
+from tasp_lab.machines.profile_files import profile_document
+from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
+from tasp_lab.measure.fit.cases import Case, cases_of, choose, choose_for, measured
+from tasp_lab.measure.fit.findings import Finding, with_findings
+from tasp_lab.measure.fit.fit_pairs import PairFigure, pair_figures, pair_findings
+from tasp_lab.measure.fit.fit_profile import Calibrated
+from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
+from tasp_lab.measure.inputs import table_inputs
+from tasp_lab.measure.readers import (
+    MeasuredTable,
+    PairTable,
+    find_tables,
+    read_nccl_tests,
+    read_p2p_bandwidth,
+    read_transfer_bench,
+)
+from tasp_lab.measure.readers.file_position import check_is_text
+from tasp_lab.measure.simulate_cases import Simulated
+from tasp_lab.prediction.inputs import MachineLike, wires
+from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
+from tasp_lab.validation.measure_machine import FabricCalibration, measure_fabric
+
+_EXPECTED = "a CSV table (.csv), or a log of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest"
+
+
+@dataclass(frozen=True, repr=False)
+class FileCalibration(Report):
+    """A profile fitted to measurements in files.
+
+    Parameters
+    ----------
+    found : the profile with its findings.
+    figures : of tables of pairs.
+    notes : what was left out, and why.
+    acceptance : whether the fit is better than the profile before it; None without tables of collectives.
+    provenance : version, inputs and their hash, the constants before the fit, and date.
+    """
+
+    found: Calibrated
+    figures: tuple[PairFigure, ...]
+    notes: tuple[str, ...]
+    acceptance: Acceptance | None
+    provenance: Provenance
+
+    is_reporter: ClassVar[bool] = True
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the profile predicts better than the one before it; constants from tables of pairs are medians."""
+        return self.acceptance is None or self.acceptance.accepted
+
+    def save(self, path: Path | str, force: bool = False) -> None:
+        """Write the profile as a TOML file. Raises `RejectedFitError` if it is not accepted, and `OutputError`."""
+        if not force and self.acceptance is not None:
+            check_accepted([self.acceptance], path, self)
+        write_whole(Path(path), profile_document(self.found.profile).encode())
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per constant."""
+        sources = {constant.name: constant.source for constant in self.found.profile.constants}
+        return [flat(_constant_document(finding, sources[finding.name])) for finding in self.found.findings]
+
+    def parts(self) -> list[Part]:
+        found = self.found
+        sure = [finding for finding in found.findings if finding.identifiable]
+        unsure = [finding for finding in found.findings if not finding.identifiable]
+        columns = ("constant", "before", "found", "95 % from", "to", "fitted to")
+        rows = [(each.name, *_texts(each, each.before, each.value, each.low, each.high), each.origin) for each in sure]
+        parts: list[Part] = [*_pairs(self.figures)]
+        parts.append(Table(f"{found.profile.name}: what the measurements tell", columns, rows, (0, 5)))
+        decision = [] if self.acceptance is None else [self.acceptance.line()]
+        return [*parts, *_unidentified(unsure), *_errors(found), *decision]
+
+    def to_dict(self) -> dict[str, object]:
+        found = self.found
+        sources = {constant.name: constant.source for constant in found.profile.constants}
+        return {
+            "profile": found.profile.name,
+            "library": found.profile.library,
+            "accepted": self.accepted,
+            "acceptance": None if self.acceptance is None else self.acceptance.to_dict(),
+            "constants": [_constant_document(finding, sources[finding.name]) for finding in found.findings],
+            "tables": [
+                {
+                    "file": case.table.name,
+                    "profile": machine_name(found, case),
+                    "collective": case.collective,
+                    "ranks": case.table.ranks,
+                    "rows": len(case.rows),
+                    "mean_relative_error_before": before,
+                    "mean_relative_error": after,
+                    "mean_relative_error_held_out": held_out,
+                }
+                for case, before, after, held_out in errors_of(found)
+            ],
+            "pairs": [
+                {
+                    "file": figure.table,
+                    "what": figure.what,
+                    "unit": "s" if figure.what == "latency" else "bytes/s",
+                    "constant": figure.constant or None,
+                    "note": figure.note,
+                    **{key: getattr(figure, key) for key in ("count", "value", "low", "high")},
+                }
+                for figure in self.figures
+            ],
+            "notes": list(self.notes),
+            "provenance": self.provenance.to_dict(),
+        }
+
+
+@overload
+def calibrate(
+    *measurements: Path | MachineLike,
+    profile: str | None = None,
+    fit: Sequence[str] = (),
+    algorithm: Literal["ring"] | None = None,
+    in_place: bool = False,
+    fabric: None = None,
+    scale: float | None = None,
+    backend: BackendKind = "auto",
+    progress: ProgressCallback = no_progress,
+) -> FileCalibration: ...
+@overload
+def calibrate(
+    *measurements: Path | MachineLike,
+    profile: str | None = None,
+    fit: Sequence[str] = (),
+    algorithm: Literal["ring"] | None = None,
+    in_place: bool = False,
+    fabric: FabricKind,
+    scale: float | None = None,
+    backend: BackendKind = "auto",
+    progress: ProgressCallback = no_progress,
+) -> FabricCalibration: ...
+@overload
+def calibrate(
+    *measurements: Path | MachineLike,
+    profile: str | None = None,
+    fit: Sequence[str] = (),
+    algorithm: Literal["ring"] | None = None,
+    in_place: bool = False,
+    fabric: FabricKind | None,
+    scale: float | None = None,
+    backend: BackendKind = "auto",
+    progress: ProgressCallback = no_progress,
+) -> FileCalibration | FabricCalibration: ...
+def calibrate(
+    *measurements: Path | MachineLike,
+    profile: str | None = None,
+    fit: Sequence[str] = (),
+    algorithm: Literal["ring"] | None = None,
+    in_place: bool = False,
+    fabric: FabricKind | None = None,
+    scale: float | None = None,
+    backend: BackendKind = "auto",
+    progress: ProgressCallback = no_progress,
+) -> FileCalibration | FabricCalibration:
+    """Fit a profile to measurements in files, or measure a machine on running ranks.
+
+    Parameters
+    ----------
+    measurements : logs of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest, CSV tables, and folders of
+        them; with `fabric` one machine or its name.
+    profile : the profile to start from and, for logs, the machine: ``h100-8``, ``h100-2x8`` or ``my.toml:2x8``.
+    fit : the constants to fit; all that the measurements identify when empty.
+    algorithm : ``ring`` if AllReduce used rings and the measurement does not state its algorithm.
+    in_place : whether to read the in-place columns of logs.
+    fabric : measure running ranks instead, see `tasp_lab.validation.validate.validate`; `scale` and `backend` as there.
+    progress : called with lines of progress.
+
+    Raises `TableError`, `ProfileError` and `FitError`; with `fabric` `RunError` and `FabricError`; `QuantityError` for
+    arguments that do not fit together.
+    """
+    if not measurements:
+        raise QuantityError("nothing to calibrate from: expected logs or CSV tables, or a fabric and a machine")
+    if fabric is not None:
+        given = {"profile": profile, "fit": fit, "algorithm": algorithm, "in-place": in_place}
+        if unused := [option for option, value in given.items() if value]:
+            raise QuantityError(f"{', '.join(unused)}: for measurements in files only, not with a fabric")
+        machine = measurements[0]
+        if len(measurements) != 1 or isinstance(machine, Path):
+            raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
+        return measure_fabric(wires(machine), fabric, scale, progress, backend)
+    if scale is not None:
+        raise QuantityError("scale: applies to the emulated fabric only")
+    if backend != "auto":
+        raise QuantityError("backend: applies to the fabric torchrun only")
+    if objects := [each for each in measurements if not isinstance(each, (str, Path))]:
+        raise QuantityError(f"{type(objects[0]).__name__}: expected files of measurements, or a fabric")
+    paths = [Path(each) for each in dict.fromkeys(map(str, measurements))]
+    return calibrate_files(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place, progress=progress)
+
+
+def calibrate_files(
+    paths: Sequence[Path],
+    profile: str | None,
+    names: Sequence[str] = (),
+    *,
+    by_rings: bool = False,
+    in_place: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> FileCalibration:
+    """The profile that follows from measurements in files; the parameters are those of `calibrate`.
+
+    Tables of pairs come first: the fit to tables of collectives starts from their findings.
+    """
+    read = read_measurements(paths, profile, names, by_rings=by_rings, in_place=in_place)
+    cases, date = read.cases, datetime.date.today().isoformat()
+    if not cases:
+        if not read.of_pairs:
+            why = [f"{figure.table}: {figure.what}, {figure.note}" for figure in read.figures] + list(read.left_out)
+            raise FitError(f"these measurements identify no constant: {'; '.join(why) or 'there are none'}")
+        pairs = Calibrated(read.start, read.of_pairs)
+        return FileCalibration(pairs, read.figures, read.left_out, None, read.provenance)
+    for line in read.left_out:
+        progress(line)
+    predict = Simulated(read.profile, cases)
+    found = fit_profile(read.start, cases, predict, names, date=date, progress=progress)
+    fitted = {finding.name for finding in found.findings if finding.identifiable}
+    kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
+    others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
+    held_out_s, too_few = _held_out(read, predict, names, progress)
+    found = replace(found, findings=kept + others, before_s=predict(read.profile), held_out_s=held_out_s)
+    return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
+
+
+def _held_out(
+    read: Measurements, predict: Simulated, names: Sequence[str], progress: ProgressCallback
+) -> tuple[FloatArray, str]:
+    """The seconds of each row by a fit to other rows; none, with the reason, if there are too few rows for such fits.
+
+    The rows of all tables, one table after the other, are in `folds`, so that each fit has all tables and sizes.
+    """
+    rows = [(case, row) for case in read.cases for row in case.rows]
+    found, date = np.zeros(len(rows)), datetime.date.today().isoformat()
+    for number, aside in enumerate(parts := folds(len(rows)), 1):
+        progress(f"fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which judge it")
+        kept = [place for place in range(len(rows)) if place not in aside]
+        chosen = {id(rows[place][1]) for place in kept}
+        cases = [replace(case, rows=tuple(row for row in case.rows if id(row) in chosen)) for case in read.cases]
+        try:
+            fit = fit_profile(
+                read.start, [case for case in cases if case.rows], predict.of_rows(kept), names, date=date
+            )
+        except FitError as error:
+            return np.zeros(0), f"too few for a fit to {len(kept)} of them: {error}"
+        found[aside] = predict.of_rows(aside)(fit.profile)
+    return found, ""
+
+
+def _acceptance(found: Calibrated, why: str) -> Acceptance:
+    times_s = measured(found.cases)
+    held_out = mean_error(found.held_out_s, times_s) if len(found.held_out_s) else None
+    before, after = mean_error(found.before_s, times_s), mean_error(found.after_s, times_s)
+    return Acceptance(len(times_s), before, after, held_out, why)
+
+
+class Measurements(NamedTuple):
+    """What a calibration from files starts from.
+
+    Attributes
+    ----------
+    profile : as chosen; `start` has what tables of pairs tell.
+    cases : the tables of collectives; `left_out` are lines about others.
+    figures, of_pairs : of tables of pairs, and the constants that they identify.
+    """
+
+    profile: Profile
+    start: Profile
+    cases: tuple[Case, ...]
+    left_out: tuple[str, ...]
+    figures: tuple[PairFigure, ...]
+    of_pairs: tuple[Finding, ...]
+    provenance: Provenance
+
+
+def read_measurements(
+    paths: Sequence[Path], profile: str | None, names: Sequence[str], *, by_rings: bool, in_place: bool
+) -> Measurements:
+    """Read the measurements in files and folders; the parameters are those of `calibrate_files`."""
+    tables, pairs = _read(paths, in_place)
+    choice = choose(profile) if profile is not None else choose_for(tables)
+    left_out: list[str] = []
+    cases = cases_of(tables, choice, by_rings=by_rings, progress=left_out.append)
+    figures = [figure for table in pairs for figure in pair_figures(table, choice.profile)]
+    of_pairs = [each for each in pair_findings(figures, choice.profile) if not names or each.name in names]
+    inputs = {
+        "profile": {"name": choice.profile.name, "sha256": sha256(plain(choice.profile.constants))},
+        "size": choice.size,
+        "tables": [table_inputs(table) for table in tables],
+        "pairs": [{"file": Path(table.name).name, "sha256": sha256(plain(replace(table, name="")))} for table in pairs],
+        "fit": list(names),
+        "by_rings": by_rings,
+    }
+    return Measurements(
+        choice.profile,
+        with_findings(choice.profile, of_pairs, datetime.date.today().isoformat()),
+        cases,
+        tuple(left_out),
+        tuple(figures),
+        tuple(of_pairs),
+        Provenance(inputs, machine_constants(choice.profile.constants), ("array",) if cases else ()),
+    )
+
+
+def _read(paths: Sequence[Path], in_place: bool) -> tuple[list[MeasuredTable], list[PairTable]]:
+    """Read the tables of collectives and of pairs in files and folders."""
+    tables: list[MeasuredTable] = []
+    pairs: list[PairTable] = []
+    for path in paths:
+        if not path.is_dir():
+            check_is_text(path)
+        if path.is_dir() or path.suffix.lower() == ".csv":
+            tables += find_tables([path], in_place=in_place)
+        elif runs := read_nccl_tests(path, in_place=in_place):
+            tables += runs
+        elif found := read_p2p_bandwidth(path) + read_transfer_bench(path):
+            pairs += found
+        else:
+            raise TableError(f"{path}: no measurement in it, expected {_EXPECTED}")
+    if not tables and not pairs:
+        raise TableError(f"{', '.join(map(str, paths))}: no measurement in it, expected {_EXPECTED}")
+    return tables, pairs
+
+
+def _constant_document(finding: Finding, source: str) -> dict[str, object]:
+    return {
+        "name": finding.name,
+        "unit": CONSTANTS[finding.name].unit,
+        "before": finding.before,
+        "value": finding.value,
+        "low": finding.low,
+        "high": finding.high if math.isfinite(finding.high) else None,
+        "identifiable": finding.identifiable,
+        "why": finding.why or None,
+        "needs": None if finding.identifiable else finding.needs,
+        "source": source,
+    }
+
+
+def machine_name(found: Calibrated, case: Case) -> str:
+    """The name of the machine of a case."""
+    return f"{found.profile.name}-{case.size}"
+
+
+def errors_of(found: Calibrated) -> list[tuple[Case, float, float, float | None]]:
+    """The mean relative error of each table before and after, and that of rows by fits without them, if any."""
+    known = [found.before_s, found.after_s, *([found.held_out_s] if len(found.held_out_s) else [])]
+    means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known]
+    held_out = means[2] if len(means) > 2 else [None] * len(found.cases)
+    return list(zip(found.cases, means[0], means[1], held_out, strict=True))
+
+
+def _unidentified(findings: Sequence[Finding]) -> list[Part]:
+    """The constants that stay as they were; one row for all with the same reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in findings:
+        text = f"{each.name} {CONSTANTS[each.name].format(each.before, 4)}"
+        groups.setdefault((each.why, each.needs), []).append(text)
+    columns = ("constants, as they were", "why", "what would tell them")
+    rows = [(", ".join(texts), why, needs) for (why, needs), texts in groups.items()]
+    return [Table("what they do not tell", columns, rows, (0, 1, 2))] if rows else []
+
+
+def _texts(finding: Finding, *values: float) -> tuple[str, ...]:
+    return tuple(CONSTANTS[finding.name].format(value, 4) for value in values)
+
+
+def _pairs(figures: Sequence[PairFigure]) -> list[Part]:
+    columns = ("table of pairs", "what", "median", "95 % from", "to", "figures", "tells")
+    rows = []
+    for each in figures:
+        name = "link_latency" if each.what == "latency" else "link_bandwidth"
+        texts = (CONSTANTS[name].format(value, 4) for value in (each.value, each.low, each.high))
+        tells = f"{each.constant or 'for information'}: {each.note}"
+        rows.append((Path(each.table).name, each.what, *texts, str(each.count), tells))
+    return [Table("pairs", columns, rows, (0, 1, 6))] if rows else []
+
+
+def _errors(found: Calibrated) -> list[Part]:
+    columns = ("table", "machine", "collective", "rows", "mean error before", "after the fit", "held out")
+    rows = [
+        (Path(case.table.name).name, machine_name(found, case), case.collective, str(len(case.rows)),
+         f"{before:.1%}", f"{after:.1%}", "-" if held_out is None else f"{held_out:.1%}")
+        for case, before, after, held_out in errors_of(found)
+    ]  # fmt: skip
+    return [Table("predicted against measured", columns, rows, (0, 1, 2))] if rows else []

@@ -1,0 +1,165 @@
+"""Cases of a calibration: measured tables matched to members of a profile's family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import FitError, TableError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.units import parse_size_bytes
+from tasp_lab.machines.profile import Profile
+from tasp_lab.machines.profile_files import family_of_gpus, find_profile
+from tasp_lab.measure.readers import MeasuredTable, Row
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
+
+
+@dataclass(frozen=True)
+class Case:
+    """A measured table with its rows in use; `size` is that of the family's member, like ``2x8``."""
+
+    table: MeasuredTable
+    collective: NcclTestsName
+    size: str
+    rows: tuple[Row, ...]
+
+
+class Choice(NamedTuple):
+    """A profile and the size of its member, empty if not given."""
+
+    profile: Profile
+    size: str
+
+
+def choose(text: str) -> Choice:
+    """The profile and the size that a text like ``h100``, ``h100-2x8`` or ``my.toml:2x8`` names.
+
+    >>> choose("h100-2x8").size, choose("h100").size
+    ('2x8', '')
+
+    Raises `ProfileError`.
+    """
+    profile, _ = find_profile(text)
+    path, _, size = text.rpartition(".toml")
+    return Choice(profile, size.lstrip(":") if path else text.partition("-")[2])
+
+
+def suggested_profile(table: MeasuredTable) -> str:
+    """The machine of a log by the GPUs that it lists, like ``h100-2x8``; empty if there is no family of them."""
+    family = family_of_gpus(table.headers.get("gpu", ""))
+    return f"{family.name}-{table.size}" if family is not None and table.ranks else ""
+
+
+def is_whole_node(table: MeasuredTable, profile: str) -> bool:
+    """Whether a suggested machine is one full node, so that the GPUs alone tell which it is: no network is in use."""
+    found = choose(profile)
+    return found.size == str(found.profile.ranks_per_node) and table.headers.get("nodes") == "1"
+
+
+def how_to_name(like: str = "") -> str:
+    """How users name the machine of a table, with an example."""
+    name = like or "h100-8"
+    return f"--profile, like --profile {name}, or a line # profile: {name} in the file"
+
+
+def choose_for(tables: Sequence[MeasuredTable]) -> Choice:
+    """The profile in the tables' headers.
+
+    Raises `FitError` for a table without one and for different profiles of one name, and `ProfileError`.
+    """
+    unnamed = [table for table in tables if table.profile is None]
+    if unnamed or not tables:
+        what = f"{unnamed[0].name} does" if unnamed else "tables of pairs do"
+        like = suggested_profile(unnamed[0]) if unnamed else ""
+        raise FitError(f"{what} not say on which machine it was measured, expected {how_to_name(like)}")
+    profile = choose(tables[0].machine or "").profile
+    for table in tables:
+        other = choose(table.machine or "").profile
+        if other.name == profile.name and other != profile:
+            raise FitError(
+                f"{table.name}: profile {table.profile!r} differs from that of {tables[0].name}, "
+                "expected one machine, or --profile"
+            )
+    return Choice(profile, "")
+
+
+def cases_of(
+    tables: Iterable[MeasuredTable], choice: Choice, *, by_rings: bool = False, progress: ProgressCallback = no_progress
+) -> tuple[Case, ...]:
+    """The tables as cases of a family.
+
+    Parameters
+    ----------
+    tables : the size of each is that of its header, else of the choice, else of the nodes in the log.
+    by_rings : whether AllReduce used rings; else only tables whose header states so are used.
+    progress : called with each table that is left out.
+
+    Raises `TableError` for a table that is incomplete, of another family or of another number of ranks, and
+    `ProfileError` for a header with an unknown profile.
+    """
+    found = []
+    for table in tables:
+        for warning in table.warnings:
+            progress(warning)
+        if reason := _left_out(table, by_rings):
+            progress(f"{table.name}: left out, {reason}")
+            continue
+        found.append(_case(table, choice))
+    return tuple(found)
+
+
+def _left_out(table: MeasuredTable, by_rings: bool) -> str:
+    if reason := table.headers.get("out_of_scope"):
+        return reason
+    algorithm = table.headers.get("algorithm", "ring" if by_rings else "")
+    if table.collective == "all_reduce" and algorithm.casefold() != "ring":
+        return f"all-reduce by {algorithm or 'rings, trees, NVLS or SHARP'}; if it used rings, give --algorithm ring"
+    return ""
+
+
+def _case(table: MeasuredTable, choice: Choice) -> Case:
+    reasons = [reason for reason in table.reason.split(", ") if reason not in ("", "no header 'profile'")]
+    if reasons:
+        raise TableError(f"{table.name}: {', '.join(reasons)}")
+    assert table.collective is not None
+    size = _size(table, choice)
+    member = choice.profile.member(size, "")
+    if member is None:
+        raise TableError(f"{table.name}: {choice.profile.name} has no size {size!r}, expected one like 8 or 2x8")
+    ranks = member.topology.world_size
+    if table.ranks != ranks:
+        raise TableError(f"{table.name}: {table.ranks} ranks, but {choice.profile.name}-{size} has {ranks}")
+    least = ranks if table.collective != "sendrecv" else 1
+    first = max(least, parse_size_bytes(table.headers.get("from_size_b", "1")))
+    rows = tuple(row for row in table.rows if row.size_bytes >= first)
+    if not rows:
+        raise TableError(f"{table.name}: no row of {first} bytes or more")
+    return Case(table, table.collective, size, rows)
+
+
+def _size(table: MeasuredTable, choice: Choice) -> str:
+    """The member's size: of the table's header, of the choice, or of the nodes in the log."""
+    if table.machine:
+        named = choose(table.machine)
+        if named.profile.name != choice.profile.name:
+            raise TableError(
+                f"{table.name}: profile {table.profile!r}, expected one of the family {choice.profile.name!r}"
+            )
+        return named.size or choice.size or str(choice.profile.ranks_per_node)
+    if choice.size:
+        return choice.size
+    return table.size
+
+
+def measured(cases: Iterable[Case]) -> FloatArray:
+    """The measured seconds of all rows of all cases."""
+    return np.array([row.time_s for case in cases for row in case.rows])
+
+
+def file_of(name: str) -> str:
+    """The file name of a table, without its folders."""
+    return name.rpartition("/")[2]

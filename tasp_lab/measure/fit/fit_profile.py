@@ -1,0 +1,244 @@
+"""Calibration: fit of a profile's constants to one's own measurements.
+
+A *case* is a measured table on a member of the profile's family. Its collective and sizes decide which constants it can
+identify. The identifiable ones (`tasp_lab.measure.fit.identifiability`) are fitted together to all cases
+(`tasp_lab.measure.fit.robust_fit`). The others keep their values, as do those whose 95 % interval spans more than a
+factor of 4; the report names the measurement that would identify them.
+
+The predicting function is an argument: this module does not import the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import FitError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.machines.constants import CONSTANTS, Traffic
+from tasp_lab.machines.profile import Profile
+from tasp_lab.measure.fit.cases import Case, file_of, measured
+from tasp_lab.measure.fit.findings import Finding, fitted, not_fitted, reasons, with_findings, with_numbers
+from tasp_lab.measure.fit.identifiability import NO_EFFECT, effects_at, not_identifiable
+from tasp_lab.measure.fit.robust_fit import Fit, Parameter, fit
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
+
+_MULTIPLES = (0.5, 0.7, 1.4, 2.0)
+_MULTIPLES_TOGETHER = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0, 8.0)
+
+Group = tuple[str, ...]
+"""Constants that are fitted by one factor; most are alone."""
+
+Predict = Callable[[Profile], FloatArray]
+"""From a profile to the predicted seconds of all rows of all cases, in their order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """The fitted profile, and the predicted seconds of all rows of the cases.
+
+    `before_s` and `after_s` are those before and after the fit. `held_out_s` are those of each row by a fit without it,
+    empty if there are too few rows.
+    """
+
+    profile: Profile
+    findings: tuple[Finding, ...]
+    cases: tuple[Case, ...] = ()
+    before_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    after_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    held_out_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def errors(self, predicted_s: FloatArray) -> list[FloatArray]:
+        """Relative errors of predicted times, one array per case."""
+        measured_s = measured(self.cases)
+        ends = np.cumsum([len(case.rows) for case in self.cases])[:-1]
+        return np.split(predicted_s / measured_s - 1, ends) if self.cases else []
+
+
+def candidates(profile: Profile, collectives: Iterable[NcclTestsName]) -> tuple[str, ...]:
+    """The constants that tables of these collectives may identify, those with the largest effect first.
+
+    >>> from tasp_lab.machines.profile_files import load_profile
+    >>> candidates(load_profile("h100"), ["sendrecv"])[:3]
+    ('link_payload', 'link_many_payload', 'nic_payload')
+    """
+    traffic = {_traffic(profile, collective) for collective in collectives}
+    return tuple(spec.name for spec in CONSTANTS.values() if spec.fitted_to & traffic and profile.has(spec.name))
+
+
+def _traffic(profile: Profile, collective: NcclTestsName) -> Traffic:
+    if profile.library == "gloo":
+        return "tcp"
+    return "messages" if collective in ("sendrecv", "alltoall") else "rings"
+
+
+def calibrate(
+    profile: Profile,
+    cases: Sequence[Case],
+    predict: Predict,
+    asked: Sequence[str] = (),
+    *,
+    date: str,
+    progress: ProgressCallback = no_progress,
+) -> Calibrated:
+    """Fit the constants of a profile to measured tables.
+
+    Parameters
+    ----------
+    profile : where the fit starts.
+    cases : the tables; all rows have equal weight.
+    predict : maps a profile to the predicted times of their rows.
+    asked : the constants to fit; by default all that the tables identify.
+    date : today's date, for the sources.
+    progress : called with progress messages.
+
+    Raises `FitError` if there are not more rows than constants to fit, for a constant that the tables' collectives
+    cannot identify, and if they identify none.
+    """
+    if profile.library == "ideal":
+        raise FitError(f"profile {profile.name!r}: the library 'ideal' has no constants to fit")
+    names = checked_names(asked, profile, cases) or candidates(profile, [case.collective for case in cases])
+    times_s, before_s = measured(cases), predict(profile)
+    effects = _effects(profile, names, predict)
+    unknown = {name: not_fitted(profile, name, why) for name, why in not_identifiable(names, effects).items()}
+    chosen = [name for name in names if name not in unknown]
+
+    def distance(tried: Profile) -> float:
+        """The mean distance of predicted from measured times, as a logarithm."""
+        return float(np.abs(np.log(predict(tried) / times_s)).mean())
+
+    def fit_from(start: Profile, groups: Sequence[Group]) -> tuple[Profile, dict[str, Finding]]:
+        found = _findings(profile, start, groups, predict, times_s, progress)
+        for name, finding in found.items():
+            found[name] = replace(finding, origin=_origin(cases, effects[:, names.index(name)]) + finding.origin)
+        return with_findings(profile, found.values(), date), found
+
+    fits = [fit_from(_nearer(start, chosen, distance), groups) for start, groups in _starts(profile, chosen, distance)]
+    written, found = min(fits, key=lambda each: distance(each[0]))
+    findings = tuple((unknown | found)[name] for name in names)
+    if not any(finding.identifiable for finding in findings):
+        raise FitError(f"these measurements identify no constant: {reasons(findings)}")
+    return Calibrated(written, findings, tuple(cases), before_s, predict(written))
+
+
+def _findings(
+    profile: Profile, start: Profile, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
+    progress: ProgressCallback,
+) -> dict[str, Finding]:  # fmt: skip
+    """The findings of a fit that begins at `start`. What is not identifiable keeps its value in `profile`."""
+    chosen, findings = list(groups), dict[str, Finding]()
+    while chosen:
+        if len(times_s) > len(chosen):
+            progress(f"fitting {', '.join(' with '.join(group) for group in chosen)} to {len(times_s)} rows")
+        parameters = _fit(profile, start, chosen, predict, times_s, progress).parameters
+        for group in chosen:
+            findings |= _of_group(profile, group, parameters[group[0]])
+        unsure = [group for group in chosen if not findings[group[0]].identifiable]
+        if not unsure:
+            break
+        chosen.remove(max(reversed(unsure), key=lambda group: findings[group[0]].width))
+        start = with_numbers(profile, [(name, findings[name].value) for group in chosen for name in group])
+    return findings
+
+
+def _of_group(profile: Profile, group: Group, found: Parameter) -> dict[str, Finding]:
+    """The findings of the constants of a group; `found` is that of the first."""
+    origin = f", one factor for {', '.join(group)}" if len(group) > 1 else ""
+    findings = {}
+    for name in group:
+        ratio = profile.number(name) / profile.number(group[0])
+        scaled = replace(found, value=found.value * ratio, low=found.low * ratio, high=found.high * ratio)
+        findings[name] = fitted(profile, name, scaled, origin)
+    return findings
+
+
+def _starts(
+    profile: Profile, names: Sequence[str], distance: Callable[[Profile], float]
+) -> list[tuple[Profile, list[Group]]]:
+    """Where fits begin, and what each fits: constants on their own, or the latencies of calls by one factor.
+
+    A library takes the protocol that it expects to be the fastest. If every protocol is slower on the measured machine,
+    a higher latency of one protocol alone makes the library take another one, and nothing is gained. A local fit ends
+    there, and a rate that all protocols share takes the error. So another fit begins with all latencies multiplied.
+    The same happens where rows do not identify the latency of one protocol, which then keeps its value and makes the
+    library take this protocol. So in a third fit the latencies of all protocols have one factor.
+    """
+    latencies = tuple(name for name in names if CONSTANTS[name].unit == "s" and not CONSTANTS[name].min_constant)
+    single: list[Group] = [(name,) for name in names]
+    if len(latencies) < 2:
+        return [(profile, single)]
+    together = min([profile, *_multiplied(profile, latencies, _MULTIPLES_TOGETHER)], key=distance)
+    grouped = [group for group in single if group[0] not in latencies]
+    return [(profile, single), (together, single), (together, [*grouped, latencies])]
+
+
+def _nearer(profile: Profile, names: Sequence[str], distance: Callable[[Profile], float]) -> Profile:
+    """The profile with each constant in turn at the best of a few multiples.
+
+    Far from the solution, a step of the fit may reach a region where the library uses another protocol and not return.
+    """
+    for name in names:
+        profile = min([profile, *_multiplied(profile, [name], _MULTIPLES)], key=distance)
+    return profile
+
+
+def _multiplied(profile: Profile, names: Sequence[str], factors: Sequence[float]) -> list[Profile]:
+    """The profile with some constants times each of the factors."""
+    values = [(name, profile.number(name)) for name in names]
+    return [with_numbers(profile, [(name, value * factor) for name, value in values]) for factor in factors]
+
+
+def _fit(
+    profile: Profile, start: Profile, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
+    progress: ProgressCallback,
+) -> Fit:  # fmt: skip
+    """Fit the first constant of each group; the others keep their ratio to it in `profile`."""
+    ratios = [[(name, profile.number(name) / profile.number(group[0])) for name in group] for group in groups]
+
+    def predict_with(values: FloatArray) -> FloatArray:
+        pairs = zip(ratios, values.tolist(), strict=True)
+        return predict(with_numbers(start, [(name, value * ratio) for group, value in pairs for name, ratio in group]))
+
+    return fit(predict_with, times_s, {group[0]: _start(start, group[0]) for group in groups}, progress)
+
+
+def _start(profile: Profile, name: str) -> float:
+    """The start of a fit: a little above the smallest possible value, at which a constant has no effect."""
+    return max(profile.number(name), 1.05 * profile.clamped(name, 0.0))
+
+
+def checked_names(asked: Sequence[str], profile: Profile, cases: Sequence[Case]) -> tuple[str, ...]:
+    """The names, each once. Raises `FitError` for a constant that the cases' collectives cannot identify."""
+    collectives = list(dict.fromkeys(case.collective for case in cases))
+    known = candidates(profile, collectives)
+    for name in asked:
+        if name not in known:
+            expected = ", ".join(known) or "none"
+            raise FitError(f"constant {name!r}: {', '.join(collectives)} on {profile.name} may identify {expected}")
+    return tuple(dict.fromkeys(asked))
+
+
+def _effects(profile: Profile, names: Sequence[str], predict: Predict) -> FloatArray:
+    """d log(time) / d log(constant) of all rows (first axis) and constants."""
+    values = np.array([profile.number(name) for name in names])
+
+    def log_times(logarithms: FloatArray) -> FloatArray:
+        changed = zip(names, (values * np.exp(logarithms)).tolist(), strict=True)
+        logarithms_s: FloatArray = np.log(predict(with_numbers(profile, changed)))
+        return logarithms_s
+
+    return effects_at(log_times, np.zeros(len(names)))
+
+
+def _origin(cases: Sequence[Case], effect: FloatArray) -> str:
+    """The tables whose predicted times depend on a constant."""
+    ends = np.cumsum([len(case.rows) for case in cases])
+    parts = zip(cases, np.split(np.abs(effect), ends[:-1]), strict=True)
+    return ", ".join(
+        f"{file_of(case.table.name)} ({len(case.rows)} row{'s' * (len(case.rows) > 1)}, {case.collective})"
+        for case, part in parts
+        if part.max() >= NO_EFFECT
+    )

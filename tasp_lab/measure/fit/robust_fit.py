@@ -1,0 +1,221 @@
+"""Robust fit of a model's parameters to measured times, with confidence intervals.
+
+**Estimate.** Parameters are positive and fitted as logarithms. A residual is the logarithm of predicted over measured
+time, so 1 KiB and 1 GiB have equal weight. Parameters are M-estimates with Huber's loss and his "proposal 2" for the
+scale of the noise: measurements within 1.345 standard deviations have full weight, outliers a bounded one.
+
+**Intervals.** 95 % intervals follow from the Jacobian J of the residuals and the asymptotic covariance of the
+M-estimate, (J'J)^-1 sum psi^2 / (n - p) / mean(psi')^2 with Huber's correction for small samples, and Student's t with
+n - p degrees of freedom. They assume independent noise and a correct model; a wrong model shows in the residuals.
+
+**Identifiability.** A parameter is *not identifiable* if its effect is zero or cancels with those of others
+(`tasp_lab.measure.fit.identifiability`), if it reaches the limit of the search, or if its interval spans more than a
+factor of 4. Each has its reason in words.
+
+Source: P. J. Huber and E. M. Ronchetti, Robust Statistics, 2nd ed., Wiley 2009, sections 7.6 and 7.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import norm, t
+
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import FitError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.measure.fit.identifiability import directions, effects_at, listed, reason
+
+WIDEST_INTERVAL = 4.0
+"""The ratio of the ends of an interval above which a parameter counts as not identifiable."""
+
+_CONFIDENCE = 0.95
+_SEARCH_FACTOR = 1e6
+"""A parameter stays within this factor of its start, in both directions."""
+
+_TUNING = 1.345
+"""Huber's k: 95 % of the efficiency of least squares for normal noise."""
+
+_CONSISTENCY = float(1 - 2 * _TUNING * norm.pdf(_TUNING) - 2 * (1 - _TUNING**2) * norm.sf(_TUNING))
+"""The mean of psi^2 for standard normal noise, for which the scale is then the standard deviation."""
+
+_MAX_ROUNDS = 20
+"""Rounds of parameters and scale in turn."""
+
+_ROUNDING = 1e-9
+"""Residuals below this are rounding errors."""
+
+Predict = Callable[[FloatArray], FloatArray]
+"""From the parameters, in the order of their names, to the predicted seconds of all points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A fitted value with its 95 % interval; `why` is the reason if it is not identifiable, otherwise empty."""
+
+    value: float
+    low: float
+    high: float
+    identifiable: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Fitted parameters by name."""
+
+    parameters: Mapping[str, Parameter]
+
+
+class _Estimate(NamedTuple):
+    """Logarithms of parameter over start, residuals and Jacobian there, and the standard deviation of the noise."""
+
+    logarithms: FloatArray
+    residuals: FloatArray
+    jacobian: FloatArray
+    scale: float
+
+
+def fit(
+    predict: Predict, measured_s: FloatArray, start: Mapping[str, float], progress: ProgressCallback = no_progress
+) -> Fit:
+    """Fit the parameters named in `start` to measured times in seconds, one per point.
+
+    `predict` maps the parameters, an array in the order of `start`, to the times of all points. It should be
+    continuous. The fit is a local one: `start` should be right within a factor of about ten.
+    `progress` is called with the noise that each round finds.
+
+    >>> size_bytes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
+    >>> found = fit(lambda p: p[0] + size_bytes / p[1], 5e-6 + size_bytes / 50e9, {"latency_s": 1e-6, "bandwidth": 1e9})
+    >>> {name: (f"{parameter.value:.4g}", parameter.identifiable) for name, parameter in found.parameters.items()}
+    {'latency_s': ('5e-06', True), 'bandwidth': ('5e+10', True)}
+
+    Raises `FitError` if there are not more points than parameters, or if a time or a start is not a positive number.
+    """
+    names, measured = list(start), np.asarray(measured_s, float)
+    _check(names, measured, start)
+    origin = np.array([start[name] for name in names])
+
+    def residuals(logarithms: FloatArray) -> FloatArray:
+        return _residuals(np.asarray(predict(origin * np.exp(logarithms)), float), measured)
+
+    estimate = _estimate(residuals, len(names), progress)
+    values = origin * np.exp(estimate.logarithms)
+    return Fit(_parameters(names, values, estimate, len(measured) - len(names)))
+
+
+def _check(names: Sequence[str], measured: FloatArray, start: Mapping[str, float]) -> None:
+    if measured.ndim != 1 or not names:
+        raise FitError(f"{measured.ndim}-dimensional times and {len(names)} parameters, expected a row and 1 or more")
+    if len(measured) <= len(names):
+        raise FitError(
+            f"{len(measured)} points cannot determine {len(names)} parameters ({', '.join(names)}), "
+            f"expected {len(names) + 1} or more"
+        )
+    for point, time_s in enumerate(measured.tolist()):
+        if not 0 < time_s < np.inf:
+            raise FitError(f"point {point}: measured {time_s} s, expected a positive time")
+    for name, value in start.items():
+        if not 0 < value < np.inf:
+            raise FitError(f"parameter {name!r} starts at {value}, expected a positive number")
+
+
+def _residuals(predicted: FloatArray, measured: FloatArray) -> FloatArray:
+    """Logarithms of predicted over measured."""
+    if predicted.shape != measured.shape:
+        raise FitError(f"the model predicts times of the shape {predicted.shape}, expected {measured.shape}")
+    bad = np.flatnonzero(~(np.isfinite(predicted) & (predicted > 0)))
+    if len(bad):
+        raise FitError(f"the model predicts {predicted[bad[0]]} s for point {bad[0]}, expected a positive time")
+    ratios: FloatArray = np.log(predicted / measured)
+    return ratios
+
+
+def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progress: ProgressCallback) -> _Estimate:
+    """Estimate parameters and scale alternately until the scale converges."""
+
+    known: dict[bytes, FloatArray] = {}
+
+    def jacobian(at: FloatArray) -> FloatArray:
+        """Once per point: each minimisation begins where the one before has ended."""
+        key = at.tobytes()
+        if key not in known:
+            known[key] = effects_at(residuals, at)
+        return known[key]
+
+    def minimise(begin: FloatArray, loss: Literal["soft_l1", "huber"], pull: float) -> FloatArray:
+        limit = np.log(_SEARCH_FACTOR)
+        result = least_squares(
+            residuals, begin, jacobian, (-limit, limit), loss=loss, f_scale=pull, xtol=1e-10, ftol=1e-12, gtol=1e-14
+        )
+        return np.asarray(result.x, float)
+
+    at = minimise(np.zeros(count), "soft_l1", 0.1)
+    found = residuals(at)
+    scale = max(float(np.median(np.abs(found))) / norm.ppf(0.75), _ROUNDING)
+    for rounds in range(_MAX_ROUNDS):
+        progress(f"round {rounds + 1} of at most {_MAX_ROUNDS}: noise of {scale:.1%}")
+        at = minimise(at, "huber", _TUNING * scale)
+        found = residuals(at)
+        before, scale = scale, _scale(found, scale, count)
+        if abs(scale - before) <= 0.01 * before:
+            break
+    return _Estimate(at, found, jacobian(at), scale)
+
+
+def _scale(residuals: FloatArray, scale: float, count: int) -> float:
+    """Huber's proposal 2: the standard deviation at which the clipped residuals have their expected variance."""
+    for _ in range(100):
+        clipped = np.clip(residuals, -_TUNING * scale, _TUNING * scale)
+        before, scale = scale, float(np.sqrt((clipped**2).sum() / ((len(residuals) - count) * _CONSISTENCY)))
+        scale = max(scale, _ROUNDING)
+        if abs(scale - before) <= 1e-3 * before:
+            break
+    return scale
+
+
+def _parameters(
+    names: Sequence[str], values: FloatArray, estimate: _Estimate, degrees_of_freedom: int
+) -> dict[str, Parameter]:
+    """Each parameter with its interval and, if it is not identifiable, the reason."""
+    found = directions(estimate.jacobian)
+    deviations = np.sqrt(_variance(estimate, len(names)) * np.diag(found.covariance)) / found.lengths
+    widths = deviations * float(t.ppf((1 + _CONFIDENCE) / 2, degrees_of_freedom))
+    parameters = {}
+    for index, name in enumerate(names):
+        value, factor = float(values[index]), float(np.exp(min(widths[index], 300.0)))
+        low, high = value / factor, value * factor
+        if why := reason(names, index, found) or _search_limit(estimate.logarithms[index]):
+            low, high = 0.0, np.inf
+        elif high > WIDEST_INTERVAL * low:
+            why = _too_wide(names, index, high / low, found.covariance)
+        parameters[name] = Parameter(value, low, high, not why, why)
+    return parameters
+
+
+def _search_limit(logarithm: float) -> str:
+    """Why a parameter at a limit of the search is not identifiable; empty for others."""
+    is_at_limit = abs(logarithm) > 0.999 * np.log(_SEARCH_FACTOR)
+    return f"it reached the limit of the search, a factor of {_SEARCH_FACTOR:.0e} from its start" if is_at_limit else ""
+
+
+def _too_wide(names: Sequence[str], index: int, factor: float, covariance: FloatArray) -> str:
+    """The reason for an interval that is too wide, with the parameters that can compensate for this one."""
+    deviations = np.sqrt(np.diag(covariance))
+    correlations = covariance[index] / np.where(deviations > 0, deviations, 1.0) / deviations[index]
+    partners = listed(names, index, correlations, 0.95)
+    why = f"its 95 % interval spans a factor of {factor:.3g}"
+    return f"{why}; {partners} can compensate for it" if partners else why
+
+
+def _variance(estimate: _Estimate, count: int) -> float:
+    """The factor of (J'J)^-1 in the covariance of an M-estimate."""
+    residuals, pull = estimate.residuals, _TUNING * estimate.scale
+    points = len(residuals)
+    share = float((np.abs(residuals) < pull).mean())
+    correction = 1 + count / points * (1 - share) / share
+    return float(correction**2 * (np.clip(residuals, -pull, pull) ** 2).sum() / (points - count) / share**2)

@@ -1,0 +1,192 @@
+"""Calibration judged by what it was not fitted to: each collective predicted by a fit to all others."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.errors import FitError, QuantityError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.machines.profile import Profile
+from tasp_lab.measure.calibrate import Measurements, read_measurements
+from tasp_lab.measure.fit.cases import Case, measured
+from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
+from tasp_lab.measure.fit.fit_profile import candidates, checked_names
+from tasp_lab.measure.simulate_cases import Simulated
+from tasp_lab.prediction.provenance import Provenance
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
+
+
+class Errors(NamedTuple):
+    """The median and the largest absolute relative error of predicted times."""
+
+    median: float
+    worst: float
+
+    @classmethod
+    def of(cls, predicted_s: FloatArray, measured_s: FloatArray) -> Errors:
+        found = np.abs(predicted_s / measured_s - 1)
+        return cls(float(np.median(found)), float(found.max()))
+
+
+@dataclass(frozen=True)
+class JudgedCollective:
+    """One collective that was left out.
+
+    Parameters
+    ----------
+    collective, rows : what was predicted, and how many rows that is.
+    fitted_from : the collectives that were fitted to.
+    constants : those that they identified; none if `reason` says why there is no fit.
+    before, after : errors of the profile as it was, and of the fitted one; None without a fit.
+    """
+
+    collective: NcclTestsName
+    rows: int
+    fitted_from: tuple[NcclTestsName, ...]
+    constants: tuple[str, ...]
+    before: Errors
+    after: Errors | None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The collective for a script; errors are shares, null without a fit."""
+        return {
+            "collective": self.collective,
+            "rows": self.rows,
+            "fitted_from": list(self.fitted_from),
+            "constants": list(self.constants),
+            "median_relative_error_before": self.before.median,
+            "worst_relative_error_before": self.before.worst,
+            "median_relative_error": None if self.after is None else self.after.median,
+            "worst_relative_error": None if self.after is None else self.after.worst,
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Judgement(Report):
+    """A profile's calibration judged collective by collective; `notes` are about tables that were left out."""
+
+    profile: Profile
+    collectives: tuple[JudgedCollective, ...]
+    notes: tuple[str, ...]
+    provenance: Provenance
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "profile": self.profile.name,
+            "library": self.profile.library,
+            "collectives": [each.to_dict() for each in self.collectives],
+            "notes": list(self.notes),
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per collective."""
+        return [flat(each.to_dict()) for each in self.collectives]
+
+    def parts(self) -> list[Part]:
+        title = f"{self.profile.name}: each collective predicted by a fit to the others"
+        rows = [_cells(each) for each in self.collectives]
+        reasons = [f"{each.collective}: {each.reason}" for each in self.collectives if each.reason]
+        return [Table(title, _COLUMNS, rows, (0, 1, 2)), *reasons]
+
+
+_COLUMNS = (
+    "left out", "fitted from", "constants fitted", "rows", "median error before", "after", "worst before", "after",
+)  # fmt: skip
+
+
+def _cells(each: JudgedCollective) -> tuple[str, ...]:
+    after = ("-", "-") if each.after is None else (f"{each.after.median:.1%}", f"{each.after.worst:.1%}")
+    return (
+        each.collective, ", ".join(each.fitted_from), ", ".join(each.constants) or "none", str(each.rows),
+        f"{each.before.median:.1%}", after[0], f"{each.before.worst:.1%}", after[1],
+    )  # fmt: skip
+
+
+def leave_one_out(
+    *measurements: Path | str,
+    profile: str | None = None,
+    fit: Sequence[str] = (),
+    algorithm: str | None = None,
+    in_place: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> Judgement:
+    """Predict each collective by a profile that was fitted to all others.
+
+    Parameters
+    ----------
+    measurements : folders and files of one family of machines; tables of pairs help with every fit.
+    fit : constants to fit, of each fit those that its collectives may identify.
+    profile, algorithm, in_place, progress : see `tasp_lab.measure.calibrate.calibrate`.
+
+    Raises `TableError`, `ProfileError`, and `FitError` for fewer than two collectives or if there is no fit.
+    """
+    if not measurements:
+        raise QuantityError("nothing to judge: expected a folder with tables of two collectives or more")
+    paths = [Path(each) for each in dict.fromkeys(map(str, measurements))]
+    read = read_measurements(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place)
+    collectives = list(dict.fromkeys(case.collective for case in read.cases))
+    if len(collectives) < 2:
+        others = f" ({'; '.join(read.left_out)})" if read.left_out else ""
+        raise FitError(
+            f"{', '.join(map(str, paths))}: {', '.join(collectives) or 'no collective'} to predict, "
+            f"expected tables of two collectives or more{others}"
+        )
+    names = checked_names(fit, read.start, read.cases)
+    for line in read.left_out:
+        progress(line)
+    runs = [Simulated(read.profile, [case]) for case in read.cases]
+    judged = []
+    for number, collective in enumerate(collectives, 1):
+        progress(f"{number} of {len(collectives)}: {collective} is left out")
+        judged.append(_judged(read, runs, collective, names, progress))
+    if all(each.after is None for each in judged):
+        raise FitError("; ".join(f"without {each.collective}: {each.reason}" for each in judged))
+    return Judgement(read.profile, tuple(judged), read.left_out, read.provenance)
+
+
+def _judged(
+    read: Measurements, runs: Sequence[Simulated], left_out: NcclTestsName, names: Sequence[str],
+    progress: ProgressCallback,
+) -> JudgedCollective:  # fmt: skip
+    kept, chosen = _apart(read.cases, runs, left_out, inside=False)
+    aside, judging = _apart(read.cases, runs, left_out, inside=True)
+    fitted_from = tuple(dict.fromkeys(case.collective for case in kept))
+    measured_s = measured(aside)
+    before = Errors.of(_all(judging, read.profile), measured_s)
+    known = candidates(read.start, fitted_from)
+    asked = [name for name in names if name in known]
+    try:
+        if names and not asked:
+            raise FitError(f"{', '.join(fitted_from)} cannot identify {', '.join(names)}")
+        today = datetime.date.today().isoformat()
+        found = fit_profile(read.start, kept, lambda tried: _all(chosen, tried), asked, date=today, progress=progress)
+    except FitError as error:
+        return JudgedCollective(left_out, len(measured_s), fitted_from, (), before, None, str(error))
+    constants = [*(each.name for each in read.of_pairs), *(each.name for each in found.findings if each.identifiable)]
+    after = Errors.of(_all(judging, found.profile), measured_s)
+    return JudgedCollective(left_out, len(measured_s), fitted_from, tuple(dict.fromkeys(constants)), before, after)
+
+
+def _apart(
+    cases: Sequence[Case], runs: Sequence[Simulated], collective: NcclTestsName, *, inside: bool
+) -> tuple[list[Case], list[Simulated]]:
+    """The cases of a collective, or all others, with what predicts them."""
+    found = [(case, run) for case, run in zip(cases, runs, strict=True) if (case.collective == collective) is inside]
+    return [case for case, _ in found], [run for _, run in found]
+
+
+def _all(runs: Sequence[Simulated], profile: Profile) -> FloatArray:
+    """The predicted seconds of all rows."""
+    return np.concatenate([run(profile) for run in runs])

@@ -1,0 +1,253 @@
+"""Tables of kernel times by shape.
+
+A table is a CSV file with headers ``# key: value`` and these columns::
+
+    gpu,kernel,pass,dtype,causal,batch,heads,kv_heads,head_dim,seq_q,seq_k,time_us,tflops
+
+``pass`` is ``fwd``, ``bwd``, ``bwd-det`` (deterministic) or ``fwdbwd`` (both, in turn). A row has a time, a rate or
+both. Rates count 4 FLOPs per pair and element of a head, 2.5 times as many backward, and of a causal call only those
+inside the mask; ``# flops: causal full`` says that a table counts all pairs. Causal masks end at the bottom right.
+Headers ``profile`` and ``kernel`` name GPU and kernel where the columns do not.
+
+The tables of UltraAttn (``machine,seq_q,heads,head_dim,sq_over_skv,causal,fwd_us,bwd_us``) are read, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tasp_lab.core.errors import TableError
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_alias
+from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
+from tasp_lab.measure.readers.flop_counts import counted_pairs
+from tasp_lab.workload.kernel_calls import pairs_in_band
+from tasp_lab.workload.kernel_shapes import KernelShape
+
+Timing = Literal["kernel", "eager"]
+"""Time of the kernel on the GPU, or of an eager call with the host's share."""
+
+COLUMNS = ("pass", "causal", "batch", "heads", "head_dim", "seq_q", "seq_k")
+_ULTRA_ATTN = ("machine", "seq_q", "heads", "head_dim", "sq_over_skv", "causal", "fwd_us", "bwd_us")
+_PASSES: dict[str, tuple[Literal["forward", "backward"], ...]] = {
+    "fwd": ("forward",),
+    "bwd": ("backward",),
+    "bwd-det": ("backward",),
+    "fwdbwd": ("forward", "backward"),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "forward+backward": ("forward", "backward"),
+}
+"""As benchmarks abbreviate them, and as tables of layers have them."""
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "": "bf16"}
+_HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:\s*(.*?)\s*")
+_EAGER = re.compile(r"eager|wall time|do_bench|event latency|with launch", re.IGNORECASE)
+_PER_PAIR = {"forward": 4, "backward": 10}
+
+
+class RefusedRow(NamedTuple):
+    """A row that is none: its line, its cells by column, and why."""
+
+    line: int
+    cells: Mapping[str, str]
+    reason: str
+
+
+class KernelRow(NamedTuple):
+    """One measurement.
+
+    `shapes` are the calls that were timed together: one, or forward and backward. `gpu` and `kernel` are names of
+    `tasp_lab.machines.kernel_model` where they are known there, else as printed.
+    """
+
+    gpu: str
+    kernel: str
+    shapes: tuple[KernelShape, ...]
+    measured_s: float
+    line: int
+
+    @property
+    def flops(self) -> int:
+        return sum(shape.flops for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """A table of kernels: the file's name, its headers (repeated ones joined by line breaks) and rows."""
+
+    name: str
+    headers: Mapping[str, str]
+    rows: tuple[KernelRow, ...]
+    timing: Timing
+    refused: tuple[RefusedRow, ...] = ()
+
+
+def is_kernel_table(text: str) -> bool:
+    """Whether the first line without ``#`` names the columns of a table of kernels."""
+    columns = next((line.split(",") for line in text.splitlines() if line.strip() and not line.startswith("#")), [])
+    names = {name.strip() for name in columns}
+    return names >= set(_ULTRA_ATTN) or names >= {"pass", "seq_q", "seq_k", "head_dim"}
+
+
+def read_kernel_table(path: Path) -> KernelTable:
+    """The table in a CSV file. Raises `TableError` as `parse_kernel_table` does."""
+    return parse_kernel_table(read_text(path), str(path))
+
+
+def parse_kernel_table(text: str, name: str, *, lenient: bool = False) -> KernelTable:
+    """The table in the text of a CSV file; a `lenient` reader refuses single rows, not the file.
+
+    >>> table = parse_kernel_table('''# gpu: H200
+    ... # kernel: cudnn
+    ... pass,causal,batch,heads,kv_heads,head_dim,seq_q,seq_k,time_us
+    ... fwd,1,1,64,8,128,2048,2048,140.125
+    ... ''', "table.csv")
+    >>> table.rows[0].gpu, table.rows[0].kernel, table.rows[0].shapes[0].low, table.rows[0].measured_s
+    ('h200', 'cudnn', 0, 0.000140125)
+
+    Raises `TableError`, naming file and line, for a missing column, for cells that are no positive numbers, for a
+    row without time and rate, and for a rate that contradicts the time or that counts masked pairs.
+    """
+    headers: dict[str, str] = {}
+    lines: list[tuple[FilePosition, list[str]]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            if match := _HEADER.fullmatch(line.strip()):
+                key = match[1].lower()
+                headers[key] = f"{headers[key]}\n{match[2]}" if key in headers else match[2]
+        elif line.strip():
+            lines.append((FilePosition(name, number), [cell.strip() for cell in next(csv.reader([line]))]))
+    if not lines:
+        raise FilePosition(name, 1).error("no rows", f"columns {', '.join(COLUMNS)} and time_us or tflops")
+    (place, columns), *body = lines
+    parse = _dialect(place, columns)
+    rows: list[KernelRow] = []
+    refused: list[RefusedRow] = []
+    for at, cells in body:
+        by_column = _by_column(at, columns, cells)
+        try:
+            rows += parse(at, by_column, headers)
+        except TableError as error:
+            if not lenient:
+                raise
+            refused.append(RefusedRow(at.line, by_column, str(error).removeprefix(f"{at}: ")))
+    if not rows and not refused:
+        raise place.error("no rows below the columns", "one or more")
+    timing: Timing = "eager" if _EAGER.search(headers.get("timing", headers.get("note", ""))) else "kernel"
+    return KernelTable(name, headers, tuple(rows), timing, tuple(refused))
+
+
+_Cells = Mapping[str, str]
+_Parse = Callable[[FilePosition, _Cells, Mapping[str, str]], Iterator[KernelRow]]
+
+
+def _dialect(place: FilePosition, columns: Sequence[str]) -> _Parse:
+    if len(set(columns)) < len(columns):
+        raise place.error("duplicate column", "each once")
+    if set(columns) >= set(_ULTRA_ATTN):
+        return _ultra_attn_rows
+    if missing := [column for column in COLUMNS if column not in columns]:
+        raise place.error(f"no column {missing[0]!r}", f"columns {', '.join(COLUMNS)} and time_us or tflops")
+    if not {"time_us", "tflops"} & set(columns):
+        raise place.error("neither a column 'time_us' nor 'tflops'", "one of them or both")
+    return _rows
+
+
+def _by_column(place: FilePosition, columns: Sequence[str], cells: Sequence[str]) -> _Cells:
+    if len(cells) != len(columns):
+        raise place.error(f"{len(cells)} cells", f"{len(columns)}, one per column")
+    return dict(zip(columns, cells, strict=True))
+
+
+def _rows(place: FilePosition, cells: _Cells, headers: Mapping[str, str]) -> Iterator[KernelRow]:
+    gpu = cells.get("gpu") or headers.get("profile") or headers.get("gpu") or ""
+    kernel = cells.get("kernel") or headers.get("kernel") or ""
+    if not gpu or not kernel:
+        raise place.error("no gpu" if not gpu else "no kernel", "a column or header that names it")
+    if cells["pass"] not in _PASSES:
+        raise place.error(f"pass {quoted(cells['pass'])}", f"one of {', '.join(_PASSES)}")
+    if cells["causal"].lower() not in ("0", "1", "true", "false"):
+        raise place.error(f"causal {quoted(cells['causal'])}", "0 or 1")
+    names = ("batch", "heads", "head_dim", "seq_q", "seq_k")
+    batch, heads, head_dim, queries, keys = (place.count(cells[name], name) for name in names)
+    kv_heads = place.count(cells["kv_heads"], "kv_heads") if cells.get("kv_heads") else heads
+    if heads % kv_heads:
+        raise place.error(f"{heads} heads on {kv_heads} KV heads", "a multiple of the KV heads")
+    dtype = _DTYPES.get(cells.get("dtype", ""), cells.get("dtype", ""))
+    causal = cells["causal"].lower() in ("1", "true")
+    shapes = tuple(
+        attention_shape(passing, dtype, batch, heads, kv_heads, head_dim, queries, keys, causal=causal)
+        for passing in _PASSES[cells["pass"]]
+    )
+    name = kernel_alias(kernel) + ("-deterministic" if cells["pass"] == "bwd-det" else "")
+    measured_s = _measured_s(place, cells, headers, shapes, causal=causal)
+    yield KernelRow(gpu_alias(gpu), name, shapes, measured_s, place.line)
+
+
+def attention_shape(
+    passing: Literal["forward", "backward"],
+    dtype: str,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    queries: int,
+    keys: int,
+    *,
+    causal: bool,
+) -> KernelShape:
+    """A call without mask, or with a causal one whose last query sees all keys."""
+    low, high = (queries - keys if causal else 1 - keys), queries - 1
+    pairs = int(pairs_in_band(low, high, queries, keys))
+    flops = _PER_PAIR[passing] * pairs * batch * heads * head_dim
+    return KernelShape(
+        "attend", "softmax", passing, dtype, batch, heads, kv_heads, head_dim, queries, keys, low, high, flops
+    )
+
+
+def _measured_s(
+    place: FilePosition, cells: _Cells, headers: Mapping[str, str], shapes: Sequence[KernelShape], *, causal: bool
+) -> float:
+    """The time: as printed, or FLOPs over the rate. A causal rate counts about half of the pairs of a square."""
+    time_s = place.time_s(cells["time_us"]) if cells.get("time_us") else None
+    if not cells.get("tflops"):
+        if time_s is None:
+            raise place.error("neither time_us nor tflops", "one of them or both")
+        return time_s
+    counted = counted_pairs(headers, place.file)
+    if counted is None and causal and time_s is None:
+        raise place.error("a causal rate without a header 'flops'", "causal halved or causal full in it")
+    full = counted == "full"
+    first = shapes[0]
+    square = first.queries * first.keys
+    pairs = square if full or not causal else square - min(first.queries, first.keys) ** 2 / 2
+    factor = sum(_PER_PAIR[shape.passing] for shape in shapes)
+    flops = factor * pairs * first.batch * first.heads * first.head_dim
+    by_rate_s = flops / (place.positive(cells["tflops"], "tflops") * 1e12)
+    if time_s is None:
+        return by_rate_s
+    if not 0.9 < by_rate_s / time_s < 1.1:
+        hint = ", or a header 'flops: causal full' if masked pairs are counted" if causal else ""
+        raise place.error(
+            f"{cells['tflops']} TFLOP/s in {cells['time_us']} us", f"{flops / time_s / 1e12:.4g} by its shape{hint}"
+        )
+    return time_s
+
+
+def _ultra_attn_rows(place: FilePosition, cells: _Cells, headers: Mapping[str, str]) -> Iterator[KernelRow]:
+    """Forward and backward in one line; the ratio is that of queries to keys, of which the smaller is ``seq_q``."""
+    ratio = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", cells["sq_over_skv"])
+    if ratio is None:
+        raise place.error(f"sq_over_skv {quoted(cells['sq_over_skv'])}", "a ratio like 2/1")
+    length, heads, head_dim = (place.count(cells[name], name) for name in ("seq_q", "heads", "head_dim"))
+    gpu, causal = gpu_alias(cells["machine"]), cells["causal"].lower() == "true"
+    kernel = kernel_alias(headers.get("kernel", "flash-attention-2"))
+    sides = int(ratio[1]) * length, int(ratio[2]) * length
+    for passing, column in (("forward", "fwd_us"), ("backward", "bwd_us")):
+        shape = attention_shape(passing, "bf16", 1, heads, heads, head_dim, *sides, causal=causal)  # type: ignore[arg-type]
+        yield KernelRow(gpu, kernel, (shape,), place.time_s(cells[column]), place.line)

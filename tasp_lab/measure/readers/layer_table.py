@@ -1,0 +1,159 @@
+"""A table of measured layers: the time of whole attention calls by a library on a machine, one row per measurement.
+
+A table is stored as a CSV file with headers::
+
+    # profile: h800
+    # source: results_exp/... of oliverYoung2001/UltraAttn
+    # note: time of the slowest rank
+    system,variant,pass,mask,gpus,nodes,batch,seq_total,heads,kv_heads,head_dim,dtype,time_us,tflops_per_gpu,...
+    ring-flash-attention,zigzag,forward,causal,32,4,1,131072,32,32,128,bf16,97620,,...
+
+``profile`` names a machine: a member of a family (``h800-4x8``), or a family, of which `gpus` and `nodes` choose the
+member. ``kernel`` names the kernel. ``flops`` states how rates are counted (`tasp_lab.measure.readers.flop_counts`).
+``documents`` are the lengths of packed documents, packings apart by ``|``; they are scaled to `seq_total`.
+``out_of_scope`` gives the reason why no row counts, ``from_seq_total`` the length below which none does, because the
+source itself doubts them, and ``host_bound_below`` the positions times heads per GPU below which it says that the host
+takes the time. Rows of one head with at most ``fits_runtime_up_to`` positions gave host times of runtimes, and do not
+count.
+
+Cells may be empty: what a row lacks is known to whoever judges it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tasp_lab.measure.readers.csv_text import CsvText
+from tasp_lab.measure.readers.file_position import FilePosition, quoted
+from tasp_lab.measure.readers.flop_counts import CountedPairs, counted_pairs
+
+UNIQUE = ("profile", "kernel", "flops", "documents", "from_seq_total", "host_bound_below", "fits_runtime_up_to")
+"""Headers that a table has once."""
+
+REQUIRED = ("system", "variant", "pass", "mask", "gpus", "nodes", "seq_total", "heads", "head_dim", "dtype")
+"""Columns of every table of layers, beside a time or a rate."""
+
+PASSES = {
+    "forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward",
+    "forward+backward": "forward+backward", "fwdbwd": "forward+backward", "fwd+bwd": "forward+backward",
+}  # fmt: skip
+"""Names of passes in tables, of layers and of kernels."""
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One measured layer. A field is None, or empty, where the table has no value.
+
+    `line` is its line in the file, `passing` the text of the table, `time_s` the time of a call on the slowest rank,
+    and `flops_per_s` the rate per GPU as the table counts it.
+    """
+
+    line: int
+    system: str
+    variant: str
+    passing: str
+    mask: str
+    gpus: int | None
+    nodes: int | None
+    batch: int | None
+    sequence: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    dtype: str
+    time_s: float | None
+    flops_per_s: float | None
+    gpu: str = ""
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Measured layers of one source. `reason` is why no row can be compared with a prediction, empty if some may."""
+
+    name: str
+    profile: str | None
+    kernel: str | None
+    source: str | None
+    headers: Mapping[str, str]
+    rows: tuple[LayerRow, ...]
+    counted: CountedPairs | None = None
+    documents: tuple[tuple[int, ...], ...] = ()
+    from_sequence: int = 0
+    host_bound_below: int = 0
+    fits_runtime_up_to: int = 0
+    reason: str = ""
+
+
+def is_layer_table(content: CsvText) -> bool:
+    """Whether the columns are those of a table of layers."""
+    return {"system", "seq_total"} <= set(content.columns)
+
+
+def layer_table(content: CsvText) -> LayerTable:
+    """The table in a CSV file.
+
+    Raises `TableError` for cells that are no numbers or negative, and for malformed headers.
+    """
+    content.check_columns()
+    headers = content.headers
+    missing = [f"no column {column!r}" for column in REQUIRED if column not in content.columns]
+    if not {"time_us", "tflops_per_gpu"} & set(content.columns):
+        missing.append("no column 'time_us' or 'tflops_per_gpu'")
+    rows = () if missing else tuple(_row(place, cells) for place, cells in content.rows())
+    return LayerTable(
+        content.name,
+        headers.get("profile") or None,
+        headers.get("kernel") or None,
+        headers.get("source") or None,
+        headers,
+        rows,
+        counted_pairs(headers, content.name),
+        _documents(content),
+        _limit(content, "from_seq_total"),
+        _limit(content, "host_bound_below"),
+        _limit(content, "fits_runtime_up_to"),
+        ", ".join(missing) or ("" if rows else "no rows"),
+    )
+
+
+def _row(place: FilePosition, cells: Mapping[str, str]) -> LayerRow:
+    def count(column: str) -> int | None:
+        return place.count(cells[column], column) if cells.get(column) else None
+
+    return LayerRow(
+        place.line, cells["system"], cells["variant"], cells["pass"], cells["mask"],
+        count("gpus"), count("nodes"), count("batch"), count("seq_total"), count("heads"),
+        count("kv_heads"), count("head_dim"), cells["dtype"],
+        quantity(place, cells, "time_us", 1e-6), quantity(place, cells, "tflops_per_gpu", 1e12),
+        cells.get("gpu", ""), cells.get("what", ""),
+    )  # fmt: skip
+
+
+def quantity(place: FilePosition, cells: Mapping[str, str], column: str, unit: float) -> float | None:
+    """A number in SI units; None where the cell is empty. Raises `TableError` for a negative one."""
+    if not cells.get(column):
+        return None
+    value = place.number(cells[column], column)
+    if value < 0:
+        raise place.error(f"{column} {quoted(cells[column])}", "0 or more")
+    return value * unit
+
+
+def _limit(content: CsvText, header: str) -> int:
+    text = content.headers.get(header)
+    return content.places[header].count(text, header) if text else 0
+
+
+def _documents(content: CsvText) -> tuple[tuple[int, ...], ...]:
+    """The lengths of documents of each packing."""
+    text = content.headers.get("documents")
+    if not text:
+        return ()
+    place = content.places["documents"]
+    return tuple(
+        tuple(place.count(length, "document") for length in re.split(r"[,\s]+", packing.strip()))
+        for packing in text.split("|")
+    )

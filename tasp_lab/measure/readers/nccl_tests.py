@@ -1,0 +1,330 @@
+"""Tables from the output of nccl-tests and rccl-tests.
+
+All versions print lines about the ranks, a line with the names of the columns, and a row per size. These are recognised
+after any prefix, such as that of a launcher, a time stamp or a queue; the prefix distinguishes runs with interleaved
+output. Other lines are ignored.
+
+A truncated row, such as the last one of an interrupted log, is skipped with a warning. A row with wrong results or a
+time rounded to 0 is an error: such a run is no measurement of the machine.
+
+Formats: NVIDIA/nccl-tests, src/util.cu and src/common.cu, from 2.0 (column ``error``) to 2.18 (columns per iteration);
+ROCm/rccl-tests, src/common.cu.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
+from tasp_lab.measure.readers.table import COLLECTIVES, MeasuredTable, Row
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
+
+_TIME_STAMP = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\[\]|\(\)")
+_PROGRAM = re.compile(
+    r"\b(all_gather|all_reduce|alltoallv?|sendrecv|reduce_scatter|broadcast|reduce|gather|scatter|hypercube)_perf"
+)
+_PREAMBLE = re.compile(r"(.*?)#\s*(?:nccl-tests version|Collective test starting|nThread|Using devices)\b(.*)")
+_RANK = re.compile(
+    r"(.*?)#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[.*?\]\s*(.*)"
+)
+_COLUMNS = re.compile(r"(.*?)#\s+(size\s+count\s+type\b.*)")
+_TYPE = re.compile(r"\s(u?int(?:8|32|64)?|char|half|float|double|bfloat16|fp8\w*|f8\w*)(?:\s|$)")
+_ROW = re.compile(r"(.*?)(?<![\w.,+-])(-?\d[\w.,]*(?:\s[KMGT]i?B)?)\s+(\S+)")
+_END = re.compile(r"(.*?)#\s*Avg bus bandwidth\b.*")
+_PROFILE = re.compile(r"^#\s*profile\s*:\s*(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+_OUT_OF_BOUNDS = re.compile(r"(.*?)#\s*Out of bounds values\s*:\s*([1-9]\d*)\b.*")
+
+_DEFAULT_COLUMNS = ["size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2]
+_BYTES = {"half": 2, "bfloat16": 2, "float": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8, "int64": 8, "uint64": 8}
+"""Bytes per element; all other types have one byte."""
+
+_COUNTED_PER_RANK: tuple[NcclTestsName, ...] = ("all_gather", "reduce_scatter", "alltoall")
+"""Collectives whose column ``count`` is per rank, so that size / count is the number of ranks."""
+
+
+@dataclass(frozen=True)
+class _Rank:
+    group: str
+    host: str
+    gpu: str
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A printed row; the words after the type follow the order of the columns, unless some are missing."""
+
+    place: FilePosition
+    size: str
+    count: str
+    element: str
+    words: tuple[str, ...]
+
+
+def _line_of(line: str, place: FilePosition) -> tuple[str, _Line] | None:
+    """A row and its prefix, recognised by a size and a count right before the name of a type."""
+    element = _TYPE.search(line)
+    start = element and _ROW.fullmatch(line[: element.start()].rstrip())
+    if element is None or start is None:
+        return None
+    return start[1], _Line(place, start[2], start[3], element[1], tuple(line[element.end() :].split()))
+
+
+@dataclass
+class _Run:
+    """The output of one run so far, and the prefix of its lines."""
+
+    prefix: str
+    first_line: int
+    program: str | None
+    parameters: str = ""
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    columns: list[str] = field(default_factory=list)
+    lines: list[_Line] = field(default_factory=list)
+    out_of_bounds: FilePosition | None = None
+    is_complete: bool = False
+
+
+def read_nccl_tests(path: Path, *, in_place: bool = False, profile: str | None = None) -> list[MeasuredTable]:
+    """The tables in a log. Raises `TableError` as `parse_nccl_tests` does, and for a file that cannot be read."""
+    return parse_nccl_tests(read_text(path), str(path), in_place=in_place, profile=profile)
+
+
+def parse_nccl_tests(
+    text: str, name: str, *, in_place: bool = False, profile: str | None = None
+) -> list[MeasuredTable]:
+    """The tables in the text of a log named `name`, one per run; none if there is no run in it.
+
+    The times are those of the out-of-place columns, or of the `in_place` ones. The collective is taken from the
+    preamble of the run, else from the command line before it, the file name, or the columns if they allow only one.
+    `profile` is the machine of a log without a line ``# profile: NAME``, which no tool prints. Headers of a table:
+    ``profile`` if it is known, ``gpu``, ``nodes``, ``ranks_per_node`` if equal on all nodes, ``groups`` if the ranks
+    were split, ``parameters``, ``columns``.
+
+    >>> [table] = parse_nccl_tests('''
+    ... # Collective test starting: all_gather_perf
+    ... #  Rank  0 Group  0 Pid  41 on node1 device  0 [0000:0f:00] NVIDIA H100 80GB HBM3
+    ... #  Rank  1 Group  0 Pid  41 on node1 device  1 [0000:1f:00] NVIDIA H100 80GB HBM3
+    ... #   size   count   type   redop   root    time   algbw   busbw  #wrong    time   algbw   busbw  #wrong
+    ...     1024     128  float    none     -1    8.00    0.13    0.06       0    7.50    0.14    0.07       0
+    ... ''', "log")
+    >>> table.collective, table.ranks, table.headers["gpu"], table.rows
+    ('all_gather', 2, 'NVIDIA H100 80GB HBM3', (Row(size_bytes=1024, time_s=8e-06),))
+
+    Raises `TableError` for wrong results, for sizes and times that are not positive numbers, and for a size with a unit
+    that contradicts the number of elements. Rows of 0 bytes, which older versions print, are skipped.
+    """
+    runs = [run for run in _runs(text, name) if run.lines or run.columns]
+    hint, named = _collective_of_name(name), _PROFILE.search(text)
+    profile, tables = named[1] if named else profile, []
+    for number, run in enumerate(runs, 1):
+        title = f"{name}, run {number}" if len(runs) > 1 else name
+        tables.append(_Reader(run, in_place).table(title, hint, profile))
+    return tables
+
+
+def _runs(text: str, name: str) -> list[_Run]:
+    """The runs in the order of their first lines."""
+    runs: list[_Run] = []
+    open_runs: dict[str, _Run] = {}
+    program, program_line = "", 0
+
+    def run_of(before: str, begins: bool = False) -> _Run:
+        prefix = " ".join(_TIME_STAMP.sub("", before).split())
+        run = open_runs.get(prefix)
+        if run is None or (begins and (run.columns or run.lines)):
+            is_new = run is None or program_line > run.first_line
+            run = open_runs[prefix] = _Run(prefix, number, program if program and is_new else None)
+            runs.append(run)
+        return run
+
+    for number, line in enumerate(text.splitlines(), 1):
+        named = _PROGRAM.search(line) if "_perf" in line else None
+        if "#" not in line:
+            if found := _line_of(line, FilePosition(name, number)):
+                run_of(found[0]).lines.append(found[1])
+            elif named:
+                program, program_line = named[1], number
+        elif match := _PREAMBLE.fullmatch(line):
+            run = run_of(match[1], begins=True)
+            if "nThread" in line:
+                run.parameters = " ".join(line[line.index("nThread") :].split())
+            if run.ranks:
+                run.ranks = {}
+            if named:
+                run.program = named[1]
+        elif match := _RANK.fullmatch(line):
+            run_of(match[1], begins=True).ranks[int(match[2])] = _Rank(match[3] or "0", match[4], match[5].strip())
+        elif match := _COLUMNS.fullmatch(line):
+            run_of(match[1], begins=True).columns = match[2].replace("# wrong", "#wrong").split()
+        elif match := _OUT_OF_BOUNDS.fullmatch(line):
+            run_of(match[1]).out_of_bounds = FilePosition(name, number)
+        elif match := _END.fullmatch(line):
+            run_of(match[1]).is_complete = True
+        elif named and "concluded" not in line:
+            program, program_line = named[1], number
+    _share_ranks(runs)
+    return runs
+
+
+def _share_ranks(runs: Sequence[_Run]) -> None:
+    """Add the ranks that other processes printed with other prefixes to the only table of a log."""
+    tables = [run for run in runs if run.columns or run.lines]
+    if len(tables) == 1:
+        for run in runs:
+            if run.prefix != tables[0].prefix:
+                tables[0].ranks = run.ranks | tables[0].ranks
+
+
+def _collective_of_name(name: str) -> NcclTestsName | None:
+    """The collective in the name of a file, if there is exactly one."""
+    stem = re.sub(r"[^a-z]", "", Path(name).stem.lower())
+    found = [collective for collective in COLLECTIVES if collective.replace("_", "") in stem]
+    return found[0] if len(found) == 1 else None
+
+
+class _Reader:
+    """Builds the table of one run."""
+
+    def __init__(self, run: _Run, in_place: bool) -> None:
+        self.run = run
+        columns = run.columns or _DEFAULT_COLUMNS
+        names = [column for column in columns[3:] if column != "timestamp"]
+        starts = [index for index, column in enumerate(names) if column in ("time", "cputime")]
+        self.keys = names[: starts[0]] if starts else names
+        self.measures = names[starts[0] :] if starts else []
+        self.extra_words = 2 if "timestamp" in columns else 0
+        self.is_cpu_time = "cputime" in names
+        wanted = 1 if in_place else 0
+        self.start = starts[wanted] - starts[0] if wanted < len(starts) else None
+        self.columns = "in-place" if in_place else "out-of-place"
+        self.ratios: set[int | None] = set()
+        self.operations: set[tuple[str, ...]] = set()
+
+    def table(self, name: str, hint: NcclTestsName | None, profile: str | None) -> MeasuredTable:
+        """The table, with the reasons why it cannot be used, if any."""
+        rows, warnings = self._rows()
+        reasons = []
+        collective = self._collective(hint)
+        if collective is None:
+            program = f"the collective {self.run.program!r} is none of {', '.join(COLLECTIVES)}"
+            reasons.append(program if self.run.program else "the log does not name its collective")
+        ranks, missing = self._ranks(collective)
+        reasons += [missing] if missing else []
+        reasons += ["its times are those of the CPU (option -C)"] if self.is_cpu_time else []
+        reasons += [f"no {self.columns} columns"] if self.start is None else []
+        reasons += ["no rows"] if self.start is not None and not rows else []
+        headers = dict(self._headers(profile))
+        return MeasuredTable(
+            name, profile, collective, ranks, None, headers, rows, ", ".join(reasons), warnings=tuple(warnings)
+        )
+
+    def _rows(self) -> tuple[tuple[Row, ...], list[str]]:
+        rows, warnings, empty = [], [], 0
+        for line in self.run.lines:
+            words = self._measured_words(line)
+            if line.size == "0":
+                empty += 1
+            elif words is None:
+                warnings.append(f"{line.place}: truncated row of size {line.size} skipped")
+            elif self.start is not None:
+                rows.append(self._row(line, words[self.start :]))
+        if empty:
+            warnings.append(f"{self.run.lines[0].place.file}: {empty} rows of 0 bytes skipped")
+        if rows and not self.run.is_complete:
+            warnings.append(f"{self.run.lines[-1].place}: no end of the run after this line, the log may be truncated")
+        return tuple(rows), warnings
+
+    def _measured_words(self, line: _Line) -> tuple[str, ...] | None:
+        """The words of the measured columns, or None if some are missing. Operation and root may be blank."""
+        words, has_root = line.words, "root" in self.keys
+        if words and words[0].isalpha() and words[0].islower():
+            leading = 1 + has_root
+        else:
+            leading = 1 if has_root and len(words) == len(self.measures) + 1 else 0
+        measured = words[leading:] if self.measures else ()
+        if len(measured) < len(self.measures) or "NCCL" in words:
+            return None
+        if len(measured) not in (len(self.measures), len(self.measures) + self.extra_words):
+            raise line.place.error(f"{len(measured)} numbers after the type", f"{len(self.measures)}")
+        self.operations.add(words[:leading])
+        return measured
+
+    def _row(self, line: _Line, words: Sequence[str]) -> Row:
+        size_bytes = line.place.size_bytes(line.size)
+        self._check_size(line, size_bytes)
+        self._check_results(line, size_bytes, words)
+        return Row(size_bytes, line.place.time_s(words[0]))
+
+    def _check_size(self, line: _Line, size_bytes: int) -> None:
+        """A size is a multiple of the bytes of its elements, unless a manual edit confuses 1000 and 1024."""
+        elements = 0 if line.count == "0" else line.place.count(line.count, "count")
+        element_bytes = elements * _BYTES.get(line.element, 1)
+        divides = element_bytes > 0 and size_bytes % element_bytes == 0
+        if element_bytes and not divides and not line.size.isdecimal():
+            raise line.place.error(
+                f"size {quoted(line.size)} is {size_bytes} bytes, but {elements} elements are {element_bytes}",
+                "a multiple (KiB counts in 1024, KB in 1000)",
+            )
+        self.ratios.add(size_bytes // element_bytes if divides else None)
+
+    def _check_results(self, line: _Line, size_bytes: int, words: Sequence[str]) -> None:
+        """Raise for wrong results. Older versions print a deviation as ``error``; their footer counts the errors."""
+        assert self.start is not None
+        column = self.measures[self.start + 3] if len(self.measures) > self.start + 3 else ""
+        if column == "#wrong" and not "N/A".startswith(words[3]) and line.place.number(words[3], "#wrong") != 0:
+            raise line.place.error(f"{words[3]} wrong results of {size_bytes} bytes", "none")
+        if column == "error" and self.run.out_of_bounds is not None:
+            raise self.run.out_of_bounds.error("values out of bounds", "none")
+
+    def _collective(self, hint: NcclTestsName | None) -> NcclTestsName | None:
+        if self.run.program is not None:
+            return next((collective for collective in COLLECTIVES if collective == self.run.program), None)
+        return hint or self._collective_of_columns()
+
+    def _collective_of_columns(self) -> NcclTestsName | None:
+        """The only collective with this operation, root and size per rank; all_gather and alltoall are ambiguous."""
+        if len(self.operations) != 1 or len(self.ratios) != 1:
+            return None
+        (operation,), (ratio,) = self.operations, self.ratios
+        reduces = operation[:1] not in ((), ("none",))
+        if operation[1:] not in ((), ("-1",)) or ratio is None or not operation:
+            return None
+        if reduces:
+            return "all_reduce" if ratio == 1 else "reduce_scatter"
+        return "sendrecv" if ratio == 1 and operation[1:] else None
+
+    def _ranks(self, collective: NcclTestsName | None) -> tuple[int | None, str]:
+        """The number of ranks of one call, or why it is unknown."""
+        listed = self.run.ranks
+        if sorted(listed) != list(range(len(listed))):
+            return None, f"some ranks are missing from the list of {len(listed)}"
+        sizes = set(Counter(rank.group for rank in listed.values()).values())
+        if len(sizes) > 1:
+            return None, "the ranks are in groups of different sizes"
+        (ratio,) = self.ratios if len(self.ratios) == 1 else (None,)
+        by_size = ratio if collective in _COUNTED_PER_RANK else None
+        ranks = sizes.pop() if sizes else by_size
+        if ranks is None:
+            return None, "the log does not list the ranks"
+        if by_size is not None and by_size != ranks:
+            return None, f"the log lists {ranks} ranks, but a size is {by_size} times its count"
+        return ranks, "one rank alone (nccl-tests without MPI prints a table for each)" if ranks == 1 else ""
+
+    def _headers(self, profile: str | None) -> Iterator[tuple[str, str]]:
+        if profile:
+            yield "profile", profile
+        yield "columns", self.columns
+        if self.run.parameters:
+            yield "parameters", self.run.parameters
+        if ranks := self.run.ranks.values():
+            yield "gpu", " and ".join(dict.fromkeys(rank.gpu for rank in ranks))
+            hosts = Counter(rank.host for rank in ranks)
+            yield "nodes", str(len(hosts))
+            if len(set(hosts.values())) == 1:
+                yield "ranks_per_node", str(len(ranks) // len(hosts))
+            if (groups := len({rank.group for rank in ranks})) > 1:
+                yield "groups", str(groups)

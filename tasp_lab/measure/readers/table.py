@@ -1,0 +1,171 @@
+"""A measured table: the times of one collective at several sizes, on one machine and number of ranks.
+
+A table is stored as a CSV file with headers::
+
+    # profile: h100-8
+    # collective: all_gather
+    # ranks: 8
+    # source: own measurement, NCCL 2.26.2, 2026-01-15
+    size_B,time_us
+    33554432,123.38
+
+``profile`` names a machine of the catalogue, or a profile file beside the table (`MeasuredTable.machine`); other
+headers and columns are kept as text. ``size_B`` is the size column of nccl-tests, in bytes: the output of a rank for
+all_gather, its input for reduce_scatter, its send buffer for alltoall (its own part included), and one message for
+sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from tasp_lab.core.errors import TableError
+from tasp_lab.measure.readers.csv_text import CsvText, parse_csv
+from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
+
+COLLECTIVES: tuple[NcclTestsName, ...] = get_args(NcclTestsName)
+
+_REQUIRED = ("profile", "collective", "ranks")
+_COLUMNS = ("size_B", "time_us")
+_FROM_SIZE = "from_size_b"
+
+
+class Row(NamedTuple):
+    """One measurement: the size as defined by nccl-tests, and the time of one call."""
+
+    size_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """One collective on one machine at several sizes.
+
+    Rows below `from_size_bytes` are shown but not evaluated.
+
+    `name` is the file, and the run if a file has several. `headers` are all headers of the file, including those with
+    a field. `reason` is why the table cannot be compared with a prediction, empty if it can. `warnings` list skipped
+    content. `others` are the columns besides size and time, as text, one cell per row.
+    """
+
+    name: str
+    profile: str | None
+    collective: NcclTestsName | None
+    ranks: int | None
+    source: str | None
+    headers: Mapping[str, str]
+    rows: tuple[Row, ...]
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    from_size_bytes: int = 1
+
+    @property
+    def machine(self) -> str | None:
+        """The machine by which `tasp_lab.machines.profile_files.member` finds the profile of the table.
+
+        A profile of one's own, such as ``my.toml:2x8``, is looked for in the folder of the table, then in the working
+        directory.
+        """
+        return self.profile and profile_beside(self.profile, Path(self.name).parent)
+
+    def on(self, profile: str) -> MeasuredTable:
+        """The table as one of a machine, by name; its own header is replaced."""
+        reasons = [each for each in self.reason.split(", ") if each not in ("", "no header 'profile'")]
+        headers = {**self.headers, "profile": profile}
+        return replace(self, profile=profile, headers=headers, reason=", ".join(reasons))
+
+    @property
+    def size(self) -> str:
+        """The size of a machine with its ranks, like ``2x8``: of a log by its nodes, else all ranks on one node."""
+        if "ranks_per_node" in self.headers and self.headers["nodes"] != "1":
+            return f"{self.headers['nodes']}x{self.headers['ranks_per_node']}"
+        return str(self.ranks)
+
+
+def profile_beside(profile: str, folder: Path) -> str:
+    """A profile by the path of its file in `folder`, if it is one such as ``my.toml:2x8``; else as it is."""
+    path, ending, size = profile.rpartition(".toml")
+    beside = folder / f"{path}{ending}"
+    return f"{beside}{size}" if ending and beside.is_file() else profile
+
+
+def read_table(path: Path) -> MeasuredTable:
+    """The table in a CSV file. Raises `TableError` as `parse_table` does, and for a file that cannot be read."""
+    return parse_table(read_text(path), str(path))
+
+
+def parse_table(text: str, name: str) -> MeasuredTable:
+    """The table in the text of a CSV file.
+
+    >>> table = parse_table('''# profile: h100-8
+    ... # collective: all_gather
+    ... # ranks: 8
+    ... size_B,time_us,note
+    ... 33554432,125,warm
+    ... ''', "table.csv")
+    >>> table.collective, table.ranks, table.rows, table.others
+    ('all_gather', 8, (Row(size_bytes=33554432, time_s=0.000125),), {'note': ('warm',)})
+    >>> parse_table("# ranks: 8", "table.csv").reason
+    "no header 'profile', no header 'collective', no column 'size_B', no column 'time_us'"
+
+    Raises `TableError` for a collective not in `COLLECTIVES`, for ranks, sizes or times that are not positive numbers,
+    for a row with too few or too many cells, and for a duplicate header or column. If a required header is missing, the
+    file may not be a table, and malformed rows only extend the reason.
+    """
+    content = parse_csv(text, name, (*_REQUIRED, "source", _FROM_SIZE))
+    headers, places = content.headers, content.places
+    collective, ranks = _collective(headers, places), _ranks(headers, places)
+    first = headers.get(_FROM_SIZE)
+    from_size_bytes = places[_FROM_SIZE].size_bytes(first) if first else 1
+    missing = [f"no header {key!r}" for key in _REQUIRED if not headers.get(key)]
+    try:
+        columns, rows, others = _read_rows(content)
+    except TableError as error:
+        if not missing:
+            raise
+        columns, rows, others = list(_COLUMNS), (), {}
+        missing.append(str(error))
+    missing += [f"no column {column!r}" for column in _COLUMNS if column not in columns] or ["no rows"] * (not rows)
+    return MeasuredTable(
+        name,
+        headers.get("profile") or None,
+        collective,
+        ranks,
+        headers.get("source") or None,
+        headers,
+        rows,
+        ", ".join(missing),
+        others=others,
+        from_size_bytes=from_size_bytes,
+    )
+
+
+def _collective(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> NcclTestsName | None:
+    text = headers.get("collective")
+    if not text:
+        return None
+    for collective in COLLECTIVES:
+        if collective == text:
+            return collective
+    raise places["collective"].error(f"collective {quoted(text)}", f"one of {', '.join(COLLECTIVES)}")
+
+
+def _ranks(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> int | None:
+    return places["ranks"].count(headers["ranks"], "ranks") if headers.get("ranks") else None
+
+
+def _read_rows(content: CsvText) -> tuple[list[str], tuple[Row, ...], dict[str, tuple[str, ...]]]:
+    """The column names, the rows if size and time are among the columns, and the other columns."""
+    content.check_columns()
+    columns = content.columns
+    if not set(_COLUMNS) <= set(columns):
+        return columns, (), {}
+    cells = list(content.rows())
+    rows = tuple(Row(place.size_bytes(row["size_B"]), place.time_s(row["time_us"])) for place, row in cells)
+    others = [column for column in columns if column not in _COLUMNS] if cells else []
+    return columns, rows, {column: tuple(row[column] for _, row in cells) for column in others}

@@ -1,0 +1,358 @@
+"""Arguments of the public functions: machines, schedules and sizes, as objects or as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+from tasp_lab.core.choices import Dataflow, Direction, Pass, Travelling, WireDtype
+from tasp_lab.core.errors import (
+    ModelError,
+    NoDecompositionError,
+    OverrideError,
+    ProfileError,
+    QuantityError,
+    ScheduleError,
+    TaspLabError,
+    TopologyError,
+    WorkloadError,
+    of_type,
+    unknown,
+)
+from tasp_lab.core.units import parse_flops_per_s, parse_size_bytes
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.host_model.catalogue import load_runtime, runtime_names
+from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.overrides import overridden
+from tasp_lab.machines.overrides.names import COMPUTE
+from tasp_lab.machines.overrides.override import parse_overrides
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.registry import AnySchedule, Work, built_in, names_in
+from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.models.model import Model
+
+MachineLike = Machine | Topology | str
+"""A machine, a topology (links without a communication library), or the name, file or expression of a machine."""
+
+WorkLike = Workload | int | str
+"""An attention layer, or the bytes per rank of a collective: a number, or text such as ``"64MiB"``."""
+
+ScheduleNames = str | Sequence[str]
+"""The name of a schedule, or several."""
+
+Schedules = AnySchedule | Sequence[AnySchedule]
+"""A schedule, or several: by name, or built for the ranks and the work at hand."""
+
+ComputeLike = float | str
+"""A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
+
+
+class _Type(NamedTuple):
+    """What an argument may be: its types, the words for them, and the error for others."""
+
+    types: tuple[type, ...]
+    expected: str
+    error: type[TaspLabError] = QuantityError
+
+
+_NONE = type(None)
+_WHOLE = _Type((Integral,), "a whole number")
+_MAYBE_WHOLE = _Type((Integral, _NONE), "a whole number or None")
+_BOOL = _Type((bool,), "True or False")
+_MAYBE_BOOL = _Type((bool, _NONE), "True, False or None")
+_RINGS = _Type(
+    (Decomposition, Sequence, _NONE), "a Decomposition, as tasp_lab.decompose returns it", NoDecompositionError
+)
+_TEXTS = _Type((Sequence, Set), "a list of texts", OverrideError)
+_CALLED = _Type((Callable,), "a function")  # type: ignore[arg-type]
+
+_TYPES: Mapping[str, _Type] = {
+    "machine": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
+    "topology": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
+    "model": _Type((Model, str), "a model or the name of one", ModelError),
+    "schedule": _Type((str,), "the name of a schedule", ScheduleError),
+    "work": _Type((Workload, Integral, str), "an attention layer (a Workload), or bytes such as 2**20 or '1MiB'"),
+    "layer": _Type((Workload,), "an attention layer (a Workload)", WorkloadError),
+    "sequence": _WHOLE,
+    "batch": _WHOLE,
+    "group": _MAYBE_WHOLE,
+    "accumulate": _WHOLE,
+    "library": _Type((str,), "the name of a library", ProfileError),
+    "without_links": _TEXTS._replace(error=TopologyError),
+    "links": _TEXTS._replace(error=TopologyError),
+    "overrides": _TEXTS,
+    "decomposition": _RINGS,
+    "fold": _MAYBE_WHOLE,
+    "lanes": _MAYBE_WHOLE,
+    "rail_aligned": _MAYBE_BOOL,
+    "search_budget": _WHOLE,
+    "compute": _Type((Real, str, _NONE), "a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'"),
+    "matrix_rate": _Type((Real, str, _NONE), "a rate in FLOP/s, or a text such as 'timed:600TFLOP/s'"),
+    "kernel": _Type((str, _NONE), "the name of a kernel", ProfileError),
+    "contention": _MAYBE_BOOL,
+    "explain": _BOOL,
+    "events": _MAYBE_BOOL,
+    "tune": _BOOL,
+    "fsdp": _BOOL,
+    "runtime": _Type((Runtime, str, _NONE), "the name of a runtime", ProfileError),
+    "measure": _WHOLE,
+    "repeats": _WHOLE,
+    "scale": _Type((Real, _NONE), "a number"),
+    "samples": _WHOLE,
+    "seed": _WHOLE,
+    "progress": _CALLED,
+    "options": _Type((AttentionOptions,), "AttentionOptions", ScheduleError),
+}
+"""The arguments of the public functions, by name: each means the same wherever it occurs."""
+
+_LISTS: Mapping[str, type] = {"decomposition": Decomposition, "without_links": str, "links": str, "overrides": str}
+"""Arguments that may be lists, and what these have in them."""
+
+
+def check_arguments(given: Mapping[str, Any], **other: str) -> None:
+    """Raise the `TaspLabError` of the first argument of a public function that is of a wrong type.
+
+    `given` are all arguments by name, as ``locals()`` at the start of the function. `other` are names of arguments that
+    stand for those of another name here: ``work="layer"``.
+    """
+    for name, value in given.items():
+        expected = _TYPES.get(other.get(name, name))
+        if expected is None:
+            continue
+        is_flag = isinstance(value, bool) and bool not in expected.types
+        is_one_text = isinstance(value, str) and name in ("decomposition", "without_links", "links")
+        if is_flag or is_one_text or not isinstance(value, expected.types):
+            raise expected.error(of_type(name.replace("_", " "), value, expected.expected))
+        if name in _LISTS and isinstance(value, Sequence | Set) and not isinstance(value, str):
+            for each in value:
+                if not isinstance(each, _LISTS[name]):
+                    raise expected.error(of_type(name.replace("_", " "), each, expected.expected))
+    for name in given.get("attention", ()):
+        if name not in AttentionKeywords.__annotations__:
+            raise ScheduleError(unknown("argument", name, [*AttentionKeywords.__annotations__, *given]))
+
+
+class AttentionKeywords(TypedDict, total=False):
+    """The fields of `tasp_lab.schedules.attention.options.AttentionOptions` as keywords."""
+
+    passes: Pass
+    trim: bool
+    buffers: int
+    dataflow: Dataflow
+    gradient_dtype: WireDtype
+    result_dtype: WireDtype
+    tail_chunks: int
+    stages: int
+    groups: str
+    travels: Travelling
+    pieces: int | None
+    direction: Direction
+
+
+def as_machine(
+    machine: MachineLike,
+    library: str = "auto",
+    missing_links: Sequence[str] = (),
+    links: Sequence[str] = (),
+) -> Machine:
+    """The machine, with some links removed or changed (see `tasp_lab.topology.edits`).
+
+    >>> as_machine("h100-8").comm_library.name, as_machine("h100-8", "ideal").comm_library.name
+    ('nccl', 'ideal')
+
+    Raises `ProfileError` for a library that contradicts the one of a `Machine`, and what `load_machine` raises.
+    """
+    if isinstance(machine, str):
+        found = load_machine(machine, library=library)
+    else:
+        found = Machine(machine) if isinstance(machine, Topology) else machine
+        if library not in ("auto", found.comm_library.name):
+            raise ProfileError(
+                f"library {library!r}: {found.topology.name} was given as an object with the library "
+                f"{found.comm_library.name!r}; expected auto, or a machine of load_machine(name, library={library!r})"
+            )
+    if not missing_links and not links:
+        return found
+    return found.edited(partial(edited, missing_links=missing_links, links=links))
+
+
+def wires(machine: MachineLike) -> Machine:
+    """The machine to run on a fabric, which has a library of its own: one given by name has none.
+
+    >>> wires("h100-8").comm_library.name
+    'ideal'
+    """
+    return as_machine(machine, "ideal") if isinstance(machine, str) else as_machine(machine)
+
+
+def as_topology(topology: MachineLike, missing_links: Sequence[str] = (), links: Sequence[str] = ()) -> Topology:
+    """The topology, with some links removed or changed."""
+    if isinstance(topology, str):
+        topology = load_machine(topology, library="ideal")
+    if isinstance(topology, Machine):
+        topology = topology.topology
+    return edited(topology, missing_links, links)
+
+
+def edited(topology: Topology, missing_links: Sequence[str], links: Sequence[str]) -> Topology:
+    """The topology without some links, and with other bandwidths on some."""
+    return with_links(without_links(topology, missing_links), links)
+
+
+def as_work(work: WorkLike) -> Work:
+    """The layer, or the bytes of a collective. Raises `QuantityError` for a text that is no size.
+
+    >>> as_work("1MiB")
+    1048576
+    """
+    return parse_size_bytes(work) if isinstance(work, str) else work
+
+
+def as_names(schedules: ScheduleNames) -> tuple[str, ...]:
+    """The names of schedules; one name may stand alone. Raises `ScheduleError` for anything else.
+
+    >>> as_names("ring"), as_names(["ring", "multi-ring"])
+    (('ring',), ('ring', 'multi-ring'))
+    """
+    found = as_schedules(schedules)
+    for schedule in built_in(found):
+        raise ScheduleError(f"schedule {schedule.name!r} was given as an object, expected the name of a schedule")
+    return tuple(names_in(found))
+
+
+def as_schedules(schedules: Schedules) -> tuple[AnySchedule, ...]:
+    """Schedules by name or built; one may stand alone.
+
+    Raises `ScheduleError` for anything else, and for none.
+
+    >>> as_schedules("ring"), as_schedules(["ring", "multi-ring"])
+    (('ring',), ('ring', 'multi-ring'))
+    """
+    expected = "names of schedules, or objects of tasp_lab.schedule.schedule.Schedule"
+    if isinstance(schedules, str | Schedule):
+        return (schedules,)
+    if not isinstance(schedules, Iterable):
+        raise ScheduleError(of_type("schedules", schedules, expected))
+    found = tuple(schedules)
+    for each in found:
+        if not isinstance(each, str | Schedule):
+            raise ScheduleError(of_type("schedules", each, expected))
+    if not found:
+        raise ScheduleError(f"schedules: none, expected {expected}")
+    return found
+
+
+def as_options(options: AttentionOptions = DEFAULT_OPTIONS, **changes: Unpack[AttentionKeywords]) -> AttentionOptions:
+    """The options with some fields changed. Raises `ScheduleError` for values that contradict each other."""
+    return replace(options, **changes) if changes else options
+
+
+_LIKE = "like timed:300TFLOP/s"
+
+
+def parse_compute(compute: ComputeLike | None) -> float | Literal["real"] | None:
+    """A rate in FLOP/s, ``real``, or None for the default. Raises `QuantityError`.
+
+    >>> parse_compute("timed:2TFLOP/s"), parse_compute(1e12), parse_compute("real"), parse_compute(None)
+    (2000000000000.0, 1000000000000.0, 'real', None)
+    """
+    if compute is None or compute == "real":
+        return None if compute is None else "real"
+    if not isinstance(compute, str):
+        return float(compute)
+    kind, _, rate = compute.partition(":")
+    if kind != "timed":
+        hint = f" did you mean timed:{compute}?" if compute[:1].isdigit() else ""
+        raise QuantityError(f"compute {compute!r}:{hint} expected timed:RATE, {_LIKE}, or real")
+    return parse_flops_per_s(rate)
+
+
+def with_contention(machine: Machine, contention: bool | None) -> Machine:
+    """The machine with contention or without; None: as it is.
+
+    Raises `QuantityError` for contention of a machine that has no constants of it.
+    """
+    if contention and not machine.contention.slows:
+        raise QuantityError(
+            f"contention: {machine.topology.name} with the library {machine.comm_library.name} has no constants of it, "
+            "expected a machine of a profile with sms and sms_per_channel, and its own library"
+        )
+    return replace(machine, contention=NONE) if contention is False else machine
+
+
+def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
+    """The machine with a runtime, by name or as it is, if any.
+
+    Raises `ProfileError` for an unknown name, and for what is neither a name nor a `Runtime`.
+
+    Ranks that compute at a rate have no memory bandwidth, so passes of the runtime take time beside kernels only.
+    """
+    if runtime is None:
+        return machine
+    if not isinstance(runtime, str | Runtime):
+        raise ProfileError(f"runtime {runtime!r}: expected a name, one of {', '.join(runtime_names())}")
+    found = load_runtime(runtime) if isinstance(runtime, str) else runtime
+    compute = machine.compute
+    compute = replace(compute, passes=found.passes) if isinstance(compute, KernelCompute) else compute
+    machine = _with_pairs(machine) if found.communicators == "pairs" else machine
+    return replace(machine, runtime=found, compute=compute)
+
+
+def _with_pairs(machine: Machine) -> Machine:
+    """The machine whose library has a communicator per pair of ranks, if it has a library with channels."""
+    if machine.recipe is None:
+        return machine
+    recipe = machine.recipe.with_pairs()
+    return replace(machine, recipe=recipe, comm_library=recipe.comm_library(machine.constants))
+
+
+def with_rate(machine: Machine, compute: ComputeLike | None) -> Machine:
+    """The machine with a given compute rate, if any. Raises `QuantityError` for real kernels."""
+    rate = parse_compute(compute)
+    if rate is None:
+        return machine
+    if rate == "real":
+        raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
+    return replace(machine, compute=ComputeRate(rate))
+
+
+def computing(machine: Machine, compute: ComputeLike | None, kernel: str | None) -> Machine:
+    """The machine with a given compute rate or kernel. Raises `QuantityError` if both are given.
+
+    >>> computing(load_machine("h100-8"), None, "flash-attention-3").rate_of(Workload(8), "forward").kernel
+    'flash-attention-3'
+    """
+    if compute is not None and kernel is not None:
+        raise QuantityError(f"compute {compute!r} and kernel {kernel!r}, expected one of them")
+    return with_kernel(with_rate(machine, compute), kernel)
+
+
+def chosen_machine(
+    machine: MachineLike,
+    library: str,
+    compute: ComputeLike | None,
+    kernel: str | None,
+    overrides: Sequence[str],
+    missing_links: Sequence[str],
+    links: Sequence[str],
+) -> Machine:
+    """The machine with a given compute rate or kernel, then with overrides, then without some links or with others.
+
+    Raises `QuantityError` for a rate or a kernel beside an override by another rate.
+    """
+    rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.change.kind == "to"]
+    if rates and (compute is not None or kernel is not None):
+        other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
+        raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
+    changed = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
+    return as_machine(changed, missing_links=missing_links, links=links)

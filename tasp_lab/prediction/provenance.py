@@ -1,0 +1,291 @@
+"""Provenance of a result: version, inputs and their hash, constants with their sources, engine, search and date.
+
+The *inputs* are a plain JSON document of everything that determines the numbers of a result. Their hash is the SHA-256
+of that document as canonical JSON: keys sorted, no spaces, ASCII only. An integral number is written as an integer, any
+other as a float where a float is exact, else as a text such as ``"1/3"``, so equal numbers have one form. A large part
+(the links of a topology, rings, a measured table) is replaced by its own SHA-256. The hash does not depend on the
+process, the machine, the date or the version of tasp-lab; nor does it depend on options that only add output.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from fractions import Fraction
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from runtime.linux.gpus import driver_version, library_variables
+from tasp_lab.core.tables import brief
+from tasp_lab.core.units import format_flops, format_time
+from tasp_lab.core.version import VERSION
+from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.kernel_compute import KernelCompute
+from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Constant, Machine
+from tasp_lab.prediction.training_step.rates import step_rates
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import is_left_out
+
+
+@dataclass(frozen=True)
+class UsedConstant:
+    """A constant behind a result: its value as text, its source, and whether it is an assumption."""
+
+    name: str
+    value: str
+    source: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Provenance:
+    """Where a result comes from.
+
+    Parameters
+    ----------
+    inputs : a plain JSON document of what determines the result.
+    constants : the constants of the machine, with their sources.
+    engines : the simulation engines that were used.
+    search_complete : whether a larger search budget would give the same rings; None where no rings were used.
+    environment : of measurements: versions, fabric, scale and host.
+    version : of tasp-lab.
+    date : UTC, ISO 8601.
+    """
+
+    inputs: Mapping[str, object]
+    constants: tuple[UsedConstant, ...] = ()
+    engines: tuple[str, ...] = ()
+    search_complete: bool | None = None
+    environment: Mapping[str, object] = field(default_factory=dict)
+    version: str = VERSION
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+    def __repr__(self) -> str:
+        return brief(self, f"tasp-lab {self.version}", self.date, f"inputs {self.inputs_sha256[:12]}")
+
+    @property
+    def inputs_sha256(self) -> str:
+        """The SHA-256 of the inputs as canonical JSON, in hexadecimal digits."""
+        return sha256(self.inputs)
+
+    def to_dict(self) -> dict[str, object]:
+        """The field `provenance` of ``--json``."""
+        return {
+            "version": self.version,
+            "date": self.date,
+            "inputs": dict(self.inputs),
+            "inputs_sha256": self.inputs_sha256,
+            "constants": [
+                {"name": each.name, "value": each.value, "source": each.source, "assumed": each.assumed}
+                for each in self.constants
+            ],
+            "engine": " and ".join(self.engines) or None,
+            "search_complete": self.search_complete,
+            **({"environment": dict(self.environment)} if self.environment else {}),
+        }
+
+
+def host_environment() -> dict[str, object]:
+    """The host, the versions and the variables behind a measurement; without the name of the host."""
+    return {
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "kernel": platform.release().partition("-")[0],
+        "cores": os.cpu_count(),
+        "gpu_driver": driver_version(),
+        "variables": library_variables(),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def sha256(document: object) -> str:
+    """The SHA-256 of a plain JSON document in canonical form.
+
+    >>> sha256({"b": 1, "a": [0.5]}) == hashlib.sha256(b'{"a":[0.5],"b":1}').hexdigest()
+    True
+    """
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def plain(value: object) -> object:
+    """A value as plain JSON; a dataclass becomes its type and its fields, optional ones only where they are given.
+
+    >>> plain({"a": (1.0, Fraction(1, 3), math.inf)}), plain(UsedConstant("a", "1s", "here"))
+    ({'a': [1, '1/3', 'inf']}, {'type': 'UsedConstant', 'name': 'a', 'value': '1s', 'source': 'here', 'assumed': False})
+
+    Raises `TypeError` for a value of any other type.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float, Fraction, np.integer, np.floating)):
+        return _number(value.item() if isinstance(value, np.generic) else value)
+    if isinstance(value, np.ndarray):
+        data = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<")))
+        return {
+            "shape": list(value.shape),
+            "dtype": data.dtype.str,
+            "sha256": hashlib.sha256(data.tobytes()).hexdigest(),
+        }
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(value[key]) for key in sorted(value, key=str)}
+    if is_dataclass(value):
+        return {"type": type(value).__name__} | {
+            each.name: plain(getattr(value, each.name))
+            for each in fields(value)
+            if each.compare and not is_left_out(value, each)
+        }
+    if isinstance(value, Sequence):
+        return [plain(each) for each in value]
+    raise TypeError(f"no plain form of {type(value).__name__}")
+
+
+def _number(value: float | Fraction) -> int | float | str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    exact = Fraction(value)
+    if exact.denominator == 1:
+        return exact.numerator
+    return float(value) if Fraction(float(value)) == exact else str(exact)
+
+
+def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:
+    """A machine as an input: its topology and communication library; with `compute`, compute rates and contention."""
+    found = topology_inputs(machine.topology) | {"library": plain(machine.comm_library)}
+    if not compute:
+        return found
+    if machine.contention.slows:
+        found["contention"] = plain(machine.contention)
+    if not machine.runtime.is_instant:
+        found["runtime"] = plain(machine.runtime)
+    if machine.rank_speeds:
+        found["rank_speeds"] = plain(machine.rank_speeds)
+    return found | {"compute": _rates(machine.compute)}
+
+
+def machine_content(machine: Machine) -> dict[str, object]:
+    """All of a machine that an answer follows from: the inputs, and what intervals and memory follow from.
+
+    Sources and the summary are texts for people and left out.
+    """
+    return machine_inputs(machine, compute=True) | {
+        "constants": [[each.name, each.value, each.at, each.low, each.high] for each in machine.constants],
+        "accelerator": machine.accelerator,
+        "network": machine.network,
+        "capacity_bytes": plain(step_rates(machine).capacity_bytes),
+    }
+
+
+def _rates(compute: Compute) -> object:
+    if isinstance(compute, ComputeRate):
+        return plain(compute.flops_per_s)
+    if isinstance(compute, KernelCompute):
+        return {"kernel": plain(compute.content()), "others": _rates(compute.rest)}
+    assert isinstance(compute, ComputeRates), "there are no others"
+    return {" ".join(kind): plain(rate.flops_per_s) for kind, rate in sorted(compute.rates.items())}
+
+
+def topology_inputs(topology: Topology) -> dict[str, object]:
+    """A topology as an input: its name, its size, and the hash of its links, shared capacities, switches and nodes."""
+    content = {
+        "links": _links(topology),
+        "shared": plain(topology.shared),
+        "switches": plain(topology.switches),
+        "nodes": plain(topology.nodes),
+    }
+    return {"topology": topology.name, "world_size": topology.world_size, "topology_sha256": sha256(content)}
+
+
+def _links(topology: Topology) -> object:
+    """All links; those of a full mesh as one, so that a large mesh costs nothing."""
+    samples = topology.table.samples
+    if topology.table.is_mesh and len({link.latency_s for link in samples}) == 1:
+        return ["full mesh", _number(samples[0].bandwidth_bytes_per_s), _number(samples[0].latency_s)]
+    return [
+        [link.source, link.destination, _number(link.bandwidth_bytes_per_s), _number(link.latency_s)]
+        for link in topology.links
+    ]
+
+
+def rings_inputs(decompositions: Iterable[Decomposition]) -> list[object]:
+    """Given rings as an input: each decomposition with its rings and shares."""
+    return [{"rings": plain(each.rings), "shares": plain(each.shares)} for each in decompositions]
+
+
+def schedules_inputs(schedules: Iterable[str | Schedule]) -> list[object]:
+    """Schedules as an input: by name, and objects with their digest."""
+    return [each if isinstance(each, str) else {"name": each.name, "digest": each.digest} for each in schedules]
+
+
+def overrides_inputs(overrides: Sequence[str]) -> dict[str, object]:
+    """Overrides as an input, without blanks; nothing without any."""
+    return {"overrides": ["".join(each.split()) for each in overrides]} if overrides else {}
+
+
+def machine_constants(constants: Iterable[Constant], prefix: str = "") -> tuple[UsedConstant, ...]:
+    """The constants of a machine or a profile without compute rates."""
+    return tuple(
+        UsedConstant(
+            prefix + each.name,
+            f"{each.value} at {each.at}" if each.at else each.value,
+            each.source,
+            each.source.startswith("assum"),
+        )
+        for each in constants
+        if each.name not in COMPUTE_RATES
+    )
+
+
+def runtime_constants(runtime: Runtime) -> tuple[UsedConstant, ...]:
+    """The constants of a runtime."""
+    of_host = [
+        UsedConstant(
+            f"{runtime.name} {field}", format_time(getattr(runtime, field)), source, source.startswith("assum")
+        )
+        for field, source in runtime.sources
+    ]
+    return (*of_host, *_passes_constants(runtime))
+
+
+def _passes_constants(runtime: Runtime) -> Iterator[UsedConstant]:
+    """Bytes that passes of a runtime move per element."""
+    passes = runtime.passes
+    for each in fields(passes):
+        if each.name.endswith("_bytes") and getattr(passes, each.name):
+            value = f"{getattr(passes, each.name):g} B per element"
+            yield UsedConstant(f"{runtime.name} {each.name}", value, passes.source, passes.source.startswith("assum"))
+
+
+def compute_constants(dtype: str, rates: Mapping[str, ComputeRate]) -> tuple[UsedConstant, ...]:
+    """The compute rates of a layer, one per pass, and the constants of their kernels."""
+    of_rates = [
+        UsedConstant(
+            f"compute rate {dtype} {passing}" + (f", {rate.kernel} at most" if rate.kernel else ""),
+            "no time" if rate.flops_per_s is None else format_flops(rate.flops_per_s),
+            rate.source,
+            rate.assumed,
+        )
+        for passing, rate in rates.items()
+    ]
+    of_kernels = dict.fromkeys(each for rate in rates.values() for each in rate.constants)
+    return (*of_rates, *machine_constants(of_kernels))

@@ -1,0 +1,236 @@
+"""The prediction of a whole step as numbers, a table and an object of ``--json``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.units import format_flops, format_size_about, format_time
+from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.captions import software
+from tasp_lab.prediction.provenance import Provenance
+from tasp_lab.prediction.training_step.memory import MemoryUse
+from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
+from tasp_lab.workload.models.parameters import parameter_count
+
+LESS_CHECKED = (
+    "A whole step is less checked than a layer: what stands beside attention has one rate for all shapes, and only a "
+    "few published steps are compared (docs/whole_steps.md)."
+)
+"""Shown with every step."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step; the parts add up to the whole.
+
+    Parameters
+    ----------
+    forward_s, backward_s : the phases of all micro-batches.
+    embedding_s : embedding and output gathered before the layers, and their gradients reduced behind them.
+    optimizer_s : the update of the states.
+    compute_s : kernel calls of the busiest rank in both phases; the rest of the phases waits for messages, or is slowed
+        by them.
+    """
+
+    forward_s: float
+    backward_s: float
+    embedding_s: float
+    optimizer_s: float
+    compute_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The time of the step."""
+        return self.forward_s + self.backward_s + self.embedding_s + self.optimizer_s
+
+    @property
+    def exposed_s(self) -> float:
+        """What messages add to the compute of the phases, and the messages around them."""
+        return max(0.0, self.forward_s + self.backward_s - self.compute_s) + self.embedding_s
+
+
+@dataclass(frozen=True, repr=False)
+class StepPrediction(Report):
+    """A whole step on a machine.
+
+    Parameters
+    ----------
+    plan, machine : what was predicted, and where.
+    rates : of what is no attention.
+    times : the parts of the time.
+    model_flops : FLOPs of a step by the convention of MFU: 6 per parameter of a matrix and token, 3 times those of
+        attention forward, masked pairs not counted; without training 2 and 1. What is computed again does not count.
+    memory : of the GPU that needs most.
+    simulated_layers : how many layers were simulated of each run of equal ones; others take as long as the last ones.
+    provenance : version, inputs, constants with their sources.
+    """
+
+    plan: StepPlan
+    machine: Machine
+    rates: StepRates
+    times: StepTimes
+    model_flops: int
+    memory: MemoryUse
+    simulated_layers: tuple[tuple[int, int], ...]
+    provenance: Provenance
+
+    @property
+    def time_s(self) -> float:
+        """The time of the step."""
+        return self.times.total_s
+
+    @property
+    def ranks(self) -> int:
+        """The number of GPUs."""
+        return self.machine.topology.world_size
+
+    @property
+    def tokens(self) -> int:
+        """Positions of a step, over all groups and micro-batches."""
+        groups = self.ranks // (self.plan.group or self.ranks)
+        return self.plan.sequence * self.plan.batch * groups * self.plan.accumulate
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Positions per second, over all GPUs."""
+        return self.tokens / self.time_s
+
+    @property
+    def flops_per_s(self) -> float:
+        """Model FLOPs per second and GPU."""
+        return self.model_flops / self.time_s / self.ranks
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs per second over the dense peak of the matrices' dtype; None where the peak is unknown."""
+        peak = self.rates.peak_flops_per_s
+        return None if peak is None else self.flops_per_s / peak
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the GPU that needs most memory has it; None where it is unknown."""
+        return self.rates.holds(self.memory.total)
+
+    def to_dict(self) -> dict[str, object]:
+        plan, times = self.plan, self.times
+        return {
+            "model": plan.model.name,
+            "parameters": parameter_count(plan.model),
+            "topology": self.machine.topology.name,
+            "world_size": self.ranks,
+            "library": self.machine.comm_library.name,
+            "schedule": plan.schedule,
+            "seq": plan.sequence,
+            "batch": plan.batch,
+            "group": plan.group or self.ranks,
+            "groups": self.ranks // (plan.group or self.ranks),
+            "pass": plan.options.passes,
+            "fsdp": plan.fsdp,
+            "checkpointing": plan.checkpointing,
+            "matrix_dtype": plan.matrix_dtype,
+            "accumulate": plan.accumulate,
+            "time_s": self.time_s,
+            **{name: getattr(times, name) for name in ("forward_s", "backward_s", "embedding_s", "optimizer_s")},
+            "compute_s": times.compute_s,
+            "exposed_s": times.exposed_s,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / self.ranks,
+            "model_flops": self.model_flops,
+            "flops_per_s_per_gpu": self.flops_per_s,
+            "peak_flops_per_s": self.rates.peak_flops_per_s,
+            "mfu": self.mfu,
+            "memory_bytes": self.memory.total,
+            "memory": {**self.memory._asdict()},
+            "capacity_bytes": self.rates.capacity_bytes,
+            "reserved_bytes": None if self.rates.capacity_bytes is None else RESERVED_BYTES,
+            "fits": self.fits,
+            "simulated_layers": [{"simulated": few, "of": every} for few, every in self.simulated_layers],
+            "less_checked": True,
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        """One row."""
+        return [flat(self.to_dict()) | {f"memory_{name}": size for name, size in self.memory._asdict().items()}]
+
+    def parts(self) -> list[Part]:
+        return [
+            self._title(),
+            Table("Time", ("part", "time", "share"), self._time_rows()),
+            Table("Per GPU", ("quantity", "value"), self._gpu_rows()),
+            Table("Memory of the fullest GPU", ("part", "size"), self._memory_rows()),
+            *self._lines(),
+        ]
+
+    def _title(self) -> str:
+        plan, groups = self.plan, self.ranks // (self.plan.group or self.ranks)
+        what = "Training step" if plan.trains else "Forward step"
+        ranks = plan.group or self.ranks
+        shared = f"{groups} group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
+        states = "FSDP" if plan.fsdp else "all states at each rank"
+        return (
+            f"{what} of {plan.model.name}, {plan.sequence} positions, {plan.batch} per group, {shared} by "
+            f"{plan.schedule}, {states}{self._extras()}, on {self.machine.topology.name}{software(self.machine)}"
+        )
+
+    def _extras(self) -> str:
+        plan = self.plan
+        found = f", {plan.checkpointing} checkpointing" if plan.trains else ""
+        found += f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
+        return found + (f", {plan.accumulate} micro-batches" if plan.accumulate > 1 else "")
+
+    def _time_rows(self) -> list[tuple[str, str, str]]:
+        shown = {
+            "forward": self.times.forward_s,
+            "backward": self.times.backward_s,
+            "embedding and output, messages": self.times.embedding_s,
+            "optimiser": self.times.optimizer_s,
+            "whole step": self.time_s,
+        }
+        return [(name, format_time(each), f"{each / self.time_s:.1%}") for name, each in shown.items() if each]
+
+    def _gpu_rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("tokens per second", f"{self.tokens_per_s / self.ranks:.4g}"),
+            ("model FLOP/s", format_flops(self.flops_per_s)),
+        ]
+        if self.mfu is not None:
+            rows.append(("MFU", f"{self.mfu:.1%} of {format_flops(self.rates.peak_flops_per_s or 0)}"))
+        exposed = f"{format_time(self.times.exposed_s)}, {self.times.exposed_s / self.time_s:.1%}"
+        return [*rows, ("messages that nothing hides", exposed)]
+
+    def _memory_rows(self) -> list[tuple[str, str]]:
+        rows = [(name.replace("_", " "), format_size_about(size)) for name, size in self.memory._asdict().items()]
+        rows.append(("all", format_size_about(self.memory.total)))
+        if self.rates.capacity_bytes is not None:
+            fits = "fits" if self.fits else "does not fit"
+            rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
+            rows.append(("the GPU has", f"{format_size_about(self.rates.capacity_bytes)}: {fits}"))
+        return rows
+
+    def _lines(self) -> list[str]:
+        rate = self.rates.matrices
+        simulated = ", ".join(f"{few} of {every}" for few, every in self.simulated_layers)
+        elementwise = "element-wise work takes no time, as no memory bandwidth is known"
+        if self.rates.memory_bytes_per_s is not None:
+            elementwise = f"element-wise work at {float(self.rates.memory_bytes_per_s) / 1e12:.3g} TB/s"
+        return [
+            f"matrices: {format_flops(float(rate.flops_per_s or 0))} in {self.plan.matrix_dtype}, {rate.source}; "
+            f"{elementwise}; set --matrix-rate",
+            f"layers simulated: {simulated}; the others take as long as the last of them",
+            LESS_CHECKED,
+        ]
+
+
+def plan_inputs(plan: StepPlan) -> dict[str, object]:
+    """What determines a step, besides the machine, as plain JSON."""
+    import msgspec
+
+    options = asdict(plan.options)
+    model = msgspec.to_builtins(plan.model)
+    names = ("sequence", "batch", "schedule", "group", "fsdp", "checkpointing", "matrix_dtype", "accumulate")
+    return {"model": model, "options": options, **{name: getattr(plan, name) for name in names}}

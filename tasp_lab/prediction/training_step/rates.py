@@ -1,0 +1,164 @@
+"""How fast what is no attention is, and the memory of a GPU: data by accelerator, each number with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from tasp_lab.core.choices import MatrixDtype
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.records import Record, Text
+from tasp_lab.core.units import Number, format_flops, parse_flops_per_s, parse_size_bytes
+from tasp_lab.machines.kernel_model import gpu_names
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.kernel_model.constants import gpus
+from tasp_lab.machines.machine import Compute, ComputeRate, Machine
+from tasp_lab.schedule.calls import Passing
+from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
+
+ASSUMED_MATRIX_RATE = ComputeRate(720e12, "assumed: no accelerator is known; as large matrices on one H100", True)
+"""Where the machine names no accelerator."""
+
+
+RESERVED_BYTES = 2 * 2**30
+"""What the context and the communication library take of a GPU's memory; `RESERVED_SOURCE` says where from."""
+
+RESERVED_SOURCE = (
+    "assumed: 0.5 GiB that CUDA does not hand out (79.11 of the 79.65 GiB of an H100, vllm-project/vllm issue 27508), "
+    "0.5 GiB of context (484 MiB, NVIDIA/nccl pull 2366), 1 GiB of communicators (0.7 GiB for four A100, NVIDIA/nccl "
+    "issue 964; all-to-all may take 3 GiB more, issue 1685)"
+)
+
+
+class _Number(Record, frozen=True, forbid_unknown_fields=True):
+    value: Text
+    source: Text
+
+
+class _Accelerator(Record, frozen=True, forbid_unknown_fields=True):
+    bf16: _Number
+    memory: _Number
+    fp8: _Number | None = None
+
+
+@cache
+def _accelerators() -> dict[str, _Accelerator]:
+    data = (files("tasp_lab.prediction.training_step") / "accelerators.toml").read_bytes()
+    return msgspec.toml.decode(data, type=dict[str, _Accelerator])
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """What a step needs of an accelerator besides attention.
+
+    Parameters
+    ----------
+    matrices : the rate of multiplications with parameters.
+    memory_bytes_per_s : that element-wise work reaches; it takes no time if None.
+    memory_source : where that comes from.
+    capacity_bytes, capacity_source : the memory of a GPU as its driver reports it; None if it is unknown.
+    peak_flops_per_s : the dense peak of the data sheet, in the dtype of the matrices; None if it is unknown.
+    """
+
+    matrices: ComputeRate
+    memory_bytes_per_s: Number | None = None
+    memory_source: str = ""
+    capacity_bytes: int | None = None
+    capacity_source: str = ""
+    peak_flops_per_s: float | None = None
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """The memory less `RESERVED_BYTES`; None if it is unknown."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - RESERVED_BYTES
+
+    def holds(self, memory_bytes: int) -> bool | None:
+        """Whether a GPU has so much memory to use; None if it is unknown."""
+        return None if self.usable_bytes is None else memory_bytes <= self.usable_bytes
+
+
+def step_rates(machine: Machine, dtype: MatrixDtype = "bf16", given: Number | None = None) -> StepRates:
+    """The rates of the accelerator of a machine; `given` is the rate of matrices instead of the one of the data file.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> step_rates(load_machine("h100-8")).matrices.flops_per_s
+    720000000000000.0
+
+    Raises `QuantityError` for a dtype without a rate, and for a rate above the peak.
+    """
+    found = _accelerators().get(machine.accelerator)
+    alias = gpu_alias(machine.accelerator)
+    gpu = gpus()[alias] if alias in gpu_names() else None
+    peak = None if gpu is None else gpu.peak_flops.value * (2 if dtype == "fp8" else 1)
+    rates = StepRates(_matrix_rate(machine, found, dtype, given), peak_flops_per_s=peak)
+    if peak is not None and float(rates.matrices.flops_per_s or 0) > peak:
+        raise QuantityError(
+            f"matrices at {format_flops(float(rates.matrices.flops_per_s or 0))} on {machine.topology.name}, expected "
+            f"at most its peak of {format_flops(peak)}"
+        )
+    if gpu is not None:
+        bandwidth = gpu.memory_bytes_per_s
+        rates = replace(rates, memory_bytes_per_s=bandwidth.value, memory_source=bandwidth.source)
+    if found is None:
+        return rates
+    capacity = parse_size_bytes(found.memory.value)
+    return replace(rates, capacity_bytes=capacity, capacity_source=found.memory.source)
+
+
+def _matrix_rate(machine: Machine, found: _Accelerator | None, dtype: MatrixDtype, given: Number | None) -> ComputeRate:
+    if given is not None:
+        return ComputeRate(given)
+    if found is None and dtype == "bf16":
+        return ASSUMED_MATRIX_RATE
+    number = None if found is None else getattr(found, dtype)
+    if number is None:
+        raise QuantityError(f"matrices in {dtype} on {machine.topology.name}, whose rate is unknown; expected bf16, or "
+                            "a given rate")  # fmt: skip
+    return ComputeRate(parse_flops_per_s(number.value), number.source, number.source.startswith("assum"))
+
+
+@dataclass(frozen=True)
+class StepCompute:
+    """The compute of a rank in a step: `attention` has the kernels of layers, `rates` what stands between them."""
+
+    attention: Compute
+    rates: StepRates
+
+    def time_s(self, shape: KernelShape) -> Number:
+        """The time of a call; of a ``dense`` one that of its matrices, then that of its element-wise work."""
+        return sum(seconds for _, seconds in self.parts(shape))
+
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """The time until a call leaves multiprocessors to others: all of its time for a ``dense`` one."""
+        return self.time_s(shape) if shape.kind == "dense" else self.attention.handed_out_s(shape)
+
+    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        """What the time of a call is spent on."""
+        if shape.kind != "dense":
+            return self.attention.parts(shape)
+        found = [("matrices", self.rates.matrices.flops_time_s(shape.flops))]
+        if self.rates.memory_bytes_per_s is not None and shape.moved_bytes:
+            found.append(("element-wise", shape.moved_bytes / self.rates.memory_bytes_per_s))
+        return found
+
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+        """A rate that no call exceeds."""
+        return self.rates.matrices if kind == "dense" else self.attention.rate(dtype, passing, kind, head_dim)
+
+    def scaled(self, factor: float) -> StepCompute:
+        """All rates times a factor."""
+        bandwidth = self.rates.memory_bytes_per_s
+        rates = replace(
+            self.rates,
+            matrices=self.rates.matrices.scaled(factor),
+            memory_bytes_per_s=None if bandwidth is None else bandwidth * factor,
+        )
+        return StepCompute(self.attention.scaled(factor), rates)
+
+    def as_assumed(self, what: str) -> StepCompute:
+        """The same, with rates of attention marked as an assumption."""
+        return replace(self, attention=self.attention.as_assumed(what))

@@ -1,0 +1,148 @@
+"""The options of a schedule that give the shortest predicted time.
+
+Only options that are a matter of schedule are searched. Dtypes on the wire are not: they change the numbers that a
+layer computes. (What a schedule rounds may depend on what it sends: ``kv-and-q-rings`` sends results only if queries
+travel, by default in the layer's dtype.) An option that is given with another value than its default is kept.
+
+All combinations are tried where there are at most `MAX_TRIALS`. Where there are more, one option after the other is set
+to its best value until none improves (coordinate descent), with at most as many trials; that may end in a local
+minimum. Nothing is drawn and no time is taken, so the result is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+from typing import Any, get_args
+
+from tasp_lab.core.choices import Dataflow, Travelling
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.registry import NOT_APPLICABLE, options_of
+
+SEARCHED: Mapping[str, Sequence[object]] = {
+    "trim": (True, False),
+    "buffers": (2, 3, 4, 6),
+    "dataflow": get_args(Dataflow),
+    "tail_chunks": (1, 2, 4),
+    "stages": (1, 2, 4, 8),
+    "groups": ("auto", "consecutive", "strided"),
+    "travels": get_args(Travelling),
+    "pieces": (None, 1, 2, 4, 8),
+}
+"""The values that are tried of each searched field of `AttentionOptions`, where it applies to a schedule."""
+
+NOT_SEARCHED = ("passes", "gradient_dtype", "result_dtype", "direction")
+"""The fields that say what to compute, and in which precision it is sent; and the direction, of which `auto` is the
+best."""
+
+MAX_TRIALS = 64
+"""Combinations of options that are tried of a schedule."""
+
+EQUAL = 1e-9
+"""Times that differ by this share are equal: both engines agree to it."""
+
+Axes = Mapping[str, Sequence[object]]
+"""The values of fields to try."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best options, their time, and that of the options with which the search began, in seconds."""
+
+    options: AttentionOptions
+    time_s: float
+    untuned_s: float
+
+
+def axes_of(name: str, options: AttentionOptions) -> Axes:
+    """What is searched for a schedule, given these options.
+
+    >>> axes_of("kv-and-q-rings", AttentionOptions(buffers=2))
+    {'travels': ['auto', 'keys', 'queries', 'both']}
+    """
+    found = {}
+    for field, values in SEARCHED.items():
+        is_given = getattr(options, field) != getattr(DEFAULT_OPTIONS, field)
+        if field in options_of(name) and not is_given:
+            found[field] = [each for each in values if _changed(options, {field: each}) is not None]
+    return {field: values for field, values in found.items() if len(values) > 1}
+
+
+def most_trials(axes: Axes) -> int:
+    """The largest number of combinations that `search` tries.
+
+    >>> most_trials({"trim": (True, False), "buffers": (2, 3, 4)}), most_trials({"buffers": range(1000)})
+    (6, 64)
+    """
+    return min(MAX_TRIALS, prod(len(values) for values in axes.values()))
+
+
+def search(time_s: Callable[[AttentionOptions], float], start: AttentionOptions, axes: Axes) -> Tuned:
+    """The options with the shortest time; of equal times, those with the fewest changes.
+
+    Parameters
+    ----------
+    time_s : the time of options. Options for which it raises one of `NOT_APPLICABLE` are no candidates; raised for
+        `start`, it ends the search.
+    start : what is tried first.
+    axes : the fields to vary, see `axes_of`.
+    """
+    times = {start: time_s(start)}
+
+    def time_of(options: AttentionOptions) -> float:
+        if options not in times:
+            try:
+                times[options] = time_s(options)
+            except NOT_APPLICABLE:
+                times[options] = inf
+        return times[options]
+
+    if prod(len(values) for values in axes.values()) <= MAX_TRIALS:
+        for combination in product(*axes.values()):
+            options = _changed(start, dict(zip(axes, combination, strict=True)))
+            if options is not None:
+                time_of(options)
+    else:
+        _descend(time_of, start, axes, times)
+    shortest_s = min(times.values())
+    best = min(_close(times, shortest_s), key=lambda options: _changes(options, start, axes))
+    return Tuned(best, times[best], times[start])
+
+
+def _descend(
+    time_of: Callable[[AttentionOptions], float],
+    start: AttentionOptions,
+    axes: Axes,
+    times: Mapping[AttentionOptions, float],
+) -> None:
+    """Coordinate descent from `start`, as long as there are fewer than `MAX_TRIALS` times."""
+    best, before = start, None
+    while best != before:
+        before = best
+        for field, values in axes.items():
+            for options in (_changed(best, {field: value}) for value in values):
+                if options is None:
+                    continue
+                if len(times) == MAX_TRIALS:
+                    return
+                if time_of(options) < (1 - EQUAL) * time_of(best):
+                    best = options
+
+
+def _close(times: Mapping[AttentionOptions, float], shortest_s: float) -> Iterator[AttentionOptions]:
+    yield from (options for options, seconds in times.items() if seconds <= (1 + EQUAL) * shortest_s)
+
+
+def _changes(options: AttentionOptions, start: AttentionOptions, axes: Axes) -> int:
+    return sum(getattr(options, field) != getattr(start, field) for field in axes)
+
+
+def _changed(options: AttentionOptions, values: Mapping[str, Any]) -> AttentionOptions | None:
+    """The options with other values, or None where these contradict each other."""
+    try:
+        return replace(options, **values)
+    except ScheduleError:
+        return None

@@ -1,0 +1,108 @@
+"""The interval of a prediction, 5 to 95 %: samples of the machine's constants beside residuals of the account.
+
+Finish times over shared links are not monotone in the constants, so each sample of the constants is simulated. Beside
+them stands the residual of the account in the same regime: what measured times differed by from predictions, less what
+the intervals of constants explain of it. The factor between a time on a new machine and its prediction is that of the
+sample times a log-normal one, so the interval is of a mixture of log-normal distributions, found by bisection: nothing
+is drawn, and equal seeds give equal intervals.
+
+Links that are stated without a machine (`Machine.has_ideal_links`) are exact: no measured time could differ from them.
+There samples of kernel rates are all that is uncertain.
+
+Two schedules are compared on the same samples, so what they have in common cancels (`first_is_faster`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sim.simulate import simulate
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.sampling import MachineSamples, Sampling, machine_samples
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.residual_fit import EXACT, Residual, residual_of
+from tasp_lab.prediction.residuals import KERNELS, regime_of
+from tasp_lab.schedule.schedule import Schedule
+
+MAX_TRANSFERS = 20_000
+"""The most transfers that all samples of a schedule simulate together, about half a second."""
+
+MIN_SAMPLES = 8
+"""With fewer samples constants are not sampled, and the residual stands alone: it has their errors in it."""
+
+
+def residual_on(
+    machine: Machine, schedule: Schedule, time_s: float, without: str = "", *, sampled: bool = False
+) -> Residual:
+    """The residual of a schedule on a machine, `without` those of a source or provider.
+
+    On ideal links there is none, unless kernels have measured rates that are not `sampled`: then that of kernels.
+    """
+    if not machine.has_ideal_links:
+        return residual_of(regime_of(machine, schedule, time_s), without)
+    task = schedule.task
+    exact = sampled or task is None or not _is_measured(machine.compute.rate(task.dtype, task.passing))
+    return EXACT if exact else residual_of(KERNELS, without)
+
+
+def _is_measured(rate: ComputeRate) -> bool:
+    """Whether a rate has an interval that was measured: that of a kernel, on the GPU that it is for."""
+    return rate.interval is not None and not rate.assumed
+
+
+@dataclass
+class Uncertainty:
+    """Intervals of schedules on one machine, whose samples are made once.
+
+    Residuals are `without` those of a source or provider, which is judged.
+    """
+
+    machine: Machine
+    sampling: Sampling
+    without: str = ""
+    _made: dict[int, MachineSamples] = field(default_factory=dict)
+
+    def interval(self, schedule: Schedule, time_s: float, transfers: int = 0) -> Interval | None:
+        """The interval of a schedule that takes `time_s`; None if no samples were asked for.
+
+        There are as many samples as for a schedule of `transfers`, if it has less: passes are added sample by sample.
+        """
+        if not self.sampling.samples or not time_s > 0 or not math.isfinite(time_s):
+            return None
+        samples_s = self.samples_s(schedule, transfers)
+        residual = residual_on(self.machine, schedule, time_s, self.without, sampled=bool(len(samples_s)))
+        return Interval(time_s, samples_s, residual)
+
+    def samples_s(self, schedule: Schedule, transfers: int = 0) -> FloatArray:
+        """The times of a schedule with samples of the constants, shape (samples,); empty where it is too large."""
+        sampling = self.sampling.of(MAX_TRANSFERS // max(schedule.transfers, transfers, 1))
+        if sampling.samples < min(MIN_SAMPLES, self.sampling.samples):
+            return np.zeros(0)
+        made = self._samples(sampling)
+        machines = made.machines or (self.machine,) * sampling.samples
+        task = schedule.task
+        if task is None:
+            return self._times(schedule, machines) if made.machines else np.zeros(0)
+        rate = self.machine.compute.rate(task.dtype, task.passing)
+        if self.machine.has_ideal_links and not _is_measured(rate):
+            return np.zeros(0)
+        factors = made.of_rate(rate, task.dtype, task.passing)
+        if not made.machines and (factors == 1).all():
+            return np.zeros(0)
+        changed = tuple(
+            replace(machine, compute=machine.compute.scaled(float(factor)))
+            for machine, factor in zip(machines, factors, strict=True)
+        )
+        return self._times(schedule, changed)
+
+    def _samples(self, sampling: Sampling) -> MachineSamples:
+        if sampling.samples not in self._made:
+            self._made[sampling.samples] = machine_samples(self.machine, sampling)
+        return self._made[sampling.samples]
+
+    def _times(self, schedule: Schedule, machines: tuple[Machine, ...]) -> FloatArray:
+        return np.array([float(simulate(schedule, machine, events=False).time_s) for machine in machines])

@@ -1,0 +1,128 @@
+"""Rings known without a search: of complete digraphs, of nodes with one NIC per rank, and of single cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.rings.complete_digraph import hamiltonian_cycles, two_fold_hamiltonian_cycles
+from tasp_lab.rings.factors import rings_of
+from tasp_lab.rings.node_rings import is_rail_aligned, node_rings
+from tasp_lab.rings.rings import Rings, is_ring
+from tasp_lab.topology.graph import Topology
+
+MAX_RANKS_OF_COMPLETE = 4096
+"""The 4095 rings of this many ranks take a gigabyte during verification."""
+
+
+def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None) -> Iterator[Rings]:
+    """The known rings of a topology, best first. `fold` and `rail_aligned` are as in `decompose.decompose`.
+
+    A larger fold than requested is returned where a theorem excludes equally fast rings of a smaller fold.
+    """
+    groups = _nodes_of(topology)
+    if groups is not None:
+        yield _of_nodes(topology, groups, fold, rail_aligned)
+    elif rail_aligned:
+        raise NoDecompositionError(f"{topology.name} has no rails: it does not consist of nodes with one NIC per rank")
+    if groups is not None and topology.world_size > MAX_RANKS_OF_COMPLETE:
+        return
+    if topology.is_complete:
+        own_links = len(topology.vertices) == topology.world_size and not topology.shared
+        uniform = own_links and topology.table.is_uniform
+        if fold != 1 or uniform or topology.world_size not in (4, 6):
+            yield _of_complete_digraph(topology.world_size, fold)
+    links = topology.linked_pairs
+    if fold in (None, 1) and (links.sum(axis=0) == 1).all() and (links.sum(axis=1) == 1).all():
+        yield Rings(rings_of(links.argmax(axis=1)[None]), 1, "the topology is one directed ring")
+
+
+def gray_ring(topology: Topology) -> Rings | None:
+    """The ring of the reflected binary Gray code, whose neighbours differ in one digit; None if it is no ring here.
+
+    It is one in every hypercube (Gilbert, "Gray codes and paths on the n-cube", 1958).
+
+    >>> from tasp_lab.topology.builders import hypercube
+    >>> gray_ring(hypercube(3)).rings.tolist()
+    [[0, 1, 3, 2, 6, 7, 5, 4]]
+    """
+    ranks = np.arange(topology.world_size)
+    order = ranks ^ ranks >> 1
+    if topology.world_size & topology.world_size - 1 or topology.is_complete or not is_ring(topology, order.tolist()):
+        return None
+    return Rings(order[None], 1, "the Gray code of the ranks")
+
+
+def _of_complete_digraph(n: int, fold: int | None) -> Rings:
+    if n > MAX_RANKS_OF_COMPLETE:
+        raise NoDecompositionError(
+            f"the {n - 1} rings of K*_{n} are too many, expected at most {MAX_RANKS_OF_COMPLETE} ranks"
+        )
+    if n in (4, 6) and fold != 1:
+        reason = (
+            f"K*_{n} has no {n - 1} rings that share no pair of ranks (Tillson 1980); "
+            "these two-fold rings use each pair of ranks twice"
+        )
+        return Rings(two_fold_hamiltonian_cycles(n).astype(np.int64), 2, reason)
+    rings = hamiltonian_cycles(n).astype(np.int64)
+    if fold == 2:
+        return Rings(np.repeat(rings, 2, axis=0), 2, f"each ring of K*_{n} twice")
+    return Rings(rings, 1, f"K*_{n} decomposes into {n - 1} rings that share no pair of ranks")
+
+
+def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_aligned: bool | None) -> Rings:
+    """The rings of (m-K_m-m)^u, renumbered from node-by-node ranks to the ranks in `groups`."""
+    node_count, per_node = groups.shape
+    by_node = node_rings(node_count, per_node, rail_aligned=rail_aligned)
+    rings = groups.ravel()[by_node]
+    found = 2 if per_node in (3, 5) else 1
+    times = "once" if found == 1 else "twice"
+    reason = (
+        f"({per_node}-K_{per_node}-{per_node})^{node_count}: {len(rings)} rings of Hamiltonian paths inside the nodes "
+        f"use every pair inside a node and every NIC {times}"
+    )
+    if found == 2:
+        reason += f"; K*_{per_node} has no {per_node} Hamiltonian paths that share no pair of ranks"
+    if is_rail_aligned(by_node, per_node):
+        reason += "; every hop between nodes joins equal local ranks"
+    if fold == 2 and found == 1:
+        return Rings(np.repeat(rings, 2, axis=0), 2, f"{reason}; each ring twice")
+    return Rings(rings, found, reason)
+
+
+def _nodes_of(topology: Topology) -> IntArray | None:
+    """The ranks of each node, an array (nodes, ranks per node), if the topology is nodes joined by one network.
+
+    The network is the set of switches that reaches all ranks. Without it each rank must reach exactly the ranks of its
+    own node, at least two. Ranks at the same position of two nodes are those with the shortest route between them.
+    """
+    n = topology.world_size
+    if len(topology.vertices) == n:
+        return None
+    inside = topology.table.joined
+    networks = 0
+    for entries, exits in topology.crossings():
+        if len(entries) == len(exits) == n:
+            networks += 1
+        else:
+            inside[np.ix_(entries, exits)] = True
+    np.fill_diagonal(inside, True)
+    first_of_node = inside.argmax(axis=1)
+    firsts, sizes = np.unique(first_of_node, return_counts=True)
+    if networks != 1 or len(firsts) < 2 or sizes[0] < 2 or (sizes != sizes[0]).any():
+        return None
+    if not all((row == (first_of_node == own)).all() for row, own in zip(inside, first_of_node, strict=True)):
+        return None
+    members = [np.flatnonzero(inside[first]) for first in firsts]
+    return np.array([members[0], *(_aligned_with(topology, members[0], each) for each in members[1:])])
+
+
+def _aligned_with(topology: Topology, first: IntArray, others: IntArray) -> IntArray:
+    """The ranks of another node in the order of their nearest ranks in the first, if these differ; else unchanged."""
+    constraints, _ = topology.routes(np.repeat(first, len(others)), np.tile(others, len(first)))
+    links = (constraints >= 0) & (constraints < len(topology.links))
+    nearest = links.sum(axis=1).reshape(len(first), len(others)).argmin(axis=1)
+    return others[nearest] if len(np.unique(nearest)) == len(others) else others

@@ -1,0 +1,346 @@
+"""A decomposition: rings over the ranks of a topology, each with the share of every shard that it carries.
+
+A *ring* is a directed Hamiltonian cycle of the digraph whose arcs are the ordered pairs of ranks that can exchange
+data, by a link or through switches. A decomposition of fold *k* uses no pair more than *k* times. Rings that share no
+pair share no link either if every pair has its own link; behind switches they share the ports.
+
+The *rate* of a decomposition is the number of bytes that every rank receives per second when the blocks of an
+AllGather circulate on all rings at once. It has two upper bounds:
+
+- for rings, the bandwidth out of any set of ranks (`tasp_lab.topology.cuts.ring_cut`);
+- for any AllGather, the bottleneck cut (`tasp_lab.topology.cuts.all_gather_cut`). Trees can reach it, rings not always:
+  a ring that enters a node carries all shards through its NICs, a tree only the shards that the node lacks.
+
+A `Decomposition` is verified when it is created: every ring visits every rank once, over pairs with a route; no pair is
+used more often than the fold; and the shares sum to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from tasp_lab.core.arrays import Int32Array
+from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.tables import brief
+from tasp_lab.core.units import format_bandwidth
+from tasp_lab.rings.closed_forms import closed_forms, gray_ring
+from tasp_lab.rings.complete_digraph import verify_cycles
+from tasp_lab.rings.few_rings import best_few, max_of_one_ring
+from tasp_lab.rings.link_loads import constraint_loads, ring_rate_bytes_per_s
+from tasp_lab.rings.problem import is_searchable
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings
+from tasp_lab.rings.search import RingSearch
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
+from tasp_lab.topology.cuts import all_gather_cut, ring_cut
+from tasp_lab.topology.graph import Topology
+
+MANY_RANKS = 256
+"""The flows that bound the rate of rings may take more than a few seconds for so many ranks or more."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition:
+    """Rings of a topology.
+
+    Parameters
+    ----------
+    topology : the topology of the rings.
+    rings : int array (rings, world_size), each row the ranks in the ring's order.
+    fold : maximum number of uses of a pair of ranks.
+    reason : why these rings were chosen.
+    shares : the share of every shard that each ring carries, summing to one; equal if not given.
+    limit_bytes_per_s : upper bound of the rate of such rings (as many, of this fold); that of the cuts if not given.
+    search_complete : whether a larger search budget would give the same rings.
+
+    Raises `NoDecompositionError` naming the first invalid ring or pair.
+    """
+
+    topology: Topology
+    rings: Int32Array
+    fold: int
+    reason: str
+    shares: tuple[Fraction, ...] = ()
+    limit_bytes_per_s: Fraction | None = None
+    search_complete: bool = True
+
+    def __post_init__(self) -> None:
+        rings = np.ascontiguousarray(self.rings, dtype=np.int32)
+        rings.flags.writeable = False
+        object.__setattr__(self, "rings", rings)
+        if not self.shares:
+            object.__setattr__(self, "shares", (Fraction(1, max(len(rings), 1)),) * len(rings))
+        verify_cycles(self.rings, self.topology.world_size, self.fold)
+        self._check_shares()
+        self._check_links()
+
+    def __repr__(self) -> str:
+        return brief(self, self.topology.name, f"{len(self.rings)} rings of fold {self.fold}")
+
+    def _check_shares(self) -> None:
+        if len(self.shares) != len(self.rings):
+            raise NoDecompositionError(f"{len(self.shares)} shares for {len(self.rings)} rings, expected one per ring")
+        if self.shares and (min(self.shares) <= 0 or sum(self.shares) != 1):
+            raise NoDecompositionError(f"shares must be more than 0 and sum to 1, they sum to {sum(self.shares)}")
+
+    def _check_links(self) -> None:
+        if self.topology.is_complete:
+            return
+        successors = np.roll(self.rings, -1, axis=1)
+        missing = np.argwhere(~self.topology.have_routes(self.rings, successors))
+        for ring, position in missing[:1].tolist():
+            source, destination = self.rings[ring, position], successors[ring, position]
+            raise NoDecompositionError(
+                f"ring {ring} goes from rank {source} to {destination}, but {self.topology.name} has no such link"
+            )
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `--json`."""
+        return {
+            "topology": self.topology.name,
+            "world_size": self.world_size,
+            "fold": self.fold,
+            "reason": self.reason,
+            "rings": self.rings.tolist(),
+            "shares": [float(share) for share in self.shares],
+            "links_used": self.links_used,
+            "links_total": self.links_total,
+            "rate_bytes_per_s": float(self.rate_bytes_per_s),
+            "ring_limit_bytes_per_s": float(self.ring_limit_bytes_per_s),
+            "bound_bytes_per_s": float(self.bound_bytes_per_s),
+            "share_of_bound": self.share_of_bound,
+            "proved_optimal": self.proved_optimal,
+            "search_complete": self.search_complete,
+            "beyond_rings": self.beyond_rings,
+        }
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.topology.world_size
+
+    @property
+    def links_total(self) -> int:
+        """Number of links of the topology."""
+        return len(self.topology.links)
+
+    @cached_property
+    def links_used(self) -> int:
+        """Number of links that at least one ring uses."""
+        loads = constraint_loads(self.topology, self.rings, [1] * len(self.rings))
+        return int((loads[: self.links_total] > 0).sum())
+
+    @cached_property
+    def rate_bytes_per_s(self) -> Fraction:
+        """Bytes/s that every rank receives over all rings together; 0 for one rank. Exact."""
+        if not len(self.rings):
+            return Fraction(0)
+        return ring_rate_bytes_per_s(self.topology, self.rings, self.shares)
+
+    @cached_property
+    def bound_bytes_per_s(self) -> Fraction:
+        """Bytes/s that every rank can receive in any AllGather: (n - 1) shards over the time of the bottleneck cut."""
+        if self.world_size == 1:
+            return Fraction(0)
+        if self.rate_bytes_per_s == min(self.topology.bandwidths_into_ranks_bytes_per_s):
+            return self.rate_bytes_per_s
+        cut = all_gather_cut(self.topology)
+        return (self.world_size - 1) * cut.bandwidth_bytes_per_s / cut.ranks_inside
+
+    @property
+    def share_of_bound(self) -> float:
+        """The rate over the bound; 1 for one rank."""
+        return float(self.rate_bytes_per_s / self.bound_bytes_per_s) if self.world_size > 1 else 1.0
+
+    @cached_property
+    def ring_limit_bytes_per_s(self) -> Fraction:
+        """Upper bound of the rate of rings: `limit_bytes_per_s`, or that of the cuts."""
+        if self.limit_bytes_per_s is not None:
+            return self.limit_bytes_per_s
+        return ring_limit_bytes_per_s(self.topology, self.rate_bytes_per_s)
+
+    @property
+    def proved_optimal(self) -> bool:
+        """Whether no rings (no more of them than a given number of lanes) reach a higher rate."""
+        return self.rate_bytes_per_s >= self.ring_limit_bytes_per_s * (1 - Fraction(RELATIVE_TOLERANCE))
+
+    @property
+    def beyond_rings(self) -> bool:
+        """Whether no rings reach the bound, however many: trees can (Edmonds 1973; ForestColl, arXiv 2402.06787)."""
+        return ring_limit_bytes_per_s(self.topology, self.rate_bytes_per_s) < self.bound_bytes_per_s
+
+
+def ring_limit_bytes_per_s(topology: Topology, reached: Fraction | int = 0) -> Fraction:
+    """Upper bound of the rate of any rings: the bandwidth of the narrowest cut; 0 for one rank.
+
+    No flow is computed if the rate `reached` already equals the smallest bandwidth into a rank.
+    """
+    if topology.world_size == 1:
+        return Fraction(0)
+    if reached and reached == min(topology.bandwidths_into_ranks_bytes_per_s):
+        return Fraction(reached)
+    return ring_cut(topology).bandwidth_bytes_per_s
+
+
+def decompose(
+    topology: Topology,
+    fold: int | None = None,
+    *,
+    lanes: int | None = None,
+    rail_aligned: bool | None = None,
+    search_budget: int = DEFAULT_SEARCH_BUDGET,
+    progress: ProgressCallback = no_progress,
+) -> Decomposition:
+    """The rings of a topology with the highest rate that is known or can be found within the budget.
+
+    Parameters
+    ----------
+    fold : 1 or 2 requires optimal rings with equal shares that use no pair of ranks more often. None chooses the
+        smallest such fold, or unequal shares if neither fold has optimal rings.
+    lanes : maximum number of rings.
+    rail_aligned : whether every hop between nodes must join equal local ranks; None: where possible.
+    search_budget : operations of the search (see `tasp_lab.rings.search_budget`), used if no closed form is
+        known. A larger budget never gives a lower rate.
+    progress : called with each stage of the search.
+
+    Raises `NoDecompositionError` with the reason if no rings exist, or none of the requested fold, if none were found
+    within the budget, and for a budget below 1.
+
+    >>> from tasp_lab.topology.builders import full_mesh, nodes
+    >>> decompose(full_mesh(5)).rings.shape
+    (4, 5)
+    >>> decompose(full_mesh(4)).fold
+    2
+    >>> decompose(nodes(2, 4)).share_of_bound
+    1.0
+    """
+    if fold not in (None, 1, 2):
+        raise NoDecompositionError(f"fold {fold}: expected 1 or 2")
+    if lanes is not None and lanes < 1:
+        raise NoDecompositionError(f"{lanes} lanes: expected 1 or more")
+    budget = SearchBudget(search_budget, progress)
+    if topology.world_size == 1:
+        return Decomposition(topology, np.empty((0, 1), dtype=np.int32), 1, "one rank needs no ring")
+    if lanes is not None:
+        return _with_lanes(topology, fold, lanes, rail_aligned, budget)
+    if fold is not None:
+        return _of_fold(topology, fold, rail_aligned, budget)
+    return _best(topology, rail_aligned, budget)
+
+
+def _best(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
+    """The rings with the highest rate, of the smallest fold with which equal shares reach it."""
+    best: Decomposition | None = None
+    for candidate in _candidates(topology, rail_aligned, budget):
+        limit = candidate.limit_bytes_per_s
+        if best is None or candidate.rate_bytes_per_s > best.rate_bytes_per_s:
+            best = candidate
+        elif limit is not None and limit < best.ring_limit_bytes_per_s:
+            best = replace(best, limit_bytes_per_s=max(limit, best.rate_bytes_per_s))
+        if best.proved_optimal:
+            break
+    assert best is not None  # a search that finds nothing raises
+    return _concluded(best, budget)
+
+
+def _concluded(found: Decomposition, budget: SearchBudget) -> Decomposition:
+    """The result, its reason extended by what was not proved, and whether the budget ended the search."""
+    reason = found.reason
+    if not found.proved_optimal:
+        reason += (
+            f"; not proved optimal: these carry {format_bandwidth(found.rate_bytes_per_s)}, "
+            f"the proved upper bound is {format_bandwidth(found.ring_limit_bytes_per_s)}"
+        )
+        reason += "; a larger search budget may find better ones" if budget.ran_out else ""
+    return replace(found, reason=reason, search_complete=not budget.ran_out)
+
+
+def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Iterator[Decomposition]:
+    known = []
+    for rings in closed_forms(topology, None, rail_aligned):
+        known.append(rings.rings)
+        yield _as_decomposition(topology, rings)
+    if known and not is_searchable(topology):
+        return
+    if topology.world_size >= MANY_RANKS:
+        budget.progress(f"bounding the rate of rings of {topology.world_size:,} ranks; this may take a while")
+    search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
+    for rings in search.best(known):
+        yield _as_decomposition(topology, rings)
+
+
+def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
+    more = ""
+    for rings in closed_forms(topology, fold, rail_aligned):
+        known = _as_decomposition(topology, rings)
+        if known.proved_optimal and known.fold <= fold:
+            return known
+        if known.fold > fold:
+            more = f"; {known.reason}"
+    search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
+    found, note = search.equal_rings(fold, strictly=True)
+    if found is None and fold == 1 and search.problem.is_uniform:
+        most, proved = search.max_disjoint()
+        if most is not None:
+            note += f"; {len(most)} link-disjoint rings exist" + (", and no more" if proved else "")
+    if found is None:
+        raise NoDecompositionError(
+            f"{topology.name}: no rings of fold {fold} reach the rate that the cuts allow: {note}{more}"
+        )
+    return _concluded(_as_decomposition(topology, found), budget)
+
+
+def _with_lanes(
+    topology: Topology, fold: int | None, lanes: int, rail_aligned: bool | None, budget: SearchBudget
+) -> Decomposition:
+    """The best few rings of several searches."""
+    if fold is not None:
+        raise NoDecompositionError("a fold and a number of lanes cannot be combined")
+    known = gray_ring(topology) if lanes == 1 and not rail_aligned else None
+    if known is not None:
+        one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
+        if one.proved_optimal:
+            return one
+    found: list[Decomposition] = []
+    for part in _rounds(budget):
+        try:
+            found.append(_few(topology, lanes, rail_aligned, part))
+        except NoDecompositionError:
+            if not found:
+                raise
+        if found[-1].proved_optimal:
+            break
+    best = max(found, key=lambda each: each.rate_bytes_per_s)
+    return replace(best, search_complete=found[0].search_complete)
+
+
+def _rounds(budget: SearchBudget) -> list[SearchBudget]:
+    """Budgets of independent searches, the largest first, whose sum does not exceed the whole.
+
+    The best few of better rings can be worse, so a larger budget repeats every round of a smaller one.
+    """
+    sizes = [1]
+    while sum(sizes) + 16 * sizes[-1] <= budget.left:
+        sizes.append(16 * sizes[-1])
+    return [budget.at_most(size) for size in reversed(sizes)]
+
+
+def _few(topology: Topology, lanes: int, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
+    """The best few rings; candidates include those of the full decomposition."""
+    full = _best(topology, rail_aligned, budget.half())
+    if len(full.rings) <= lanes:
+        return full
+    known = Rings(full.rings.astype(np.int64), full.fold, full.reason, full.shares)
+    limit = ring_limit_bytes_per_s(topology, full.rate_bytes_per_s)
+    found = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
+    return _concluded(found, budget)
+
+
+def _as_decomposition(topology: Topology, found: Rings) -> Decomposition:
+    rings = found.rings.astype(np.int32)
+    return Decomposition(topology, rings, found.fold, found.reason, found.shares, found.limit_bytes_per_s)

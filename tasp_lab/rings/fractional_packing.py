@@ -1,0 +1,237 @@
+"""The fastest rings by linear programming: a *fractional packing*, rings that carry unequal shares.
+
+Ring j carries w_j bytes/s. The load of each constraint must not exceed its bandwidth; the sum of all w_j is maximised.
+Beyond about eight ranks there are too many rings to list, so rings are added on demand (column generation: P. Gilmore,
+R. Gomory, Operations Research 9, 1961). The dual solution assigns a price to every constraint, and only a ring whose
+hops cost less than 1 in total can improve the packing. If there is none, the packing is optimal, and the prices are the
+certificate: no packing carries more than the sum of price times bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+
+from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.rings.factors import rings_of
+from tasp_lab.rings.problem import RingProblem
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE
+
+_MAX_DENOMINATOR = 200
+_FINEST_DENOMINATOR = 2**50
+"""Shares that are not multiples of a simple fraction are rounded down to multiples of one over this."""
+
+_MIN_SHARE = 1e-12
+"""Rings with a smaller share are dropped."""
+
+PATCHING_OPERATIONS = 1
+"""Cost of a ring by `Patching`, per pair of vertices."""
+
+_PROGRAM_OPERATIONS = 2000
+"""Fixed cost of a linear program; each entry of its matrix adds one."""
+
+_SOLVER_ERROR = 4
+_RINGS_PER_ROUND = 8
+_MIN_POOL = 1000
+_MIN_GAIN = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Rings, an int array (rings, world_size), the bytes/s that each carries, and the price of each constraint.
+
+    `pool` holds the candidate rings.
+    """
+
+    rings: IntArray
+    carried: FloatArray
+    prices: FloatArray
+    pool: IntArray
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Bytes/s of all rings together."""
+        return float(self.carried.sum())
+
+
+def best_packing(problem: RingProblem, rings: IntArray) -> Packing:
+    """The packing of these rings with the highest rate. Rings that carry nothing are dropped.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> problem = RingProblem.of(full_mesh(4, 50))
+    >>> round(best_packing(problem, problem.all_rings(6)).rate_bytes_per_s)
+    150
+    """
+    from scipy.optimize import linprog
+
+    largest = float(max(problem.bandwidths))
+    loads, capacities = problem.loads(rings), problem.relative_bandwidths
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    result = linprog(-np.ones(len(rings)), A_ub=loads, b_ub=capacities, method="highs", options=options)  # type: ignore[call-overload]
+    carried = _scaled_to_capacities(loads, capacities, np.maximum(result.x, 0.0))
+    used = carried > carried.sum() * _MIN_SHARE
+    return Packing(rings[used], carried[used] * largest, -np.asarray(result.ineqlin.marginals), rings)
+
+
+def _scaled_to_capacities(loads: csr_array, capacities: FloatArray, carried: FloatArray) -> FloatArray:
+    """Scale rings down where rounding exceeds a capacity; the excess is relevant on slow constraints."""
+    scale = np.minimum(1.0, capacities / np.maximum(loads @ carried, np.finfo(float).tiny))
+    by_ring = loads.tocsc()
+    smallest: FloatArray = np.minimum.reduceat(scale[by_ring.indices], by_ring.indptr[:-1])
+    return carried * smallest
+
+
+def integral_packing(
+    problem: RingProblem, rings: IntArray, capacities: Sequence[int], count: int, fold: int | None = None
+) -> IntArray | None:
+    """`count` of these rings, with repetition, that use each constraint at most as often as its capacity.
+
+    With `fold`, each pair of ranks is used at most `fold` times. None if there are none, which is then proved. For few
+    rings only, by mixed-integer programming.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> problem = RingProblem.of(full_mesh(4))
+    >>> integral_packing(problem, problem.all_rings(6), [1] * 12, 3) is None
+    True
+    """
+    from scipy.optimize import LinearConstraint
+
+    constraints = [LinearConstraint(problem.loads(rings), ub=np.array(capacities, dtype=float))]
+    constraints.append(LinearConstraint(np.ones((1, len(rings))), lb=count, ub=count))
+    if fold is not None:
+        constraints.append(LinearConstraint(problem.hops(rings), ub=fold))
+    integrality = np.ones(len(rings), dtype=np.int64)
+    result = solve_milp(np.zeros(len(rings)), integrality=integrality, constraints=constraints)
+    return None if result.x is None else np.repeat(rings, np.rint(result.x).astype(np.int64), axis=0)
+
+
+def solve_milp(*arguments: Any, options: Any = None, **named: Any) -> Any:
+    """scipy's `milp`, repeated without presolving if HiGHS fails because of it.
+
+    The result has no `x` only if there is no solution, or none was found within the node limit.
+    """
+    from scipy.optimize import milp
+
+    solve: Any = milp
+    result = solve(*arguments, options=options, **named)
+    if result.status == _SOLVER_ERROR:
+        result = solve(*arguments, options=dict(options or {}, presolve=False), **named)
+    if result.status == _SOLVER_ERROR:
+        raise RuntimeError(f"HiGHS: {result.message}")
+    return result
+
+
+def with_exact_shares(packing: Packing) -> tuple[IntArray, tuple[Fraction, ...]]:
+    """The rings of a packing with a nonzero share, and these shares.
+
+    Shares become fractions with a small denominator if they equal these up to rounding. Otherwise they are rounded
+    down, so that no capacity is exceeded, and rings below the finest share are dropped.
+    """
+    carried = packing.carried
+    for parts in range(1, _MAX_DENOMINATOR):
+        whole = carried / carried.max() * parts
+        if (np.abs(whole - np.rint(whole)) < RELATIVE_TOLERANCE / 10 * whole).all():
+            weights = np.rint(whole).astype(np.int64)
+            break
+    else:
+        weights = np.floor(carried / carried.sum() * _FINEST_DENOMINATOR).astype(np.int64)
+    used, total = weights > 0, int(weights.sum())
+    return packing.rings[used], tuple(Fraction(weight, total) for weight in weights[used].tolist())
+
+
+FindRing = Callable[[FloatArray], IntArray | None]
+"""Maps the cost of each arc to a cheap ring, an array (world_size,), or None if none is found."""
+
+
+def improve(problem: RingProblem, packing: Packing, find: FindRing) -> Packing | None:
+    """The packing with candidate rings added by `find`; None if none of them costs less than 1.
+
+    Several rings are added per round; prices along each ring are raised before the next is sought.
+    """
+    prices = problem.uses.T @ packing.prices
+    raised = prices.copy()
+    found: list[IntArray] = []
+    for _ in range(_RINGS_PER_ROUND):
+        ring = find(raised)
+        if ring is None:
+            break
+        arcs = problem.arc_at[ring, np.roll(ring, -1)]
+        if prices[arcs].sum() > 1 - _MIN_GAIN:
+            break
+        found.append(ring)
+        raised[arcs] += 1 / problem.world_size
+    if not found:
+        return None
+    latest = packing.pool[-max(_MIN_POOL, len(problem.bandwidths)) :]
+    return best_packing(problem, np.concatenate([packing.rings, latest, np.array(found)]))
+
+
+def improvement_operations(problem: RingProblem, packing: Packing) -> int:
+    """Operations of `improve` with `Patching`: some rings, and a linear program over the pool."""
+    patching = _RINGS_PER_ROUND * PATCHING_OPERATIONS * problem.world_size**2
+    entries_of_ring = problem.world_size * problem.uses.nnz // len(problem.arcs)
+    return patching + _PROGRAM_OPERATIONS + len(packing.pool) * entries_of_ring
+
+
+class Patching:
+    """A cheap ring: the cheapest 1-factor, its cycles joined where that costs least (R. Karp, SIAM J. Comput. 8, 1979).
+
+    Small random costs break ties, so a second call may return another ring.
+    """
+
+    def __init__(self, problem: RingProblem, random: Random) -> None:
+        self.problem = problem
+        self.random = np.random.default_rng(random.randrange(2**32))
+
+    def __call__(self, costs: FloatArray) -> IntArray | None:
+        """A ring for the cost of each arc; None if the cycles cannot be joined."""
+        best: tuple[float, IntArray] | None = None
+        for _ in range(6):
+            ring = self._attempt(costs)
+            if ring is None:
+                continue
+            cost = float(costs[self.problem.arc_at[ring, np.roll(ring, -1)]].sum())
+            if best is None or cost < best[0]:
+                best = cost, ring
+        return None if best is None else best[1]
+
+    def _attempt(self, costs: FloatArray) -> IntArray | None:
+        from scipy.optimize import linear_sum_assignment
+
+        n, arcs = self.problem.world_size, self.problem.arcs
+        noise = self.random.random(len(arcs)) * (1e-4 / n)
+        forbidden = 10.0 * n * (1.0 + float(costs.max()))
+        matrix = np.full((n, n), forbidden)
+        matrix[arcs[:, 0], arcs[:, 1]] = costs + noise
+        successors = linear_sum_assignment(matrix)[1].astype(np.int64)
+        while (label := _labels(successors)).max() > 0:
+            now = matrix[np.arange(n), successors]
+            change = matrix[:, successors] - now[:, None]
+            change = change + change.T
+            change[label[:, None] == label[None, :]] = np.inf
+            one, other = np.unravel_index(int(change.argmin()), change.shape)
+            successors[[one, other]] = successors[[other, one]]
+        if matrix[np.arange(n), successors].max() >= forbidden:
+            return None
+        ring: IntArray = rings_of(successors[None])[0]
+        return ring
+
+
+def _labels(successors: IntArray) -> npt.NDArray[np.int64]:
+    """The number of the cycle of each vertex."""
+    label = np.full(len(successors), -1, dtype=np.int64)
+    cycles = 0
+    for start in range(len(successors)):
+        vertex = start
+        while label[vertex] < 0:
+            label[vertex] = cycles
+            vertex = int(successors[vertex])
+        cycles += label[start] == cycles
+    return label

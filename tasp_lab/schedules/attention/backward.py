@@ -1,0 +1,242 @@
+"""Backward passes of attention. Three dataflows are provided for every schedule of
+`tasp_lab.schedules.attention.forward`.
+
+- ``rotate-kv``: keys and values start at their owners and circulate again, as in the forward pass; their gradients
+  follow one step behind.
+- ``rotate-kv-back``: keys and values start where the forward pass left them and circulate back. This saves one hop and
+  the step in which only the last gradient moves (as in Transformer Engine and MindSpeed). The forward pass must not be
+  trimmed, and its last keys and values are kept, which takes as much memory again as a rank's own.
+- ``rotate-q``: keys and values are stationary; queries, the gradient of their result and two numbers per query and head
+  circulate, and the gradient of queries follows (BurstAttention, arXiv:2403.09347). Sends less if there are about as
+  many KV heads as heads.
+
+``auto`` selects the dataflow that sends the fewest bytes, forward and backward together. For `tasp`, whose lanes use
+separate links, it compares the busiest lane; for a single ring, the total. ``rotate-kv-back`` is not considered if the
+links of a ring are one-way.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray
+from tasp_lab.core.choices import DEFAULT_BUFFERS, Direction, WireDtype
+from tasp_lab.core.choices import Dataflow as Dataflow
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward_steps import BackwardSteps, RotationBackSteps, RotationSteps
+from tasp_lab.schedules.attention.circulation import Circulation
+from tasp_lab.schedules.attention.forward import attention, attention_schedule, circulation_of, forward_steps
+from tasp_lab.schedules.attention.forward_steps import AttentionSteps, CirculationSteps
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+DATAFLOWS: tuple[Dataflow, ...] = ("rotate-kv-back", "rotate-kv", "rotate-q")
+"""All dataflows; of those that send equally many bytes, ``auto`` selects the first."""
+
+
+class Passes(NamedTuple):
+    """A forward pass and a matching backward pass."""
+
+    forward: Schedule
+    backward: Schedule
+
+
+def attention_passes(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    *,
+    dataflow: Dataflow = "auto",
+    gradient_dtype: WireDtype = "auto",
+    trim: bool = True,
+    buffers: int = DEFAULT_BUFFERS,
+    direction: Direction = "auto",
+) -> Passes:
+    """Both passes of an attention schedule, by name.
+
+    Parameters
+    ----------
+    name, topology, workload, decomposition, buffers, direction : see `tasp_lab.schedules.attention.forward.attention`.
+    dataflow : the dataflow of the backward pass, see the module; ``auto`` selects one.
+    gradient_dtype : of circulating gradients, see `tasp_lab.schedules.attention.options.AttentionOptions`; they are
+        sums.
+    trim : whether a block is dropped after the last rank whose mask needs it; with ``rotate-kv-back`` the forward pass
+        is never trimmed.
+
+    Raises `ScheduleError` for an unknown name and if there are too many blocks to verify.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> grouped = Workload(sequence=64, heads=8, kv_heads=2, head_dim=64)
+    >>> forward, backward = attention_passes("tasp", full_mesh(8), grouped)
+    >>> dataflow_of(backward), len(forward.steps), len(backward.steps)
+    ('rotate-kv-back', 8, 8)
+    >>> dataflow_of(attention_passes("tasp", full_mesh(8), Workload(sequence=64, heads=8, head_dim=64)).backward)
+    'rotate-q'
+    """
+    options = AttentionOptions("both", trim, buffers, dataflow, gradient_dtype, direction=direction)
+    plans = circulation_plans(name, topology, workload, options, decomposition)
+    plan = min(plans, key=lambda plan: _compared_bytes(plan.forward) + _compared_bytes(plan.backward))
+    return Passes(
+        attention_schedule(name, topology, plan.forward, buffers),
+        attention_schedule(name, topology, plan.backward, buffers, plan.copies),
+    )
+
+
+class Plan(NamedTuple):
+    """A dataflow with its forward pass; `copies` are the blocks of others with which each rank starts backward."""
+
+    forward: AttentionSteps
+    backward: BackwardSteps
+    copies: BoolArray | None = None
+
+
+def circulation_plans(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions,
+    decomposition: Decomposition | None = None,
+) -> list[Plan]:
+    """The possible passes of a circulation with the dataflow of `options`, or with each one that has links for it.
+
+    Raises `ScheduleError` as `attention_passes` does.
+    """
+    dataflow, trim = options.dataflow, options.trim
+    dtype = options.wire_dtype(workload.dtype, backward=True, sums=True)
+    circulation = partial(circulation_of, name, topology, workload, decomposition, direction=options.direction)
+    forward = circulation()
+    trimmed = forward_steps(forward, trim)
+    keys = [] if dataflow == "rotate-q" else circulation("keys", dtype)
+    plans: list[Plan] = []
+    if dataflow in ("auto", "rotate-kv-back"):
+        plans += [_rotation_back(*each, trim) for each in zip(forward, keys, strict=True)]
+    if dataflow in ("auto", "rotate-kv"):
+        plans += [_rotation(trimmed, each, topology, options) for each in keys]
+    if dataflow in ("auto", "rotate-q"):
+        plans += [_rotation(trimmed, each, topology, options) for each in circulation("queries", dtype)]
+    return [plan for plan in plans if dataflow != "auto" or _is_linked(plan.backward, topology)]
+
+
+def circulation_schedules(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    *,
+    decomposition: Decomposition | None = None,
+) -> tuple[Schedule, ...]:
+    """The passes of a circulation by name; with ``rotate-kv-back`` the forward pass of ``both`` is not trimmed."""
+    if options.passes == "forward":
+        trim, buffers, direction = options.trim, options.buffers, options.direction
+        return (attention(name, topology, workload, decomposition, trim=trim, buffers=buffers, direction=direction),)
+    passes = attention_passes(
+        name,
+        topology,
+        workload,
+        decomposition,
+        dataflow=options.dataflow,
+        gradient_dtype=options.gradient_dtype,
+        trim=options.trim,
+        buffers=options.buffers,
+        direction=options.direction,
+    )
+    return passes if options.passes == "both" else (passes.backward,)
+
+
+def check_fit(forward: Schedule, backward: Schedule) -> None:
+    """Raise `ScheduleError` unless the backward pass can follow the forward pass."""
+    before, after = forward.task, backward.task
+    if not isinstance(before, AttentionTask) or not isinstance(after, AttentionTask):
+        raise ScheduleError("expected a forward and a backward pass of attention, in this order")
+    if before.is_backward or not after.is_backward:
+        raise ScheduleError("expected a forward and a backward pass of attention, in this order")
+    if before.layout != after.layout:
+        raise ScheduleError(
+            f"the forward pass has the layout {before.layout.name}, the backward pass {after.layout.name}"
+        )
+    others = backward.initial & ~after.owned(KEYS, QUERIES)
+    keys = np.flatnonzero(others.any(axis=0))
+    if not len(keys):
+        return
+    are_keys = all(np.isin(keys, task.blocks_of(KEYS)).all() for task in (before, after))
+    same = are_keys and np.array_equal(before.columns_of(keys), after.columns_of(keys))
+    if not same or (others[:, keys] & ~_left_behind(forward)[:, keys]).any():
+        raise ScheduleError("the backward pass does not start where the forward pass leaves the keys")
+
+
+def _left_behind(forward: Schedule) -> BoolArray:
+    """The blocks at each rank after a forward pass, resident or in buffers: bool array (world_size, blocks)."""
+    held, count = forward.initial.copy(), len(forward.steps)
+    if forward.kept is not None:
+        held |= forward.kept
+    buffers = forward.blocks.buffers
+    for index in range(max(0, count - int(buffers.max(initial=0))), count):
+        step = forward.steps[index]
+        lies = index >= count - buffers[step.block]
+        held[step.destination[lies], step.block[lies]] = True
+    return held
+
+
+def dataflow_of(schedule: Schedule) -> Dataflow | None:
+    """The dataflow of a backward pass; None if neither side circulates."""
+    task = schedule.task
+    assert isinstance(task, AttentionTask), "a schedule of attention has a task"
+    if schedule.blocks.buffers[task.blocks_of(QUERIES)[0]]:
+        return "rotate-q"
+    if not schedule.blocks.buffers[task.blocks_of(KEYS)[0]]:
+        return None
+    return "rotate-kv" if np.array_equal(schedule.initial, task.owned(KEYS, QUERIES)) else "rotate-kv-back"
+
+
+def _rotation_back(forward: Circulation, backward: Circulation, trim: bool) -> Plan:
+    """Keys return from where an untrimmed forward pass around the same rings left them."""
+    steps = RotationBackSteps(backward, trim)
+    return Plan(AttentionSteps(forward, trim=False), steps, _copies(backward, steps))
+
+
+def _rotation(forward: AttentionSteps, circulation: Circulation, topology: Topology, options: AttentionOptions) -> Plan:
+    """Keys or queries go from their owners; with a direction that was asked for, gradients take no shortcut home."""
+    single = len(circulation.rings) == 1 and options.direction == "auto"
+    direct = single and _owners_are_linked(circulation, topology)
+    return Plan(forward, RotationSteps(circulation, options.trim, direct))
+
+
+def _copies(circulation: Circulation, steps: RotationBackSteps) -> BoolArray:
+    """The blocks of other ranks with which each rank starts: bool array (world_size, blocks)."""
+    copies = np.zeros((circulation.world_size, len(circulation.task.tensor)), dtype=bool)
+    copies[steps.start, circulation.blocks] = True
+    return copies
+
+
+def _is_linked(steps: BackwardSteps, topology: Topology) -> bool:
+    """Whether the topology has every link that the blocks use; rings in reverse may lack some."""
+    if not isinstance(steps, RotationBackSteps):
+        return True
+    rings = steps.circulation.rings
+    before = np.roll(rings, 1, axis=1)
+    return bool((topology.linked_pairs[rings, before] | (rings == before)).all())
+
+
+def _owners_are_linked(circulation: Circulation, topology: Topology) -> bool:
+    """Whether each gradient has a link to its owner from the rank at which it is complete."""
+    last, owner = circulation.at(circulation.last), circulation.at(0)
+    return bool((topology.linked_pairs[last, owner] | (last == owner)).all())
+
+
+def _compared_bytes(steps: CirculationSteps) -> int:
+    """The bytes by which plans are compared: all for a single ring, else those of the busiest lane of a rank."""
+    circulation = steps.circulation
+    sizes = steps.task.block_bytes
+    ledger = np.zeros((circulation.world_size, steps.lanes), dtype=np.int64)
+    for index in range(len(steps)):
+        transfers = steps.transfers(index)
+        np.add.at(ledger, (transfers.source, transfers.lane), sizes[transfers.block])
+    return int(ledger.max(initial=0) if len(circulation.rings) > 1 else ledger.sum())

@@ -1,0 +1,400 @@
+"""Circulation: the route of each circulating block around its ring, and the kernel calls at every hop.
+
+Each circulating block is at its owner at hop 0, at the next rank of its ring at hop 1, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.rings.shares import split_count
+from tasp_lab.schedule.calls import BlockLists, Calls, ranges
+from tasp_lab.schedule.path_proof import Paths
+from tasp_lab.schedules.attention.layer_blocks import query_spans
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+
+Side = Literal["keys", "queries"]
+"""The side that circulates."""
+
+_FULL, _PARTIAL = 1, 2
+"""Mask coverage of a tile: full or partial; 0 if the mask is empty."""
+
+_MAX_SPANS = 5
+"""Five digits to base 3 fit into a byte."""
+
+
+def cut_blocks(
+    workload: Workload,
+    layout: SequenceLayout,
+    shares: Sequence[Fraction],
+    circulating_side: Side = "keys",
+    gradient_dtype: str | None = None,
+) -> tuple[AttentionTask, IntArray]:
+    """Cut each span of the circulating side into one block per ring, by shares; stationary spans stay whole.
+
+    The blocks of a rank have consecutive numbers in the order of its shard; blocks without positions are omitted. Keys
+    come first, then queries, then what is computed: results, or the gradients of the circulating side and of the other.
+    Returns the task and an int array, the ring of each circulating block.
+    """
+    cut, whole = [shares] * layout.world_size, [[Fraction(1)]] * layout.world_size
+    if circulating_side == "keys":
+        return cut_by_rank(workload, layout, cut, whole, gradient_dtype)[:2]
+    task, _, ring = cut_by_rank(workload, layout, whole, cut, gradient_dtype, "queries")
+    return task, ring
+
+
+def cut_by_rank(
+    workload: Workload,
+    layout: SequenceLayout,
+    keys: Sequence[Sequence[Fraction]],
+    queries: Sequence[Sequence[Fraction]],
+    gradient_dtype: str | None = None,
+    first_gradients: Side = "keys",
+) -> tuple[AttentionTask, IntArray, IntArray]:
+    """Cut the spans of both sides by shares of each rank; see `cut_blocks` for the order of blocks.
+
+    Returns the task and two int arrays, the number of the share of each block of keys and of queries.
+    """
+    cut = _cut(layout.spans, keys), _cut(query_spans(workload, layout), queries)
+    task = _task(workload, layout, *cut, first_gradients, gradient_dtype)
+    return task, _places(cut[0]).ring, _places(cut[1]).ring
+
+
+def cut_both_sides(
+    workload: Workload, layout: SequenceLayout, shares: Sequence[Fraction], gradient_dtype: str | None = None
+) -> tuple[AttentionTask, Places, Places]:
+    """The same with the spans of both sides cut, keys and queries alike.
+
+    Returns the task, and where the blocks of keys and those of queries are.
+    """
+    by_rank = [shares] * layout.world_size
+    keys, queries = _cut(layout.spans, by_rank), _cut(query_spans(workload, layout), by_rank)
+    return _task(workload, layout, keys, queries, "keys", gradient_dtype), _places(keys), _places(queries)
+
+
+class Places(NamedTuple):
+    """The ring and the span of each block of a side, int arrays."""
+
+    ring: IntArray
+    span: IntArray
+
+
+_Piece = tuple[int, Span, int, int]
+"""A rank, a part of its shard, the ring of the part, and the number of the span that it is cut from."""
+
+
+def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> list[_Piece]:
+    """The parts of all spans, by rank, span and ring; each rank has its own shares."""
+    all_spans = [(rank, span) for rank, each in enumerate(spans) for span in each]
+    return [
+        (rank, *part, number) for number, (rank, span) in enumerate(all_spans) for part in _parts(span, shares[rank])
+    ]
+
+
+def _places(pieces: Sequence[_Piece]) -> Places:
+    return Places(*np.array([piece[2:] for piece in pieces], dtype=np.int64).reshape(-1, 2).T)
+
+
+def _task(
+    workload: Workload,
+    layout: SequenceLayout,
+    keys: Sequence[_Piece],
+    queries: Sequence[_Piece],
+    first_gradients: Side,
+    gradient_dtype: str | None,
+) -> AttentionTask:
+    """The task of these blocks of keys and queries, then of what is computed from them."""
+    tensors = [(KEYS, keys), (QUERIES, queries)]
+    if gradient_dtype is None:
+        tensors.append((RESULTS, queries))
+    else:
+        gradients = [(KEY_GRADIENTS, keys), (QUERY_GRADIENTS, queries)]
+        tensors += gradients if first_gradients == "keys" else gradients[::-1]
+    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, *_ in blocks]
+    tensor, owner, start, count = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
+
+
+def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]:
+    """The nonempty parts of a span, one per ring, each with its ring."""
+    first = 0
+    for ring, count in enumerate(split_count(span.count, shares)):
+        if count:
+            yield span.part(first, count), ring
+            first += count
+
+
+class Circulation:
+    """The routes of all circulating blocks, indexed from 0 here, and the kernel calls on them.
+
+    `side` circulates; `rings` is an int array (rings, world_size), `ring_of` the ring of each circulating block.
+    `blocks` are the circulating blocks, `stationary` those of the other side. `first` and `last` are int arrays
+    (circulating blocks,): the first and the last hop at which the mask needs a block; 0 if none does.
+
+    `span_of`: the span of each stationary block, if spans are cut; mask coverage is per span. `travels`: bool array
+    (world_size, world_size, documents), whether the blocks of a rank are needed at another one, for those of which the
+    other side does not come instead; all are if not given.
+    """
+
+    def __init__(
+        self,
+        task: AttentionTask,
+        rings: IntArray,
+        ring_of: IntArray,
+        side: Side = "keys",
+        span_of: IntArray | None = None,
+        travels: BoolArray | None = None,
+    ) -> None:
+        self.task, self.rings, self.ring_of, self.side = task, rings, ring_of, side
+        self.world_size: int = rings.shape[1]
+        circulating, stationary = (KEYS, QUERIES) if side == "keys" else (QUERIES, KEYS)
+        self.blocks, self.stationary = task.blocks_of(circulating), task.blocks_of(stationary)
+        self._document = task.document[self.blocks]
+        self._documents = len(task.workload.document_starts)
+        place = np.argsort(rings, axis=1)
+        self._start = place[ring_of, task.owner[self.blocks]]
+        self._spans = self._stationary_spans(span_of)
+        self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
+        self._lists = self._stationary_lists()
+        self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
+        if travels is not None:
+            self._coverage *= travels[task.owner[self.blocks], :, self._document].T
+        self.first, self.last = self._needed_hops()
+
+    @property
+    def gradients(self) -> IntArray:
+        """The result or the gradient of each circulating block; -1 of keys in a forward pass."""
+        return self.task.output_of[self.blocks]
+
+    def _stationary_spans(self, span_of: IntArray | None) -> BlockLists:
+        """The stationary blocks of each span, adjacent ones."""
+        sizes = np.ones(len(self.stationary), dtype=np.int64) if span_of is None else np.bincount(span_of)
+        return BlockLists.of_sizes(sizes, self.stationary)
+
+    def _stationary_lists(self) -> BlockLists:
+        """The stationary spans of each rank and document: list ``rank * documents + document``, in ascending order."""
+        task, first = self.task, self._span_first
+        key = task.owner[first] * self._documents + task.document[first]
+        sizes = np.bincount(key, minlength=self.world_size * self._documents)
+        assert sizes.max(initial=0) <= _MAX_SPANS, "five digits to base 3 fit into a byte"
+        return BlockLists.of_sizes(sizes, np.argsort(key, kind="stable"))
+
+    def _stationary_blocks(self, lists: BlockLists) -> BlockLists:
+        """The blocks of lists of stationary spans."""
+        sizes = np.bincount(lists.owner, weights=self._spans.sizes[lists.block], minlength=len(lists)).astype(np.int64)
+        return BlockLists.of_sizes(sizes, self._spans.select(lists.block).block)
+
+    def _coverage_at(self, rank: int) -> npt.NDArray[np.uint8]:
+        """The mask coverage of each circulating block at a rank: one base-3 digit per stationary span.
+
+        The mask between documents is empty, so the digits are those of the stationary spans of the same document.
+        """
+        lists = rank * self._documents + self._document
+        position = self._lists.offset[lists][:, None] + np.arange(int(self._lists.sizes[lists].max(initial=0)))
+        present = position < self._lists.offset[lists + 1][:, None]
+        spans = self._lists.block[np.where(present, position, 0)] if position.size else position
+        low, high, full = self._bands(self.blocks[:, None], spans)
+        coverage = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0)) * present
+        digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(spans.shape[1])).sum(axis=1).astype(np.uint8)
+        return digits
+
+    def _bands(self, circulating: IntArray, spans: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
+        """The clipped bands of circulating blocks and stationary spans, which broadcast together: low, high, if full.
+
+        Those of different documents are empty.
+        """
+        task, first = self.task, self._span_first[spans]
+        block = task.start[circulating], task.count[circulating]
+        span = task.start[first], self._span_count[spans]
+        queries, keys = (span, block) if self.side == "keys" else (block, span)
+        low, high = task.run_bands(*queries, *keys)
+        low, high = clip_band(low, high, queries[1], keys[1])
+        apart = task.document[circulating] != task.document[first]
+        low = np.where(apart, high + 1, low)
+        return low, high, (low == 1 - keys[1]) & (high == queries[1] - 1)
+
+    def _needed_hops(self) -> tuple[IntArray, IntArray]:
+        """The first and the last hop at which the mask needs each block."""
+        circulating = np.arange(len(self.blocks))
+        first, last = np.zeros((2, len(circulating)), dtype=np.int64)
+        for hop in range(1, self.world_size):
+            needed = self.needed(hop)
+            first[needed & (first == 0)] = hop
+            last[needed] = hop
+        return first, last
+
+    def needed(self, hop: int) -> BoolArray:
+        """Which circulating blocks the mask of the rank needs at which they are at a hop."""
+        found: BoolArray = self._coverage[self.at(hop), np.arange(len(self.blocks))] > 0
+        return found
+
+    def hops(self, trim: bool) -> IntArray:
+        """The number of hops of each block: to the last rank whose mask needs it, or without `trim` n - 1."""
+        return self.last if trim else np.full(len(self.blocks), self.world_size - 1)
+
+    def paths(self, lanes: int, hops: IntArray, return_hop: IntArray | None = None) -> Paths:
+        """The paths of blocks that make these hops from their owners, their gradients following to `return_hop`."""
+        used = self.last > 0
+        return Paths(
+            rings=self.rings,
+            direction=1,
+            lanes=lanes,
+            block=self.blocks,
+            ring=self.ring_of,
+            start=self._start,
+            hops=hops,
+            owner=self.task.owner[self.blocks],
+            first_use=np.where(used, self.first, -1),
+            last_use=np.where(used, self.last, -1),
+            following=None if return_hop is None else self.gradients,
+            last_gift=return_hop,
+        )
+
+    def paths_back(self, lanes: int, until: IntArray) -> Paths:
+        """The paths of blocks that go from the last rank of their ring back to hop `until`, gradients to the owners."""
+        used, last = self.last > 0, self.world_size - 1
+        return Paths(
+            rings=self.rings,
+            direction=-1,
+            lanes=lanes,
+            block=self.blocks,
+            ring=self.ring_of,
+            start=(self._start + last) % self.world_size,
+            hops=np.maximum(last - until, 0),
+            owner=self.task.owner[self.blocks],
+            first_use=np.where(used, last - self.last, -1),
+            last_use=np.where(used, last - self.first, -1),
+            following=self.gradients,
+            last_gift=np.full(len(self.blocks), max(last - 1, 0)),
+        )
+
+    def at(self, hop: int | IntArray, circulating: IntArray | slice = slice(None)) -> IntArray:
+        """The rank of each selected circulating block at a hop."""
+        place = (self._start[circulating] + hop) % self.world_size
+        ranks: IntArray = self.rings[self.ring_of[circulating], place]
+        return ranks
+
+    def order(self, circulating: IntArray, ranks: IntArray) -> IntArray:
+        """The order of circulating blocks by destination rank, document and mask coverage there.
+
+        Blocks with the same mask coverage are contiguous, so one kernel call covers them.
+        """
+        order: IntArray = np.lexsort(
+            (circulating, self._coverage[ranks, circulating], self._document[circulating], ranks)
+        )
+        return order
+
+    def used_at(self, hop: int) -> IntArray:
+        """The circulating blocks, indexed from 0, that the mask needs at this hop."""
+        needed: IntArray = np.flatnonzero(self._coverage[self.at(hop), np.arange(len(self.blocks))])
+        return needed
+
+    def calls_at(self, hop: int, circulating: IntArray) -> tuple[Calls, ...]:
+        """The calls on circulating blocks at a hop; at hop 0, on all blocks at their owners."""
+        return self.calls_with(circulating, self.at(hop, circulating)) if hop else self._calls_at_owners()
+
+    def calls_with(self, circulating: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
+        """The calls on circulating blocks at other ranks, two int arrays: each pair is a block and a rank."""
+        order = self.order(circulating, ranks)
+        circulating, ranks = circulating[order], ranks[order]
+        coverage = self._coverage[ranks, circulating]
+        list_of = ranks * self._documents + self._document[circulating]
+        starts = np.flatnonzero(np.concatenate([[True], (np.diff(list_of) != 0) | (np.diff(coverage) != 0)]))
+        starts = starts[: len(circulating)]
+        moving = BlockLists.of_sizes(np.diff(np.append(starts, len(circulating))), self.blocks[circulating])
+        return self._coverage_calls(ranks[starts], list_of[starts], coverage[starts], moving)
+
+    def _coverage_calls(
+        self, rank: IntArray, list_of: IntArray, coverage: npt.NDArray[np.uint8], moving: BlockLists
+    ) -> tuple[Calls, ...]:
+        """The calls on runs of circulating blocks that have the same mask coverage at a rank.
+
+        One call covers a run and all stationary spans with a full mask; each tile with a partial mask is a call.
+        """
+        run, position = ranges(self._lists.offset[list_of], self._lists.offset[list_of + 1])
+        span, place = self._lists.block[position], position - self._lists.offset[list_of[run]]
+        digit = coverage[run] // 3**place % 3
+        full, partial = digit == _FULL, np.flatnonzero(digit == _PARTIAL)
+        sizes = np.bincount(run[full], minlength=len(rank))
+        runs = np.flatnonzero(sizes)
+        entry, tile = ranges(moving.offset[run[partial]], moving.offset[run[partial] + 1])
+        fixed = BlockLists.of_sizes(
+            np.concatenate([sizes[runs], np.ones(len(tile), dtype=np.int64)]),
+            np.concatenate([span[full], span[partial][entry]]),
+        )
+        used = moving.select(runs)
+        moved = BlockLists.of_sizes(
+            np.concatenate([used.sizes, np.ones(len(tile), dtype=np.int64)]),
+            np.concatenate([used.block, moving.block[tile]]),
+        )
+        calls_run = np.concatenate([runs, run[partial][entry]])
+        order = np.argsort(calls_run, kind="stable")  # a run's full call, then its tiles
+        fixed, moved, is_tile = fixed.select(order), moved.select(order), order >= len(runs)
+        low, high, _ = self._bands(moved.first, fixed.first)
+        fixed = self._stationary_blocks(fixed)
+        queries, keys = (fixed, moved) if self.side == "keys" else (moved, fixed)
+        low = np.where(is_tile, low, 1 - _positions(self.task, keys))
+        high = np.where(is_tile, high, _positions(self.task, queries) - 1)
+        return _calls(self.task, rank[calls_run[order]], queries, keys, low, high)
+
+    def _calls_at_owners(self) -> tuple[Calls, ...]:
+        """Every rank's calls to its own blocks, document by document.
+
+        Both sides are in ascending order, so the causal mask between them equals that of their indices, counted from
+        the first query.
+        """
+        task, layer = self.task, self.task.workload
+        key = task.owner[self.blocks] * self._documents + self._document
+        own = BlockLists.of_sizes(
+            np.bincount(key, minlength=len(self._lists)), self.blocks[np.argsort(key, kind="stable")]
+        )
+        staying = self._stationary_blocks(self._lists)
+        queries, keys = (staying, own) if self.side == "keys" else (own, staying)
+        present = np.flatnonzero(queries.sizes)
+        queries, keys, rank = queries.select(present), keys.select(present), present // self._documents
+        if layer.keys_seen is None:
+            count, key_count = _positions(task, queries), _positions(task, keys)
+            low = count - key_count if layer.mask == "causal" else 1 - key_count
+            return _calls(task, rank, queries, keys, low, count - 1)
+        (queries, queries_of), (keys, keys_of) = (_runs(task, each) for each in (queries, keys))
+        query, key = ranges(*(np.searchsorted(keys_of, queries_of, side) for side in ("left", "right")))
+        queries, keys = queries.select(query), keys.select(key)
+        counts = _positions(task, queries), _positions(task, keys)
+        low, high = task.run_bands(task.start[queries.first], counts[0], task.start[keys.first], counts[1])
+        low, high = clip_band(low, high, *counts)
+        seen = np.flatnonzero(low <= high)
+        owner = rank[queries_of[query[seen]]]
+        return _calls(task, owner, queries.select(seen), keys.select(seen), low[seen], high[seen])
+
+
+def _runs(task: AttentionTask, lists: BlockLists) -> tuple[BlockLists, IntArray]:
+    """The runs of adjacent blocks in each list, as lists, and the list that each is of."""
+    block, of = lists.block, lists.owner
+    follows = task.start[block][1:] == (task.start + task.layout.stride * task.count)[block][:-1]
+    starts = np.flatnonzero(np.concatenate([[True], ~follows | (np.diff(of) != 0)])[: len(block)])
+    return BlockLists.of_sizes(np.diff(np.append(starts, len(block))), block), of[starts]
+
+
+def _positions(task: AttentionTask, lists: BlockLists) -> IntArray:
+    """The number of positions of each list, none of which is empty."""
+    if not len(lists):
+        return np.zeros(0, dtype=np.int64)
+    counts: IntArray = np.add.reduceat(task.count[lists.block], lists.offset[:-1])
+    return counts
+
+
+def _calls(
+    task: AttentionTask, rank: IntArray, queries: BlockLists, keys: BlockLists, low: IntArray, high: IntArray
+) -> tuple[Calls, ...]:
+    if not len(rank):
+        return ()
+    return (Calls(task.kernel, rank, (queries, keys), np.stack([low, high], axis=1)),)

@@ -1,0 +1,129 @@
+"""Keys straight from their owner to the ranks whose mask needs them, in stages, as MagiAttention's group-cast does.
+
+A rank first attends to the keys that it has. Meanwhile those that it needs of others arrive, from all at once, in
+stages; as soon as a stage is there, it attends to it. Each key makes one transfer per rank that needs it, and no rank
+receives a key that its mask does not need (`tasp_lab.schedules.attention.needed_keys`). With a full mask a rank sends n
+- 1 times its keys and values, as around a ring.
+
+Backward, keys come again in the same stages. A step after a rank has differentiated with a stage, its part of the
+gradients of these keys goes straight to their owners (group-reduce), which add it in float32. It is sent once, so by
+default in the dtype of the layer.
+
+**Stages.** Every stage has an equal part of the keys of every rank, so each loads the links as all of them together do,
+on a mesh as behind a switch. Stages of some peers each would leave the links of a mesh to other peers idle. With s
+stages, K the time of all calls and C that of all transfers, a pass takes about the longer of K + max(0, C/s - K/n) and
+C + K/s (n - 1)/n: the first stage is hidden behind the calls at home, and the calls of the last stage come after the
+last transfer. So few stages leave something exposed; many are small messages and calls.
+
+**Memory.** Keys and gradients each have a pool of buffers, and a stage that has been used makes room for a later one.
+Backward, keys are sent again instead of kept, as published: kept ones would be the keys of all ranks, for each layer of
+a model until its backward pass, as `direct-kv-all-gather` does. So the backward pass sends twice the bytes of the
+forward pass, beside 2.5 times its FLOPs. With as many buffers as stages all copies stay until the end of a pass.
+
+Transfers use a lane per distance, those of gradients others than those of keys. Shards are contiguous, under a causal
+mask zigzag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.composition.merged_steps import NO_STEP, joined
+from tasp_lab.schedule.proof import no_copies
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.circulation import Circulation
+from tasp_lab.schedules.attention.needed_keys import in_stages
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout
+
+
+def direct_attention(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> tuple[Schedule, ...]:
+    """The passes of ``direct-attention``. Raises `ScheduleError` if a transfer has no link."""
+    layout = attention_layout(name, workload, topology.world_size)
+    return options.build(partial(direct_pass, name, topology, workload, layout, options))
+
+
+def direct_pass(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    layout: SequenceLayout,
+    options: AttentionOptions,
+    backward: bool,
+) -> Schedule:
+    """One pass, for any layout of the sequence."""
+    dtype = options.wire_dtype(workload.dtype, backward=backward, sums=False)
+    spans = span_task(workload, layout, dtype if backward else "fp32", backward=backward)
+    task, stage = in_stages(replace(spans, home_dtype="fp32"), options.stages)
+    n = topology.world_size
+    circulation = Circulation(task, np.arange(n)[None], np.zeros_like(stage))
+    uses = _uses(circulation, stage)
+    pools: dict[int, Pool | None] = {KEYS: Pool("keys", options.buffers)}
+    kept = None
+    if options.stages <= options.buffers:
+        pools[KEYS], kept = None, no_copies(n, len(task.tensor))
+        kept[uses.rank, circulation.blocks[uses.block]] = True
+    if backward:
+        pools[KEY_GRADIENTS] = Pool("key gradients", min(options.buffers, options.stages + 1))
+    steps = _steps(circulation, uses, backward)
+    lanes = max((n - 1) * (1 + backward), 1)
+    return owner_schedule(name, topology, task, steps, lanes=lanes, circulating=pools, kept=kept)
+
+
+class _Uses(NamedTuple):
+    """The ranks that need blocks of keys of others, int arrays (uses,); in the order of ranks and their calls.
+
+    `block` is the number of a block in a circulation, `distance` how far its rank is ahead of the owner, modulo n.
+    """
+
+    rank: IntArray
+    block: IntArray
+    distance: IntArray
+    stage: IntArray
+
+
+def _uses(circulation: Circulation, stage: IntArray) -> _Uses:
+    """All uses; hops around the ring of ascending ranks are distances here."""
+    needed = [circulation.needed(hop) for hop in range(circulation.world_size)]
+    needed[0][:] = False
+    distance, block = np.nonzero(needed)
+    rank = circulation.at(distance, block)
+    order = circulation.order(block, rank)
+    return _Uses(rank[order], block[order], distance[order], stage[block[order]])
+
+
+def _steps(circulation: Circulation, uses: _Uses, backward: bool) -> list[Step]:
+    """Stage s arrives at step s and is used at step s + 1; backward its gradients leave at step s + 2."""
+    arriving = int(uses.stage.max(initial=-1)) + 1
+    stages = [_Uses(*(column[uses.stage == stage] for column in uses)) for stage in range(arriving)]
+    there = [_transfers(circulation, each, home=False) for each in stages]
+    home = [_transfers(circulation, each, home=True) for each in stages if backward]
+    own = circulation.calls_at(0, np.arange(len(circulation.blocks)))
+    calls = [Step.of((), own), *(Step.of((), circulation.calls_with(each.block, each.rank)) for each in stages)]
+    late = [NO_STEP, NO_STEP, *home] if home else []
+    return [joined(each) for each in zip_longest(there, calls, late, fillvalue=NO_STEP)]
+
+
+def _transfers(circulation: Circulation, uses: _Uses, *, home: bool) -> Step:
+    """The keys of a stage to the ranks that use them, or their gradients home, which are given."""
+    owner, lane = circulation.at(0, uses.block), uses.distance - 1
+    if not home:
+        return Step(owner, uses.rank, lane, circulation.blocks[uses.block])
+    lane = lane + circulation.world_size - 1
+    gives = np.ones(len(lane), dtype=np.bool_)
+    return Step(uses.rank, owner, lane, circulation.gradients[uses.block], gives)

@@ -1,0 +1,206 @@
+"""LoongTrain's double ring (arXiv:2406.18485): keys circulate in rings of W ranks, and these rings pass them on.
+
+``double-ring:WxR`` has R inner rings of W consecutive ranks, such as the GPUs of a node, and W outer rings, each of the
+ranks at one place of their inner rings. Time is cut into R *windows* of W steps. In a window keys and values circulate
+once around each inner ring. Meanwhile each rank sends those with which it began the window along its outer ring, and
+the next window begins with them. So of the n - 1 hops of a block only R - 1 are between inner rings, each has a whole
+window of time, and it uses other links than the W - 1 hops beside it. A block stays at a rank for a window, so there
+are W - 1 more receive buffers than with a single ring.
+
+Backward, keys move in the same way. The gradients of a window follow around the inner ring, one step behind, back to
+the rank at which the window began. There they join the sum of all windows before, which has come along the outer ring,
+and move on with it. A sum goes straight home from the last inner ring whose mask needs the block, where there is a
+link, on a lane per distance. The published code also carries the owner's part around; here it stays at home.
+
+``double-ring:WxR:tasp`` is TASP inside the groups: keys are cut over all rings of a decomposition of a group, and
+circulate around all of them at once. All groups must have the same links. Each part makes the hops of the double ring,
+so bytes and buffers are the same. All parts move along one outer ring, or half of them in each direction if the busiest
+link then has less to carry: if each direction has a link of its own that is the bottleneck. Behind a port, such as a
+NIC, as many bytes pass in any case.
+
+Shards are contiguous, under a causal mask zigzag. Of the directions of both rings those that send fewest bytes are
+selected; with TASP inside those whose busiest link is busy for the shortest time, of equal ones those that send fewest
+bytes. With one rank in each inner ring, or with one inner ring, it is a single ring, or TASP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.composition.merged_steps import joined
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import LazySteps, Step
+from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
+from tasp_lab.schedules.attention.double_ring_routes import Routes, routes_of
+from tasp_lab.schedules.attention.forward import check_size
+from tasp_lab.schedules.attention.kv_and_q_rings import busiest_link_s
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules, balanced_ring
+from tasp_lab.schedules.attention.span_blocks import owner_schedule
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+
+def double_ring(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    *,
+    split: tuple[int, int],
+    variant: str = "",
+) -> tuple[Schedule, ...]:
+    """The passes of ``double-ring:WxR``, `split` being W and R, or of its `variant`.
+
+    Raises `ScheduleError` for the variant if groups have different links or no rings.
+    """
+    window, rings = split
+    if 1 in split:
+        single = "tasp" if variant and rings == 1 else balanced_ring(workload)
+        plain = options if options.passes == "forward" else replace(options, dataflow="rotate-kv")
+        return tuple(replace(each, name=name) for each in attention_schedules(single, topology, workload, None, plain))
+    layout = attention_layout(name, workload, topology.world_size)
+    candidates = routes_of(name, topology, split, variant)
+    check_size(name, topology, layout, max(len(each.lane) for each in candidates))
+    pool = Pool("keys", options.buffers + window - 1)
+
+    def one_pass(backward: bool) -> Schedule:
+        dtype = options.wire_dtype(workload.dtype, backward=True, sums=True) if backward else None
+        kind = DoubleRingBackwardSteps if backward else DoubleRingSteps
+        found = []
+        for each in candidates:
+            task, part = cut_blocks(workload, layout, each.shares, "keys", dtype)
+            found.append(kind(each, task, part, topology, options.trim))
+        steps = min(found, key=lambda each: (each.busiest_link_s(topology) if variant else 0, each.bytes_sent))
+        circulating = dict.fromkeys((KEYS, KEY_GRADIENTS), pool)
+        return owner_schedule(name, topology, steps.task, steps, lanes=steps.lanes, circulating=circulating)
+
+    return options.build(one_pass)
+
+
+class DoubleRingSteps(LazySteps):
+    """A forward pass. Hop ``a * window + b`` of a block is to place b of window a; it is there from this step on.
+
+    `part` is the part of each block of keys in `routes`. `trim`: blocks go only to ranks whose mask needs them, and to
+    those on the way there.
+    """
+
+    def __init__(self, routes: Routes, task: AttentionTask, part: IntArray, topology: Topology, trim: bool) -> None:
+        path = part * topology.world_size + task.owner[task.blocks_of(KEYS)]
+        self.circulation, self.task, self.routes = Circulation(task, routes.paths(), path), task, routes
+        self.window, self._inner_lane, self._outer_lane = routes.window, routes.lane[part], routes.outer_lane[part]
+        hops = range(topology.world_size)
+        self._needed = np.stack([self.circulation.needed(hop) for hop in hops])
+        self._moves: BoolArray = self._needed.copy() if trim else np.ones_like(self._needed)
+        for hop in reversed(hops[1:]):
+            self._moves[self._before(hop)] |= self._moves[hop]
+
+    def _before(self, hop: int) -> int:
+        """The hop from which a block comes to a hop."""
+        return hop - 1 if hop % self.window else hop - self.window
+
+    @property
+    def lanes(self) -> int:
+        return self.routes.lanes
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that all ranks send."""
+        return sum(int(self.task.block_bytes[step.block].sum()) for step in self)
+
+    def busiest_link_s(self, topology: Topology) -> float:
+        """The seconds that the busiest link needs for all transfers."""
+        return busiest_link_s(topology, self, self.task.block_bytes)
+
+    def __len__(self) -> int:
+        return 1 + int(np.flatnonzero(self._moves.any(axis=1)).max(initial=0))
+
+    def step(self, index: int) -> Step:
+        return joined(self._parts(index))
+
+    def _parts(self, index: int) -> list[Step]:
+        """The transfers of keys, and the calls."""
+        if index >= len(self._moves):
+            return []
+        calls = self.circulation.calls_at(index, np.flatnonzero(self._moves[index]))
+        found, hop = [Step.of((), calls)], index + 1
+        if hop < len(self._moves):
+            found.append(self._sent(np.flatnonzero(self._moves[hop]), self._before(hop), hop))
+        return found
+
+    def _sent(
+        self, chosen: IntArray, here: int, there: int, gradients: bool = False, lane: IntArray | None = None
+    ) -> Step:
+        """Blocks, or their gradients, that go from hop to hop: around inner rings within a window by default."""
+        if lane is None:
+            lane = self._inner_lane if here // self.window == there // self.window else self._outer_lane
+        circulation = self.circulation
+        chosen = chosen[circulation.order(chosen, circulation.at(there, chosen))]
+        source, destination = circulation.at(here, chosen), circulation.at(there, chosen)
+        block = (circulation.gradients if gradients else circulation.blocks)[chosen]
+        return Step(source, destination, lane[chosen], block, np.full(len(chosen), gradients))
+
+
+class DoubleRingBackwardSteps(DoubleRingSteps):
+    """A backward pass: gradients follow around the inner ring, and the sums of windows around the outer one.
+
+    The sum of window a is where the window began at step ``(a + 1) * window``, as is what comes along the outer ring.
+    """
+
+    def __init__(self, routes: Routes, task: AttentionTask, part: IntArray, topology: Topology, trim: bool) -> None:
+        super().__init__(routes, task, part, topology, trim)
+        circulation, window, away = self.circulation, self.window, self._needed.copy()
+        away[0] = False
+        by_window = away.reshape(-1, window, away.shape[1])
+        self._follows = np.logical_or.accumulate(by_window, axis=1).reshape(away.shape)
+        windows: BoolArray = np.logical_or.reduce(by_window, axis=1)
+        windows[0] = False
+        self._first: IntArray = windows.argmax(axis=0)
+        last = len(windows) - 1 - windows[::-1].argmax(axis=0)
+        source = circulation.at(last * window)
+        linked = topology.linked_pairs[source, circulation.at(0)]
+        self._last = np.where(windows.any(axis=0), np.where(linked, last, len(windows) - 1), 0)
+        self._in_first = bool(by_window[0].any())
+        self._distances = np.unique(self._last[(self._last > 0) & (self._last < len(windows) - 1)])
+        self._outer_lanes = np.unique(routes.outer_lane)
+
+    @property
+    def lanes(self) -> int:
+        """Those of the rings, and one per outer lane and number of windows from which sums go straight home."""
+        return super().lanes + len(self._distances) * len(self._outer_lanes)
+
+    def _home_lane(self, windows: int) -> IntArray:
+        """The lane of each block on which its sum goes home from there; from the last window it is the outer ring's."""
+        if windows == len(self._needed) // self.window - 1:
+            return self._outer_lane
+        first = super().lanes + int(np.searchsorted(self._distances, windows)) * len(self._outer_lanes)
+        return first + np.searchsorted(self._outer_lanes, self._outer_lane)
+
+    def __len__(self) -> int:
+        last = int(self._last.max(initial=0))
+        home = (last + 1) * self.window + 2 if last else self.window + 1 if self._in_first else 1
+        return max(super().__len__(), home)
+
+    def _parts(self, index: int) -> list[Step]:
+        return [*super()._parts(index), *self._gradients(index)]
+
+    def _gradients(self, index: int) -> Sequence[Step]:
+        window, found = self.window, []
+        hop = index - 1
+        if 0 <= hop < len(self._follows):
+            following = np.flatnonzero(self._follows[hop])
+            found.append(self._sent(following, hop, index if index % window else index - window, gradients=True))
+        passed, ended = index // window - 2, (index - 1) // window - 1
+        if index % window == 0 and passed > 0:
+            sums = np.flatnonzero((self._first > 0) & (self._first <= passed) & (passed < self._last))
+            found.append(self._sent(sums, passed * window, (passed + 1) * window, gradients=True))
+        if index % window == 1 and ended > 0:
+            sums = np.flatnonzero(self._last == ended)
+            found.append(self._sent(sums, ended * window, 0, gradients=True, lane=self._home_lane(ended)))
+        return found

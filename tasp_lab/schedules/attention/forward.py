@@ -1,0 +1,172 @@
+"""Forward passes of sequence-parallel attention: keys and values circulate, queries are stationary.
+
+Every rank starts with the queries, keys and values of its shard. The keys and values of each shard are cut into one
+block per span and ring, which circulate around the rings; at each step a rank's queries attend to the blocks that
+arrived at the step before. The result of each query is completed at its own rank, so only keys and values are sent.
+
+- ``ring-attention``: one ring, contiguous shards (arXiv:2310.01889).
+- ``zigzag-ring-attention``: one ring, zigzag shards: balanced under a causal mask.
+- ``striped-ring-attention``: one ring, striped shards (arXiv:2311.09431).
+- ``tasp``: all rings of a decomposition at once (arXiv:2509.26541); contiguous shards, zigzag ones under a causal mask.
+
+**Trimming.** A block is dropped after the last rank of its route whose mask needs it. With zigzag shards and a causal
+mask, only lower ranks need the back half of a shard, so a ring that runs from rank r to r - 1 sends 3/4 of all bytes.
+Lower ranks do not need contiguous shards at all: 1/2. The rings of ``tasp`` visit the ranks in many orders and save
+less: about 1/8 on eight ranks. Of the two directions of a single ring the one that sends fewer bytes is selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.choices import DEFAULT_BUFFERS as DEFAULT_BUFFERS
+from tasp_lab.core.choices import Direction
+from tasp_lab.core.errors import ScheduleError, unknown
+from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.rings import is_ring
+from tasp_lab.rings.shares import over_lanes
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.proof import MAX_HOLDINGS
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks
+from tasp_lab.schedules.attention.forward_steps import AttentionSteps, CirculationSteps
+from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout
+
+
+def attention(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    *,
+    trim: bool = True,
+    buffers: int = DEFAULT_BUFFERS,
+    direction: Direction = "auto",
+) -> Schedule:
+    """The forward attention schedule, by name.
+
+    Parameters
+    ----------
+    name : a name in `tasp_lab.schedules.attention.registry.CIRCULATIONS`.
+    topology : the ranks and links; transfers use its routes.
+    workload : the layer.
+    decomposition : the rings of ``tasp``; by default `decompose(topology)`.
+    trim : whether a block is dropped after the last rank whose mask needs it.
+    buffers : number of buffers per rank, 2 or more (see `tasp_lab.schedule.schedule`).
+    direction : of a single ring, see `single_rings`; the one that sends fewer bytes unless given.
+
+    Raises `ScheduleError` for an unknown name and if there are too many blocks to verify.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> layer = Workload(sequence=64, heads=4, head_dim=64, mask="causal")
+    >>> ring, tasp = (attention(name, full_mesh(8), layer) for name in ("zigzag-ring-attention", "tasp"))
+    >>> ring.lanes, tasp.lanes
+    (1, 7)
+    >>> bool((ring.flops().sum(axis=0) == tasp.flops().sum(axis=0)).all())
+    True
+    """
+    circulations = circulation_of(name, topology, workload, decomposition, direction=direction)
+    steps = forward_steps(circulations, trim)
+    return attention_schedule(name, topology, steps, buffers)
+
+
+def forward_steps(circulations: Iterable[Circulation], trim: bool) -> AttentionSteps:
+    """The forward pass with the circulation that sends the fewest bytes."""
+    return min((AttentionSteps(each, trim) for each in circulations), key=lambda steps: steps.bytes_sent)
+
+
+def circulation_of(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    circulating_side: Side = "keys",
+    gradient_dtype: str | None = None,
+    direction: Direction = "auto",
+) -> list[Circulation]:
+    """The possible circulations of a schedule, by name; two if a single ring can run in both directions.
+
+    Raises `ScheduleError` for an unknown name, for rings of another world size, for a direction that no ring has, and
+    for too many blocks to verify.
+    """
+    if name not in CIRCULATIONS:
+        raise ScheduleError(unknown("schedule", name, CIRCULATIONS))
+    layout = attention_layout(name, workload, topology.world_size)
+    rings, shares = [ring[None] for ring in single_rings(topology, direction)], [Fraction(1)]
+    if name == "tasp" and topology.world_size > 1:
+        found = rings_for(name, topology, decomposition)
+        together, shares = over_lanes(found.rings, found.shares)
+        rings = [together]
+    check_size(name, topology, layout, len(shares))
+    task, ring_of = cut_blocks(workload, layout, shares, circulating_side, gradient_dtype)
+    return [Circulation(task, each, ring_of, circulating_side) for each in rings]
+
+
+def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntArray]:
+    """Single rings to compare: ascending ranks, descending ranks, else the best ring known.
+
+    Raises `ScheduleError` for a direction in which the ranks are not linked.
+    """
+    upward = np.arange(topology.world_size, dtype=np.int64)
+    ways = {"ascending": upward, "descending": upward[::-1]}
+    chosen = ways if direction == "auto" else {direction: ways[direction]}
+    rings = [ring for ring in chosen.values() if is_ring(topology, ring.tolist())]
+    if direction != "auto" and not rings:
+        raise ScheduleError(f"direction {direction!r}: no ring of {direction} ranks on {topology.name}, expected auto")
+    return rings or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
+
+
+def rings_for(name: str, topology: Topology, decomposition: Decomposition | None) -> Decomposition:
+    """The rings of a schedule, by default those of `decompose`. Raises `ScheduleError` for another world size."""
+    found = decomposition or decompose(topology)
+    if found.world_size != topology.world_size:
+        raise ScheduleError(
+            f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
+        )
+    return found
+
+
+def check_size(name: str, topology: Topology, layout: SequenceLayout, rings: int) -> None:
+    """Raise `ScheduleError` if there are too many blocks to verify."""
+    n = topology.world_size
+    blocks = sum(1 + min(span.count, rings) for each in layout.spans for span in each)
+    if n * blocks > MAX_HOLDINGS:
+        raise ScheduleError(
+            f"schedule {name!r}: {n} ranks and {blocks} blocks are too many to prove, "
+            f"expected at most {MAX_HOLDINGS} pairs of them"
+        )
+
+
+def attention_schedule(
+    name: str,
+    topology: Topology,
+    steps: CirculationSteps,
+    buffers: int,
+    copies: BoolArray | None = None,
+) -> Schedule:
+    """The schedule of these steps; `copies` (world_size, blocks) are held at the start in addition to owned blocks."""
+    task, circulates = steps.task, steps.circulation.side
+    pool = Pool(circulates, buffers)
+    keys, queries = (KEYS, KEY_GRADIENTS), (QUERIES, RESULTS, QUERY_GRADIENTS)
+    moving, fixed = (keys, queries) if circulates == "keys" else (queries, keys)
+    initial = task.owned(KEYS, QUERIES)
+    schedule = Schedule(
+        name=name,
+        world_size=topology.world_size,
+        lanes=steps.lanes,
+        blocks=task.blocks(dict.fromkeys(moving, pool), bound=fixed),
+        initial=initial if copies is None else initial | copies,
+        final=task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
+        steps=steps,
+        task=task,
+    )
+    schedule.check_routes(topology)
+    return schedule

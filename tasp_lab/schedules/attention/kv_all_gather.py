@@ -1,0 +1,153 @@
+"""Keys and values gathered at every rank, as Llama 3 (arXiv:2407.21783) and Transformer Engine (`all_gather`) do.
+
+Keys and values move along the steps of any AllGather of `tasp_lab.schedules.collectives.registry`: each shard is cut in
+the proportions of its blocks. Then each rank attends over all that it sees, with one call per span of its queries, so
+nothing of the gathering is hidden behind kernels, and calls are as few and as large as they can be.
+
+- ``kv-all-gather``: around one ring, in the direction that sends fewer bytes.
+- ``multi-ring-kv-all-gather``: around all rings of a decomposition.
+- ``direct-kv-all-gather``: each rank sends to all others at once.
+- ``trees-kv-all-gather``: along a packing of trees.
+
+Copies of keys are kept, so the backward pass starts with the keys where the forward pass left them. Every rank first
+computes its parts of all gradients. Those of keys are then given along the same paths in reverse, which is a
+ReduceScatter: a rank gives its sum after all to which it had forwarded the keys have given theirs.
+
+**Trimming.** A block goes only to ranks whose mask needs it and to those on the way there. Shards are contiguous, under
+a causal mask zigzag, which balances the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.circulation import cut_by_rank
+from tasp_lab.schedules.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.attention.span_blocks import owner_schedule
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.collectives.gather_steps import shares_along, trimmed
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout
+
+
+def kv_all_gather(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    *,
+    decomposition: Decomposition | None = None,
+) -> tuple[Schedule, ...]:
+    """The passes of ``kv-all-gather`` or of one with an AllGather of another name before it.
+
+    Raises `ScheduleError` if the AllGather, or backward its way back, has no links.
+    """
+    layout = attention_layout(name, workload, topology.world_size)
+    largest = workload.kv_bytes_per_position * max(layout.length(rank) for rank in range(topology.world_size))
+    gather = name.removesuffix("kv-all-gather").removesuffix("-") or "ring"
+    try:
+        found = all_gathers(gather, topology, largest, decomposition)
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {name!r}: {error}") from None
+
+    def one_pass(backward: bool) -> Schedule:
+        sums = gather != "direct"  # others add up gradients on their way
+        dtype = options.wire_dtype(workload.dtype, backward=True, sums=sums) if backward else None
+        along = (GatheredKeys.along(each, workload, layout, dtype, options.trim) for each in found)
+        return min(along, key=lambda keys: keys.bytes_sent).schedule(name, topology)
+
+    return options.build(one_pass)
+
+
+@dataclass(frozen=True)
+class GatheredKeys:
+    """Keys that are gathered, or in a backward pass have been.
+
+    Parameters
+    ----------
+    task : the blocks, spans of keys cut for the AllGather.
+    calls : the calls of all ranks.
+    steps : how keys are sent to ranks that call with them.
+    copies : bool array (world_size, blocks), the keys of other ranks that each rank has afterwards.
+    lanes : the lanes of the AllGather.
+    """
+
+    task: AttentionTask
+    calls: Calls
+    steps: Sequence[Step]
+    copies: BoolArray
+    lanes: int
+
+    @classmethod
+    def along(
+        cls, gather: Schedule, workload: Workload, layout: SequenceLayout, gradient_dtype: str | None, trim: bool
+    ) -> GatheredKeys:
+        """The keys along an AllGather; a pass is the backward one if it has a gradient dtype.
+
+        Without `trim` all keys are sent to all ranks, but gradients only where there are some.
+        """
+        whole = [[Fraction(1)]] * layout.world_size
+        task, piece, _ = cut_by_rank(workload, layout, shares_along(gather), whole, gradient_dtype)
+        task = replace(task, home_dtype="fp32")
+        calls, steps = _calls(task), steps_along(gather, task, task.blocks_of(KEYS), piece)
+        used, copies = trimmed(steps, read_by(calls, task) & (task.tensor == KEYS))
+        if not trim:
+            copies = np.broadcast_to(task.tensor == KEYS, copies.shape)
+        sent = used if trim or task.is_backward else steps
+        return cls(task, calls, sent, copies & ~task.owned(KEYS), gather.lanes)
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes of keys that all ranks send."""
+        return bytes_of(self.steps, self.task)
+
+    def schedule(self, name: str, topology: Topology) -> Schedule:
+        """The pass of this task."""
+        task, copies, attend = self.task, self.copies, Step.of((), [self.calls])
+        return owner_schedule(
+            name,
+            topology,
+            task,
+            [attend, *given_back(self.steps, task)] if task.is_backward else [*self.steps, attend],
+            lanes=self.lanes,
+            circulating=dict.fromkeys((KEYS, KEY_GRADIENTS) if task.is_backward else (KEYS,)),
+            copies=copies if task.is_backward else None,
+            kept=copies,
+        )
+
+
+def _calls(task: AttentionTask) -> Calls:
+    """A call per block of queries, in the order of positions, to all keys that it sees."""
+    queries, keys = task.blocks_of(QUERIES), task.by_document(_by_position(task, task.blocks_of(KEYS)))
+    queries = queries[np.lexsort((task.start[queries], task.owner[queries]))]
+    rows = []
+    for query in queries.tolist():
+        others = keys[task.document[query]]
+        others = others[others >= 0]
+        low, high = task.tile_bands(np.full_like(others, query), others)
+        rows.append(others[low <= high])
+    seen = BlockLists.of(rows)
+    positions = np.add.reduceat(task.count[seen.block], seen.offset[:-1])
+    counts = task.count[queries], positions
+    bands = clip_band(*task.run_bands(task.start[queries], counts[0], task.start[seen.first], counts[1]), *counts)
+    alone = BlockLists.of_sizes(np.ones_like(queries), queries)
+    return Calls(task.kernel, task.owner[queries], (alone, seen), np.stack(bands, axis=1))
+
+
+def _by_position(task: AttentionTask, blocks: IntArray) -> IntArray:
+    ordered: IntArray = blocks[np.argsort(task.start[blocks], kind="stable")]
+    return ordered

@@ -1,0 +1,285 @@
+"""The blocks of an attention layer: runs of positions of one tensor and of some heads.
+
+Backward, a query block holds all inputs of the gradients: the queries, the gradient of their output, its log-sum-exp,
+and the row sums of output times gradient (the last two in float32).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.choices import WHAT_IF_DTYPE
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedule.blocks import Field
+from tasp_lab.schedule.proof import no_copies
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+
+KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS = range(5)
+"""Tensors of blocks: keys with values, queries (backward: with all inputs of the gradients), what they yield."""
+
+TENSORS = ("keys", "queries", "results", "key gradients", "query gradients")
+"""Names of kinds."""
+
+
+def query_spans(workload: Workload, layout: SequenceLayout) -> tuple[tuple[Span, ...], ...]:
+    """The spans of the queries of each rank: all but the cached positions."""
+    return layout.spans_from(workload.cached_keys) if workload.cached_keys else layout.spans
+
+
+@dataclass(frozen=True, eq=False)
+class LayerBlocks:
+    """The blocks of an attention layer, int arrays with an entry per block.
+
+    Parameters
+    ----------
+    workload, layout : the layer, and the distribution of its positions over ranks.
+    tensor : `KEYS`, `QUERIES`, and `RESULTS` or both gradients.
+    owner : the rank whose shard the positions are of.
+    start, count : the positions of a block are start, start + stride, ...; `stride` is that of the layout.
+    first_head, heads : the heads of a block, KV heads of keys and their gradients; all heads if None.
+    gradient_dtype : dtype of gradients on the wire, a key of `tasp_lab.workload.layer.ELEMENT_BYTES`; None forward.
+    result_dtype : dtype of results on the wire, ``fp32`` unless given.
+    home_dtype : dtype of resident results and gradients; as on the wire if None.
+
+    Raises `ScheduleError` unless the blocks of keys are exactly the shards of the layout, once for every head, those of
+    queries the same without the cached positions, and each has one block that its calls add to; and for a backward pass
+    of a layer with cached positions.
+    """
+
+    workload: Workload
+    layout: SequenceLayout
+    tensor: IntArray
+    owner: IntArray
+    start: IntArray
+    count: IntArray
+    first_head: IntArray | None = None
+    heads: IntArray | None = None
+    gradient_dtype: str | None = None
+    result_dtype: str = "fp32"
+    home_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        layer, keys = self.workload, np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
+        if layer.cached_keys and self.is_backward:
+            raise ScheduleError(f"{layer.cached_keys} cached keys, which have no gradients: expected the pass forward")
+        if layer.dtype == WHAT_IF_DTYPE and self.is_backward:
+            raise ScheduleError(f"dtype {layer.dtype!r} of a backward pass, expected the pass forward")
+        if self.first_head is None or self.heads is None:
+            object.__setattr__(self, "first_head", np.zeros_like(self.start))
+            object.__setattr__(self, "heads", np.where(keys, layer.kv_head_count, layer.heads))
+        for values in (self.tensor, self.owner, self.start, self.count, self.first_head, self.heads):
+            assert values is not None, "heads are known by now"
+            values.flags.writeable = False
+        self._check_heads()
+        for tensor in (KEYS, QUERIES):
+            self._check_shards(tensor)
+        outputs = ((QUERIES, QUERY_GRADIENTS), (KEYS, KEY_GRADIENTS)) if self.is_backward else ((QUERIES, RESULTS),)
+        output_of = np.full(len(self.tensor), -1, dtype=np.int64)
+        for source, target in outputs:
+            blocks, results = self._in_order(source), self._in_order(target)
+            if not np.array_equal(self.columns_of(blocks), self.columns_of(results)):
+                raise ScheduleError(f"the blocks of {TENSORS[target]} are not those of {TENSORS[source]}")
+            output_of[blocks] = results
+        object.__setattr__(self, "output_of", output_of)
+
+    @property
+    def result_layout(self) -> SequenceLayout:
+        """Where results and gradients lie: at the owners of their positions."""
+        return self.layout
+
+    output_of: IntArray = field(init=False)
+    """Int array (blocks,): the block of the result or gradient of queries and of the gradient of keys; else -1."""
+
+    def _check_heads(self) -> None:
+        """Check that all blocks of a tensor have equally many heads, which use whole KV heads or part of one."""
+        ratio = self.workload.heads // self.workload.kv_head_count
+        first, heads = self._head_columns
+        for tensor in np.unique(self.tensor).tolist():
+            widths = np.unique(heads[self.tensor == tensor])
+            if len(widths) > 1:
+                raise ScheduleError(f"blocks of {TENSORS[tensor]} have {widths.tolist()} heads, expected one number")
+        queries = self.tensor == QUERIES
+        whole = (first % ratio == 0) & (heads % ratio == 0)
+        within = first % ratio + heads <= ratio
+        if (queries & ~whole & ~within).any():
+            block = int((queries & ~whole & ~within).argmax())
+            raise ScheduleError(
+                f"block {block}: query heads {first[block]} to {first[block] + heads[block] - 1} use part of one KV "
+                f"head and another one, of {ratio} query heads each"
+            )
+
+    @property
+    def _head_columns(self) -> tuple[IntArray, IntArray]:
+        assert self.first_head is not None, "known since construction"
+        assert self.heads is not None, "known since construction"
+        return self.first_head, self.heads
+
+    def heads_of(self, block: int) -> tuple[int, int]:
+        """The first head of a block, and the end of its heads."""
+        first, heads = self._head_columns
+        return int(first[block]), int(first[block] + heads[block])
+
+    def _check_shards(self, tensor: int) -> None:
+        """Check that for each group of heads the blocks of a tensor are its shards."""
+        first, heads = self._head_columns
+        blocks = self.blocks_of(tensor)
+        groups = np.unique(first[blocks])
+        total = self.workload.kv_head_count if tensor == KEYS else self.workload.heads
+        spans = [(rank, span.start, span.count) for rank, each in enumerate(self.spans_of(tensor)) for span in each]
+        expected = self._merged(*np.array(spans, dtype=np.int64).reshape(-1, 3).T)
+        if len(blocks) and not np.array_equal(groups, np.arange(0, total, heads[blocks[0]])):
+            raise ScheduleError(f"the blocks of {TENSORS[tensor]} have not each of {total} heads once")
+        for group in groups.tolist() or [0]:
+            own = blocks[first[blocks] == group]
+            found = self._merged(self.owner[own], self.start[own], self.count[own])
+            if (self.count[own] < 1).any() or not np.array_equal(found, expected):
+                raise ScheduleError(
+                    f"the blocks of {TENSORS[tensor]} are not the shards of layout {self.layout.name!r}"
+                )
+
+    def spans_of(self, tensor: int) -> tuple[tuple[Span, ...], ...]:
+        """The spans of each rank that a tensor has: all of keys, those of queries from the first query on."""
+        return self.layout.spans if tensor in (KEYS, KEY_GRADIENTS) else query_spans(self.workload, self.layout)
+
+    def lengths_of(self, tensor: int) -> list[int]:
+        """The number of positions of each rank that a tensor has."""
+        return [sum(span.count for span in each) for each in self.spans_of(tensor)]
+
+    def positions_of(self, tensor: int, rank: int) -> IntArray:
+        """The positions of a rank that a tensor has, in the order of its shard."""
+        spans = self.spans_of(tensor)[rank]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(span.positions for span in spans)])
+
+    def _merged(self, owner: IntArray, start: IntArray, count: IntArray) -> IntArray:
+        """Owner, start and count of blocks, an array (3, runs); adjacent blocks are merged into one run."""
+        order = np.argsort(owner, kind="stable")
+        owner, start, count = owner[order], start[order], count[order]
+        ends = start + self.layout.stride * count
+        follows = (owner[1:] == owner[:-1]) & (start[1:] == ends[:-1])
+        first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(owner)])
+        return np.stack([owner[first], start[first], np.add.reduceat(count, first) if len(first) else count])
+
+    def columns_of(self, blocks: IntArray) -> IntArray:
+        """Owner, start, count, first head and heads of blocks, an int array (5, blocks)."""
+        first, heads = self._head_columns
+        return np.stack([self.owner[blocks], self.start[blocks], self.count[blocks], first[blocks], heads[blocks]])
+
+    def _in_order(self, tensor: int) -> IntArray:
+        """The blocks of a tensor in the order of positions and heads."""
+        blocks = self.blocks_of(tensor)
+        ordered: IntArray = blocks[np.lexsort((self._head_columns[0][blocks], self.start[blocks]))]
+        return ordered
+
+    def blocks_of(self, tensor: int) -> IntArray:
+        """The blocks of a tensor, ascending."""
+        return np.flatnonzero(self.tensor == tensor)
+
+    @property
+    def is_backward(self) -> bool:
+        return self.gradient_dtype is not None
+
+    @cached_property
+    def document(self) -> IntArray:
+        """The document number of each block."""
+        numbers: IntArray = np.searchsorted(self.workload.document_starts, self.start, side="right") - 1
+        return numbers
+
+    @cached_property
+    def _kv_heads(self) -> tuple[IntArray, IntArray]:
+        """The first KV head that each block has or uses, and the last."""
+        first, heads = self._head_columns
+        ratio = np.where(
+            np.isin(self.tensor, (KEYS, KEY_GRADIENTS)), 1, self.workload.heads // self.workload.kv_head_count
+        )
+        return first // ratio, (first + heads - 1) // ratio
+
+    @cached_property
+    def group(self) -> IntArray:
+        """The group of each block: equal for blocks of one document and the same KV heads."""
+        columns = np.stack([self.document, *self._kv_heads])
+        groups: IntArray = np.unique(columns, axis=1, return_inverse=True)[1].ravel()
+        return groups
+
+    @cached_property
+    def block_bytes(self) -> IntArray:
+        """The size of each block, int array (blocks,)."""
+        position_bytes = np.zeros(len(TENSORS), dtype=np.int64)
+        for tensor in np.unique(self.tensor).tolist():
+            position_bytes[tensor] = sum(each.size_bytes for each in self.fields_of(tensor))
+        return self.count * position_bytes[self.tensor]
+
+    def fields_of(self, tensor: int) -> tuple[Field, ...]:
+        """The tensors of a block, elements per position: [batch, heads, head_dim], or [batch, heads] for row sums."""
+        layer, heads = self.workload, int(self._head_columns[1][self.blocks_of(tensor)[0]])
+        rows, scalars = (layer.batch, heads, layer.head_dim), (layer.batch, heads)
+        gradient = layer.dtype if self.gradient_dtype is None else self.gradient_dtype
+
+        def sum_of(name: str, dtype: str) -> Field:
+            return Field(name, dtype, rows, home_dtype=None if self.home_dtype == dtype else self.home_dtype)
+
+        if tensor == KEYS:
+            return Field("k", layer.dtype, rows), Field("v", layer.dtype, rows)
+        if tensor == KEY_GRADIENTS:
+            return sum_of("k", gradient), sum_of("v", gradient)
+        if tensor == QUERY_GRADIENTS:
+            return (sum_of("q", gradient),)
+        if tensor == RESULTS:
+            return sum_of("out", self.result_dtype), Field("lse", "fp32", scalars)
+        queries = (Field("q", layer.dtype, rows),)
+        if not self.is_backward:
+            return queries
+        return (
+            *queries,
+            Field("dout", layer.dtype, rows),
+            Field("lse", "fp32", scalars),
+            Field("delta", "fp32", scalars),
+        )
+
+    def in_head_groups(self, groups: int) -> tuple[Self, IntArray]:
+        """The layer with the heads of each block cut into equal groups: group g of block b is block ``g * blocks + b``.
+
+        Also returns these numbers, an int array (blocks, groups). Raises `ScheduleError` for blocks whose heads are not
+        a multiple of `groups`.
+        """
+        first, heads = self._head_columns
+        uneven = heads % groups != 0
+        if uneven.any():
+            block = int(uneven.argmax())
+            raise ScheduleError(
+                f"block {block} ({TENSORS[int(self.tensor[block])]}) has {heads[block]} heads, "
+                f"expected a multiple of {groups}"
+            )
+        number, width = np.arange(len(heads) * groups).reshape(groups, -1).T, heads // groups
+        cut = replace(
+            self,
+            tensor=np.tile(self.tensor, groups),
+            owner=np.tile(self.owner, groups),
+            start=np.tile(self.start, groups),
+            count=np.tile(self.count, groups),
+            first_head=np.tile(first, groups) + np.outer(np.arange(groups), width).ravel(),
+            heads=np.tile(width, groups),
+        )
+        return cut, number
+
+    def owned(self, *tensors: int) -> BoolArray:
+        """Bool array (world_size, blocks): the owner of each block of these tensors."""
+        held = no_copies(self.layout.world_size, len(self.tensor))
+        blocks = np.flatnonzero(np.isin(self.tensor, tensors))
+        held[self.owner[blocks], blocks] = True
+        return held
+
+    def by_document(self, blocks: IntArray) -> IntArray:
+        """Blocks grouped by document, an array (documents, max blocks per document) in order, padded with -1."""
+        document = self.document[blocks]
+        order = np.argsort(document, kind="stable")
+        sizes = np.bincount(document, minlength=len(self.workload.document_starts))
+        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        table = np.full((len(sizes), int(sizes.max(initial=0))), -1, dtype=np.int64)
+        table[document[order], np.arange(len(blocks)) - first] = blocks[order]
+        return table

@@ -1,0 +1,176 @@
+"""Which ranks form a group: the order of ranks in which the groups of a family of schedules are consecutive.
+
+A family such as ``usp:UxR`` is built with groups of consecutive ranks, on a topology whose ranks are renumbered in this
+order; its schedules are then given back to the ranks of the machine (`in_order`).
+
+``auto`` compares exchanges within groups, in which each rank sends equally many bytes to every other member: of
+consecutive ranks, of strided ones, and of ranks that the fastest links or nodes join. It takes the order of which the
+least goes from node to node; of those the one whose busiest link needs the least time; of equal ones, the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.errors import NoLinkError, ScheduleError
+from tasp_lab.schedule.composition.groups import ReplicatedSteps
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.renumbered import renumbered
+
+LEAST_GAIN = 1e-9
+"""By how much, of its time, an order must be faster than those before it: rounding decides nothing."""
+
+
+def rank_order(name: str, groups: str, members: int, ranks: int | Topology) -> IntArray:
+    """The rank that acts as rank i, for each i: an int array (world_size,), group by group.
+
+    Parameters
+    ----------
+    name : the schedule, for messages.
+    groups : see `tasp_lab.schedules.attention.options.AttentionOptions`.
+    members : the ranks of each group.
+    ranks : the topology, or if it is not known the number of ranks; ``auto`` then means ``consecutive``.
+
+    Raises `ScheduleError` for lists of ranks that are not these groups.
+
+    >>> rank_order("usp:2x4", "strided", 2, 8).tolist()
+    [0, 4, 1, 5, 2, 6, 3, 7]
+    """
+    world_size = ranks if isinstance(ranks, int) else ranks.world_size
+    if groups == "strided":
+        return _strided(world_size, members)
+    if groups == "consecutive" or (groups == "auto" and isinstance(ranks, int)):
+        return np.arange(world_size)
+    if groups == "auto" and not isinstance(ranks, int):
+        return _fastest(ranks, members)
+    lists = [[int(rank) for rank in each.split(",")] for each in groups.split("|")]
+    order = [rank for each in lists for rank in each]
+    if {len(each) for each in lists} != {members} or sorted(order) != list(range(world_size)):
+        raise ScheduleError(
+            f"schedule {name!r}: groups {groups!r}, expected {world_size // members} lists of {members}, "
+            f"each of the ranks 0 to {world_size - 1} once"
+        )
+    return np.array(order)
+
+
+def listed(order: IntArray, members: int) -> str:
+    """An order as lists of ranks.
+
+    >>> listed(np.array([0, 2, 1, 3]), 2)
+    '0,2|1,3'
+    """
+    return "|".join(",".join(map(str, group)) for group in order.reshape(-1, members).tolist())
+
+
+def in_order(
+    build: Callable[[Topology], tuple[Schedule, ...]], topology: Topology, order: IntArray
+) -> tuple[Schedule, ...]:
+    """The schedules that `build` makes for the topology with its ranks in this order, on the ranks of the topology.
+
+    Raises what `build` raises; `NoLinkError` names ranks of the topology.
+    """
+    try:
+        built = build(renumbered(topology, order))
+    except NoLinkError as error:
+        ends = int(order[error.source]), int(order[error.destination])
+        raise NoLinkError(error.where, *ends, error.topology) from None
+    return tuple(on_ranks(each, order) for each in built)
+
+
+def on_ranks(schedule: Schedule, order: IntArray) -> Schedule:
+    """The schedule in which rank ``order[i]`` does what rank i does in the given one; it is proven again."""
+    if np.array_equal(order, np.arange(schedule.world_size)):
+        return schedule
+    assert isinstance(schedule.task, AttentionTask), "families are of attention"
+    assert schedule.initial_part is None, "attention starts with complete blocks"
+    place = np.argsort(order)
+    return replace(
+        schedule,
+        initial=schedule.initial[place],
+        final=schedule.final[place],
+        steps=ReplicatedSteps(schedule.steps, order[None], len(schedule.blocks)),
+        task=replace(schedule.task, owner=order[schedule.task.owner], layout=schedule.task.layout.on_ranks(order)),
+        kept=None if schedule.kept is None else schedule.kept[place],
+    )
+
+
+@lru_cache(maxsize=64)
+def _fastest(topology: Topology, members: int) -> IntArray:
+    """The order of the fastest exchange within groups."""
+    best = np.arange(topology.world_size)
+    if members in (1, topology.world_size) or (topology.table.is_mesh and not topology.shared):
+        return best
+    by_node = np.argsort(topology.node_of_rank, kind="stable")
+    others = [_strided(topology.world_size, members), _by_links(topology), by_node]
+    least = exchange(topology, best, members)
+    for order in {each.tobytes(): each for each in others if not np.array_equal(each, best)}.values():
+        found = exchange(topology, order, members)
+        if found < least._replace(time_s=least.time_s * (1 - LEAST_GAIN)):
+            best, least = order, found
+    return best
+
+
+def _strided(world_size: int, members: int) -> IntArray:
+    return np.arange(world_size).reshape(members, -1).T.ravel()
+
+
+class Exchange(NamedTuple):
+    """An exchange within groups: transfers between nodes, and the time of the busiest link per byte of a transfer."""
+
+    between_nodes: float
+    time_s: float
+
+
+def exchange(topology: Topology, order: IntArray, members: int) -> Exchange:
+    """The exchange in which each rank sends to each other member of its group; infinite if some have no route."""
+    groups, node = order.reshape(-1, members), np.array(topology.node_of_rank)
+    bandwidths, between = _constraint_bandwidths_bytes_per_s(topology), 0
+    used = np.zeros(len(bandwidths))
+    for distance in range(1, members):
+        source, destination = groups.ravel(), np.roll(groups, distance, axis=1).ravel()
+        if not topology.have_routes(source, destination).all():
+            return Exchange(inf, inf)
+        constraints = topology.routes(source, destination)[0]
+        used += np.bincount(constraints[constraints >= 0], minlength=len(used))
+        between += int(np.count_nonzero(node[source] != node[destination]))
+    return Exchange(between, float((used / bandwidths).max(initial=0)))
+
+
+def _constraint_bandwidths_bytes_per_s(topology: Topology) -> FloatArray:
+    """The bandwidth of each link and each shared capacity."""
+    shared = [float(each.bandwidth_bytes_per_s) for each in topology.shared]
+    return np.concatenate([topology.link_bandwidths_bytes_per_s, np.array(shared, dtype=np.float64)])
+
+
+def _by_links(topology: Topology) -> IntArray:
+    """The ranks in an order in which those that faster links join are neighbours.
+
+    Ranks are joined at a rate if links of this rate or more lead from one to the other and back. They are sorted by
+    whom they are joined to at the lowest rate, then at the next one, and so on.
+    """
+    ends, size = topology.link_ends, len(topology.vertices)
+    rates = topology.link_bandwidths_bytes_per_s.copy()
+    if topology.shared:
+        number = {link.name: index for index, link in enumerate(topology.links)}
+        for each in topology.shared:
+            links = [number[name] for name in each.links]
+            rates[links] = np.minimum(rates[links], float(each.bandwidth_bytes_per_s))
+    keys = [np.arange(topology.world_size)]
+    for rate in np.unique(rates)[::-1]:
+        source, destination = ends[rates >= rate].T
+        graph = coo_array((np.ones(len(source), dtype=np.int8), (source, destination)), shape=(size, size))
+        joined = connected_components(graph, connection="strong")[1][: topology.world_size]
+        first, which = np.unique(joined, return_index=True, return_inverse=True)[1:]
+        keys.append(first[which])
+    return np.lexsort(keys)

@@ -1,0 +1,111 @@
+"""Attention in whole spans: one block per span of the layout, tensor and group of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.proof import check_holdings
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.layer_blocks import query_spans
+from tasp_lab.schedules.attention.task import (
+    KEY_GRADIENTS,
+    KEYS,
+    QUERIES,
+    QUERY_GRADIENTS,
+    RESULTS,
+    TENSORS,
+    AttentionTask,
+)
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+
+
+def span_task(
+    workload: Workload,
+    layout: SequenceLayout,
+    dtype: str,
+    *,
+    backward: bool = False,
+    query_groups: int = 1,
+    key_groups: int = 1,
+) -> AttentionTask:
+    """The task whose blocks are the spans of a layout, for each of equal groups of heads.
+
+    `dtype` is that of results or gradients. Blocks are numbered by tensor, group, rank and span. Raises
+    `TooManyBlocksError`.
+    """
+    spans_of = {KEYS: _table(layout.spans), QUERIES: _table(query_spans(workload, layout))}
+    of_keys, of_queries = key_groups * spans_of[KEYS].shape[1], query_groups * spans_of[QUERIES].shape[1]
+    check_holdings(layout.world_size, (1 + backward) * of_keys + 2 * of_queries)
+    columns = []
+    for tensor in (KEYS, QUERIES, KEY_GRADIENTS, QUERY_GRADIENTS) if backward else (KEYS, QUERIES, RESULTS):
+        is_key = tensor in (KEYS, KEY_GRADIENTS)
+        groups = key_groups if is_key else query_groups
+        heads = (workload.kv_head_count if is_key else workload.heads) // groups
+        spans = spans_of[KEYS if is_key else QUERIES]
+        first_head = np.repeat(np.arange(groups) * heads, spans.shape[1])
+        fixed = (np.full_like(first_head, tensor), first_head, np.full_like(first_head, heads))
+        columns.append(np.stack([*np.tile(spans, groups), *fixed]))
+    owner, start, count, kinds, first_heads, widths = np.concatenate(columns, axis=1)
+    return AttentionTask(
+        workload,
+        layout,
+        kinds,
+        owner,
+        start,
+        count,
+        first_heads,
+        widths,
+        gradient_dtype=dtype if backward else None,
+        result_dtype="fp32" if backward else dtype,
+    )
+
+
+def _table(spans: Sequence[Sequence[Span]]) -> IntArray:
+    """Rank, start and count of spans, an int array (3, spans)."""
+    return np.array([(rank, span.start, span.count) for rank, each in enumerate(spans) for span in each]).T
+
+
+def owner_schedule(
+    name: str,
+    topology: Topology,
+    task: AttentionTask,
+    steps: Sequence[Step],
+    *,
+    lanes: int,
+    circulating: Mapping[int, Pool | None] | None = None,
+    copies: BoolArray | None = None,
+    kept: BoolArray | None = None,
+) -> Schedule:
+    """The schedule in which each rank starts with its keys and queries and ends with what they yield.
+
+    Parameters
+    ----------
+    circulating : the pools of tensors that circulate, None where copies stay until they are given; the tensors of the
+        other side are the caller's. If None, blocks of both sides are sent, and all copies stay until they are given.
+    copies, kept : bool arrays (world_size, blocks): further copies at the start, and copies that are left in the end.
+
+    Raises `ScheduleError` if a transfer has no route.
+    """
+    pools = {} if circulating is None else circulating
+    bound = set() if circulating is None else set(range(len(TENSORS))) - set(pools)
+    initial = task.owned(KEYS, QUERIES)
+    schedule = Schedule(
+        name=name,
+        world_size=topology.world_size,
+        lanes=lanes,
+        blocks=task.blocks(pools, bound),
+        initial=initial if copies is None else initial | copies,
+        final=task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
+        steps=steps,
+        task=task,
+        kept=kept,
+    )
+    schedule.check_routes(topology)
+    return schedule

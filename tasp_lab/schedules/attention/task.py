@@ -1,0 +1,303 @@
+"""Softmax attention as a task: the parts of results and gradients, and what kernel calls yield.
+
+Forward, ``attend`` reads queries and keys (with their values) and adds to the results of these queries one part per key
+block: the tiles of its rows. Backward, ``differentiate`` adds one part per key block to the gradient of the queries,
+and one per query block to that of the keys. Blocks are those of `tasp_lab.schedules.attention.layer_blocks`.
+
+A **tile** is a query block against a key block; its mask is a band (`tasp_lab.workload.kernel_calls`). Parts are
+numbered among the blocks of the same document and the same KV heads; a tile with an empty mask is no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedule.blocks import Blocks, Join, Kind, Pool
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks
+from tasp_lab.schedules.attention.layer_blocks import KEY_GRADIENTS as KEY_GRADIENTS
+from tasp_lab.schedules.attention.layer_blocks import KEYS as KEYS
+from tasp_lab.schedules.attention.layer_blocks import QUERIES as QUERIES
+from tasp_lab.schedules.attention.layer_blocks import QUERY_GRADIENTS as QUERY_GRADIENTS
+from tasp_lab.schedules.attention.layer_blocks import RESULTS as RESULTS
+from tasp_lab.schedules.attention.layer_blocks import TENSORS as TENSORS
+from tasp_lab.schedules.attention.layer_blocks import LayerBlocks
+from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
+from tasp_lab.workload.kernel_shapes import ShapeRows
+from tasp_lab.workload.layer import ELEMENT_BYTES
+
+ATTEND, DIFFERENTIATE = "attend", "differentiate"
+"""Names of kernels, which take queries and keys, and a band as parameters (low, high)."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionTask(LayerBlocks):
+    """What the calls of a layer compute; parameters are those of `LayerBlocks`."""
+
+    @property
+    def passing(self) -> Passing:
+        """The pass of the kernel calls."""
+        return "backward" if self.is_backward else "forward"
+
+    @property
+    def kernel(self) -> str:
+        """The kernel of all calls."""
+        return DIFFERENTIATE if self.is_backward else ATTEND
+
+    @property
+    def kernels(self) -> Mapping[str, Passing]:
+        """The pass of the kernel."""
+        return {self.kernel: self.passing}
+
+    @cached_property
+    def contract(self) -> Contract:
+        """Ranks start with their keys and queries and end with what these yield.
+
+        Backward, the blocks of queries hold the inputs of the gradients, and a forward pass may leave keys anywhere.
+        """
+        inputs = np.isin(self.tensor, (KEYS, QUERIES))
+        return Contract.of(self.owner, inputs, ~inputs, (self.tensor == KEYS) & self.is_backward)
+
+    def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
+        """The blocks that a backward pass has from its forward pass, its keys; and these blocks there, int arrays."""
+        if self.is_backward and isinstance(forward, AttentionTask):
+            own, same = self._in_order(KEYS), forward._in_order(KEYS)
+            if np.array_equal(self.columns_of(own), forward.columns_of(same)):
+                return own, same
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+    @property
+    def dtype(self) -> str:
+        return self.workload.dtype
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """All that distinguishes tasks, as plain values."""
+        columns = (self.tensor, self.owner, self.start, self.count, *self._head_columns)
+        blocks = tuple(tuple(values.tolist()) for values in columns)
+        content = self.workload, self.layout, blocks, self.gradient_dtype, self.result_dtype
+        return content if self.home_dtype is None else (*content, self.home_dtype)
+
+    @cached_property
+    def _number(self) -> IntArray:
+        """The number of each block of keys, and of queries, among those of its group: its part of the other side."""
+        number = np.full(len(self.tensor), -1, dtype=np.int64)
+        for tensor in (KEYS, QUERIES):
+            blocks = self.blocks_of(tensor)
+            order = np.argsort(self.group[blocks], kind="stable")
+            groups = self.group[blocks][order]
+            number[blocks[order]] = np.arange(len(blocks)) - np.searchsorted(groups, groups)
+        return number
+
+    def _members(self, tensor: int) -> IntArray:
+        """The blocks of a tensor by group and number, an array (groups, most blocks of a group) padded with -1."""
+        blocks = self.blocks_of(tensor)
+        table = np.full((int(self.group.max(initial=-1)) + 1, int(self._number[blocks].max(initial=-1)) + 1), -1)
+        table[self.group[blocks], self._number[blocks]] = blocks
+        return table
+
+    @cached_property
+    def parts(self) -> IntArray:
+        """The number of parts of each block, those that do not exist included."""
+        found = np.ones(len(self.tensor), dtype=np.int64)
+        for tensor, targets in ((KEYS, (RESULTS, QUERY_GRADIENTS)), (QUERIES, (KEY_GRADIENTS,))):
+            size = np.bincount(self.group[self.blocks_of(tensor)], minlength=int(self.group.max(initial=-1)) + 1)
+            sums = np.isin(self.tensor, targets)
+            found[sums] = size[self.group[sums]]
+        return found
+
+    @cached_property
+    def _source_of(self) -> IntArray:
+        """The block of queries or keys whose result or gradient a block is."""
+        source = np.full(len(self.tensor), -1, dtype=np.int64)
+        has = np.flatnonzero(self.output_of >= 0)
+        source[self.output_of[has]] = has
+        return source
+
+    def check(self, blocks: Blocks) -> None:
+        """Raise `ScheduleError` unless these are the blocks of the task, up to their pools."""
+        check_blocks(blocks, self.blocks({}, ()))
+
+    def existing_parts(self, blocks: IntArray) -> BoolArray:
+        """Which parts of results or gradients exist: the tiles whose mask is not empty; all parts of data."""
+        source = self._source_of[blocks]
+        found = np.zeros((len(blocks), int(self.parts[blocks].max(initial=1))), dtype=bool)
+        found[source < 0, 0] = True
+        for own, other in ((QUERIES, KEYS), (KEYS, QUERIES)):
+            rows = np.flatnonzero((source >= 0) & (self.tensor[source] == own))
+            if not len(rows):
+                continue
+            others = self._members(other)[self.group[source[rows]]]
+            mine = np.broadcast_to(source[rows][:, None], others.shape)
+            queries, keys = (mine, others) if own == QUERIES else (others, mine)
+            low, high = self.tile_bands(queries, keys)
+            width = min(others.shape[1], found.shape[1])
+            found[rows, :width] = ((low <= high) & (others >= 0))[:, :width]
+        return found
+
+    def blocks(self, pools: Mapping[int, Pool | None], bound: Collection[int]) -> Blocks:
+        """The blocks of a schedule of this task; `pools` by tensor; resident copies of `bound` are the caller's."""
+        present = np.unique(self.tensor).tolist()
+        joins: Mapping[int, Join] = {RESULTS: "merge", KEY_GRADIENTS: "add", QUERY_GRADIENTS: "add"}
+        kinds = [
+            Kind(TENSORS[each], joins.get(each, ""), pools.get(each), self.fields_of(each), each in bound)
+            for each in present
+        ]
+        return Blocks(kinds, np.searchsorted(present, self.tensor), self.block_bytes, self.parts)
+
+    def tile_bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
+        """The clipped bands of the tiles of query and key blocks, two arrays that broadcast together."""
+        counts = self.count[queries], self.count[keys]
+        low, high = self.run_bands(self.start[queries], counts[0], self.start[keys], counts[1])
+        unrelated = self.document[queries] != self.document[keys]
+        return clip_band(np.where(unrelated, counts[0], low), np.where(unrelated, -counts[1], high), *counts)
+
+    def run_bands(self, query: IntArray, queries: IntArray, key: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
+        """The bands of runs of a document: `queries` positions from `query` on, `keys` from `key` on. Not clipped."""
+        ahead = (query - key).astype(np.int64)
+        low = np.broadcast_to(1 - keys, ahead.shape)
+        high = np.broadcast_to(queries - 1, ahead.shape)
+        if self.workload.mask == "causal":
+            low = -(ahead // self.layout.stride)
+        if self.workload.keys_seen is not None:
+            high = (self.workload.keys_seen - 1 - ahead) // self.layout.stride
+        return low, high
+
+    def effects(self, calls: Calls) -> Effects:
+        """One part per tile. Raises `ScheduleError` for other operands than queries and their keys, or another mask."""
+        queries, keys = self._operands(calls)
+        call, query, key = _tiles(queries, keys)
+        query_block, key_block = queries.block[query], keys.block[key]
+        self._check_same_heads(calls, queries, call, query_block, key_block)
+        shift = _first_positions(keys, self.count)[key] - _first_positions(queries, self.count)[query]
+        counts = self.count[query_block], self.count[key_block]
+        low, high = clip_band(calls.params[call, 0] + shift, calls.params[call, 1] + shift, *counts)
+        wanted_low, wanted_high = self.tile_bands(query_block, key_block)
+        seen, wanted = low <= high, wanted_low <= wanted_high
+        wrong = (seen != wanted) | (seen & ((low != wanted_low) | (high != wanted_high)))
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise ScheduleError(
+                f"rank {calls.rank[call[at]]} attends with queries {query_block[at]} to keys {key_block[at]} "
+                f"in the band {low[at]} to {high[at]}, the mask is {wanted_low[at]} to {wanted_high[at]}"
+            )
+        call, query_block, key_block = call[seen], query_block[seen], key_block[seen]
+        block, part = self.output_of[query_block], self._number[key_block]
+        if not self.is_backward:
+            return Effects(call, block, part)
+        return Effects(
+            np.concatenate([call, call]),
+            np.concatenate([block, self.output_of[key_block]]),
+            np.concatenate([part, self._number[query_block]]),
+        )
+
+    def _operands(self, calls: Calls) -> tuple[BlockLists, BlockLists]:
+        if calls.kernel != self.kernel:
+            raise ScheduleError(f"unknown kernel {calls.kernel!r}, expected {self.kernel!r}")
+        if len(calls.operands) != 2 or calls.params.shape[1] != 2:
+            raise ScheduleError(f"{calls.kernel} takes queries, keys and a band of two parameters")
+        for operand, tensor in zip(calls.operands, (QUERIES, KEYS), strict=True):
+            empty = operand.sizes == 0
+            if empty.any():
+                raise ScheduleError(f"rank {calls.rank[int(empty.argmax())]} {calls.kernel}s without {TENSORS[tensor]}")
+            wrong = self.tensor[operand.block] != tensor
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise ScheduleError(
+                    f"rank {calls.rank[operand.owner[at]]} {calls.kernel}s with block {operand.block[at]} "
+                    f"({TENSORS[int(self.tensor[operand.block[at]])]}), expected {TENSORS[tensor]}"
+                )
+        return calls.operands[0], calls.operands[1]
+
+    def _check_same_heads(
+        self, calls: Calls, queries: BlockLists, call: IntArray, query: IntArray, key: IntArray
+    ) -> None:
+        """Check that the queries of a call have the same heads, and that its keys are of the KV heads that they use."""
+        first_kv, last_kv = self._kv_heads
+        wrong = (first_kv[query] != first_kv[key]) | (last_kv[query] != last_kv[key])
+        wrong |= self._head_columns[0][query] != self._head_columns[0][queries.first][call]
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise ScheduleError(
+                f"rank {calls.rank[call[at]]} attends with queries {query[at]} to keys {key[at]}, "
+                "which are of other heads"
+            )
+
+    @property
+    def flops_per_pair_and_head(self) -> int:
+        """FLOPs per pair of query and key: two products forward, five backward (scores are recomputed)."""
+        return 2 * self.workload.batch * self.workload.head_dim * (5 if self.is_backward else 2)
+
+    @cached_property
+    def total_flops(self) -> int:
+        """The FLOPs of all pairs of a query and a key that it attends to, over all heads."""
+        layer, pairs = self.workload, 0
+        for length in layer.documents or (layer.sequence,):
+            queries = length - layer.cached_keys
+            low = -layer.cached_keys if layer.mask == "causal" else 1 - length
+            high = queries - 1 if layer.keys_seen is None else layer.keys_seen - 1 - layer.cached_keys
+            pairs += int(pairs_in_band(low, high, queries, length)) if length else 0
+        return pairs * layer.heads * self.flops_per_pair_and_head
+
+    def least_output_bytes_per_position(self, tensor: int) -> int:
+        """The bytes of results or gradients of queries, or of gradients of keys, per position and block.
+
+        In the dtype of the layer, or that on the wire if it is narrower; without the log-sum-exp of results.
+        """
+        on_wire = self.result_dtype if self.gradient_dtype is None else self.gradient_dtype
+        rows = 1 if tensor == QUERIES else 2
+        heads = int(self._head_columns[1][self.blocks_of(tensor)[0]])
+        element_bytes = min(ELEMENT_BYTES[self.dtype], ELEMENT_BYTES[on_wire])
+        return rows * self.workload.batch * heads * self.workload.head_dim * element_bytes
+
+    def flops(self, calls: Calls) -> IntArray:
+        """The FLOPs of each call, int array (calls,)."""
+        heads = self._head_columns[1][calls.operands[0].first]
+        pairs = pairs_in_band(calls.params[:, 0], calls.params[:, 1], *self._lengths(calls))
+        return pairs * heads * self.flops_per_pair_and_head
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        """The shape of each call: the positions of its operands, their heads and its clipped band."""
+        queries, keys = self._lengths(calls)
+        low, high = clip_band(calls.params[:, 0], calls.params[:, 1], queries, keys)
+        heads, kv_heads = (self._head_columns[1][each.first] for each in calls.operands)
+        return ShapeRows.of(
+            "softmax",
+            self.flops(calls),
+            batch=self.workload.batch,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=self.workload.head_dim,
+            queries=queries,
+            keys=keys,
+            low=low,
+            high=high,
+        )
+
+    def _lengths(self, calls: Calls) -> tuple[IntArray, IntArray]:
+        """The positions of the queries and of the keys of each call."""
+        queries, keys = (np.add.reduceat(self.count[each.block], each.offset[:-1]) for each in calls.operands)
+        return queries, keys
+
+
+def _tiles(queries: BlockLists, keys: BlockLists) -> tuple[IntArray, IntArray, IntArray]:
+    """All pairs of queries and keys of one call: the call, and the indices in ``queries.block`` and ``keys.block``."""
+    widths = keys.sizes
+    sizes = queries.sizes * widths
+    call = np.repeat(np.arange(len(sizes)), sizes)
+    within = np.arange(len(call)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    width = widths[call]
+    return call, queries.offset[call] + within // width, keys.offset[call] + within % width
+
+
+def _first_positions(lists: BlockLists, count: IntArray) -> IntArray:
+    """The index of the first position of each listed block among all positions of its list."""
+    counts = count[lists.block]
+    before = np.cumsum(counts) - counts
+    found: IntArray = before - np.repeat(before[lists.offset[:-1]], lists.sizes)
+    return found

@@ -1,0 +1,86 @@
+"""DeepSpeed-Ulysses (arXiv:2309.14509): ranks exchange positions for heads, attend, and exchange them back.
+
+Each rank has a contiguous shard of every document and, between the exchanges, a group of heads. Step 0 is an
+all-to-all: group g of queries and keys goes to rank g. At step 1 each rank attends over all positions, with one call
+per document. Step 2 is the all-to-all back, of results or of gradients. If there are fewer KV heads than ranks, each is
+copied to every rank whose query heads use it, and its gradients from these ranks add up at its owner, in float32.
+
+Exchanged copies are kept. So the backward pass starts with all keys where the forward pass left them, but it sends the
+queries again, as part of the inputs of the gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.proof import no_copies
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.layer import Workload
+
+
+def ulysses(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> tuple[Schedule, ...]:
+    """The passes of ``ulysses``. Raises `ScheduleError` for heads that cannot be shared out."""
+    n, heads, kv_heads = topology.world_size, workload.heads, workload.kv_head_count
+    if heads % n or (kv_heads % n and n % kv_heads):
+        raise ScheduleError(f"schedule {name!r}: {heads} heads and {kv_heads} KV heads on {n} ranks, expected a "
+                            "multiple of the ranks, and of KV heads a multiple or a divisor")  # fmt: skip
+    return options.build(partial(_pass, name, topology, workload, options))
+
+
+def _pass(name: str, topology: Topology, workload: Workload, options: AttentionOptions, backward: bool) -> Schedule:
+    n, kv_heads = topology.world_size, workload.kv_head_count
+    dtype = options.wire_dtype(workload.dtype, backward=backward, sums=False)
+    layout = attention_layout(name, workload, n)
+    task = span_task(workload, layout, dtype, backward=backward, query_groups=n, key_groups=min(n, kv_heads))
+    task = replace(task, home_dtype="fp32") if kv_heads < n else task
+    operands = _users(task.blocks_of(QUERIES), n, n), _users(task.blocks_of(KEYS), n, min(n, kv_heads))
+    user, block = np.concatenate(operands, axis=1)
+    owner, output, away = task.owner[block], task.output_of[block], user != task.owner[block]
+    kept = no_copies(n, len(task.tensor))
+    kept[user[away], block[away]] = True
+    left = kept & (task.tensor == KEYS) if backward else None
+    sent, back = away & ~(backward & (task.tensor[block] == KEYS)), away & (output >= 0)
+    there = Step(owner[sent], user[sent], (user - owner - 1)[sent] % n, block[sent])
+    gives = np.ones(np.count_nonzero(back), dtype=np.bool_)
+    home = Step(user[back], owner[back], (owner - user - 1)[back] % n, output[back], gives)
+    steps = there, Step.of((), [_calls(task, operands)]), home
+    return owner_schedule(name, topology, task, steps, lanes=max(n - 1, 1), copies=left, kept=kept)
+
+
+def _users(blocks: IntArray, ranks: int, groups: int) -> IntArray:
+    """The ranks that use the blocks of equal groups of heads, and these blocks: an int array (2, uses)."""
+    uses = np.repeat(blocks.reshape(groups, -1), ranks // groups, axis=0)
+    return np.stack([np.repeat(np.arange(ranks), uses.shape[1]), uses.ravel()])
+
+
+def _calls(task: AttentionTask, operands: tuple[IntArray, IntArray]) -> Calls:
+    """One call per rank and document; blocks in the order of positions."""
+    layer, documents, ranks = task.workload, len(task.workload.document_starts), task.layout.world_size
+    lists = []
+    for user, block in operands:
+        order = np.lexsort((task.start[block], user))
+        sizes = np.bincount(user * documents + task.document[block])
+        lists.append(BlockLists.of_sizes(sizes, block[order]))
+    keys = np.diff(np.append(layer.document_starts, layer.sequence))
+    counts = keys - layer.cached_keys, keys
+    bands = clip_band(
+        *task.run_bands(np.full_like(keys, layer.cached_keys), counts[0], np.zeros_like(keys), keys), *counts
+    )
+    return Calls(
+        task.kernel, np.repeat(np.arange(ranks), documents), tuple(lists), np.tile(np.stack(bands, axis=1), (ranks, 1))
+    )

@@ -1,0 +1,145 @@
+"""A pass of a hybrid: its layers one after another, with a re-layout between those whose sequence layouts differ.
+
+Hidden states enter the stack in the layout of its first layer and leave it in that of its last layer. If these differ,
+nothing is added: what comes before the stack and behind it, embeddings and losses, works on any positions.
+
+Between layers each rank makes the inputs of the next one from the results of the one before, or what moves to another
+layout from results, in a ``dense`` call without FLOPs (`tasp_lab.schedule.composition.layers`).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedule.composition import stacked
+from tasp_lab.schedule.composition.layers import LayerTask
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.stacked_task import StackedTask
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.hybrid.registry import names_of, options_for_layer
+from tasp_lab.schedules.hybrid.relayout import RelayoutTask, moved, relayout
+from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout
+
+
+def hybrid_schedules(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> tuple[Schedule, ...]:
+    """The schedules of a hybrid, one per pass of the whole stack, in execution order.
+
+    Parameters
+    ----------
+    name : a schedule of linear and one of softmax attention, such as ``lasp-2+kv-all-gather``.
+    topology : the ranks and links; transfers use its routes.
+    workload : the hybrid.
+    decomposition : the rings of layers that use some, the same for both kinds; by default those of the topology.
+    options : which passes, and how; each option applies to the layers that know it.
+
+    Raises `ScheduleError` for an unknown name, options that neither kind of layer knows, a workload of another kind,
+    what a layer cannot do, and if there are too many blocks to verify.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> layer = Workload(sequence=64, mask="causal", kind="hybrid", layers="LLS")
+    >>> (forward,) = hybrid_schedules("lasp-2+ring-attention", full_mesh(4), layer)
+    >>> forward.transfers == 2 * 6 + 6
+    True
+    """
+    names = names_of(name)
+    if workload.kind != "hybrid":
+        raise ScheduleError(f"schedule {name!r}: a layer of {workload.kind} attention, expected a hybrid")
+    build = {"L": linear_schedules, "S": attention_schedules}
+    kinds: dict[str, tuple[Schedule, ...]] = {}
+    for letter in sorted(set(workload.layers)):
+        used = options_for_layer(name, letter, options)
+        kinds[letter] = build[letter](names.of(letter), topology, workload.of(letter), decomposition, used)
+
+    def one_pass(backward: bool) -> Schedule:
+        number = int(backward and options.passes == "both")
+        layers = [kinds[letter][number] for letter in (reversed(workload.layers) if backward else workload.layers)]
+        return _stacked(name, topology, workload, layers)
+
+    return options.build(one_pass)
+
+
+def _stacked(name: str, topology: Topology, workload: Workload, layers: list[Schedule]) -> Schedule:
+    """Passes of layers, in the order in which they are computed, with re-layouts between them."""
+    found = layers[:1]
+    moves: dict[tuple[int, int], Schedule | None] = {}
+    for before, after in pairwise(layers):
+        key = id(before), id(after)
+        if key not in moves:
+            try:
+                moves[key] = _between(topology, workload, before, after)
+            except ScheduleError as error:
+                raise ScheduleError(f"schedule {name!r}: {error}") from None
+        between = moves[key]
+        found += [after] if between is None else [between, after]
+    return stacked(found, name=name)
+
+
+def _between(topology: Topology, workload: Workload, before: Schedule, after: Schedule) -> Schedule | None:
+    """The re-layout between two passes, None if each rank has the same positions in both."""
+    first, second = _task(before), _task(after)
+    if not layouts_differ(first.result_layout, second.layout):
+        return None
+    passing = first.passing
+    ends = (first.result_layout, second.layout) if passing == "forward" else (second.layout, first.result_layout)
+    return relayout(topology, workload, *ends, passing)[0]
+
+
+def _task(schedule: Schedule) -> LayerTask:
+    assert isinstance(schedule.task, LayerTask), "a pass of a layer has a task"
+    return schedule.task
+
+
+def layouts_differ(before: SequenceLayout, after: SequenceLayout) -> bool:
+    """Whether some rank has other positions in one layout than in the other.
+
+    >>> from tasp_lab.workload.sequence_layout import contiguous, zigzag
+    >>> layouts_differ(contiguous(8, 2), zigzag(8, 2)), layouts_differ(contiguous(8, 1), zigzag(8, 1))
+    (True, False)
+    """
+    if before.spans == after.spans:
+        return False
+    counts = moved(before, after)
+    return bool((counts - np.diag(np.diag(counts))).any())
+
+
+def layers_of(schedule: Schedule) -> list[tuple[LayerTask, BoolArray]]:
+    """The layers of a pass of a hybrid, in the order in which they are computed, without re-layouts.
+
+    Each with the copies of its blocks that may be there before it, a bool array (world_size, blocks of the layer):
+    those at the start, and what a forward pass in the stack leaves.
+    """
+    task = schedule.task
+    if not isinstance(task, StackedTask):
+        return [(_task(schedule), schedule.initial)]
+    found = []
+    for each, first, end in zip(task.layers, task.first_block, task.first_block[1:], strict=False):
+        if not isinstance(each, RelayoutTask):
+            assert isinstance(each, LayerTask), "a stack of layers"
+            left = each.contract.saved & ~task.contract.saved[first:end]
+            found.append((each, schedule.initial[:, first:end] | left))
+    return found
+
+
+def relayout_bytes(schedule: Schedule) -> int:
+    """The bytes that the re-layouts of a pass send, over all ranks."""
+    task = schedule.task
+    if not isinstance(task, StackedTask):
+        return 0
+    moves = np.array([isinstance(each, RelayoutTask) for each in task.layers])
+    sent = (step.block[moves[task.layer_of(step.block)]] for step in schedule.steps)
+    return sum(int(schedule.block_bytes[blocks].sum()) for blocks in sent)

@@ -1,0 +1,1 @@
+"""Schedules executed on real ranks and compared with their prediction."""

@@ -1,0 +1,662 @@
+"""Predictions beside measurements: the same schedule simulated and executed.
+
+`validate` starts real ranks on a fabric, calibrates it point to point, predicts each schedule from the calibration,
+executes the same schedule, and compares the times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import add
+from typing import Literal, Unpack
+
+from runtime.calibration import (
+    Calibration,
+    ClassFit,
+    Posting,
+    Spread,
+    calibrate,
+    calibrate_shared_medium,
+    expected_duration_s,
+    route_classes,
+)
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
+from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.records import duration_s, merge_records
+from runtime.ranks.launcher import launch
+from sim.simulate import engine_of, simulate
+from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
+from tasp_lab.core.cores import usable_cores
+from tasp_lab.core.errors import QuantityError, RunError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part, brief
+from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
+from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
+from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.machines.overrides.override import LAYER
+from tasp_lab.prediction.inputs import (
+    AttentionKeywords,
+    ComputeLike,
+    MachineLike,
+    ScheduleNames,
+    WorkLike,
+    as_names,
+    as_options,
+    as_work,
+    check_arguments,
+    chosen_machine,
+    parse_compute,
+    wires,
+)
+from tasp_lab.prediction.predict import (
+    LayerPrediction,
+    Prediction,
+    bound_s,
+    predict_schedule,
+    with_assumptions,
+    with_compute,
+)
+from tasp_lab.prediction.provenance import (
+    Provenance,
+    UsedConstant,
+    host_environment,
+    machine_inputs,
+    overrides_inputs,
+    plain,
+    rings_inputs,
+)
+from tasp_lab.prediction.results import (
+    compute_of_passes,
+    label,
+    layer_constants,
+    one_after_the_other,
+    ratio,
+    rows_table,
+    together,
+)
+from tasp_lab.prediction.ring_choice import RingOptions
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.registry import Work, build_schedules, check_names
+from tasp_lab.timeline.events import Timeline
+from tasp_lab.topology.graph import Topology
+from tasp_lab.validation.shared_cores import why_not_comparable
+from tasp_lab.workload.layer import Workload
+
+ComputeKind = Literal["timed", "real"]
+
+LINKS_BYTES_PER_S_PER_CORE = 40e6
+"""The bytes per second that one core can forward over all links of an emulated fabric and stay mostly idle.
+
+Two cores carried 140 MB/s over 56 links with 3 % loss of speed, and failed at 220 MB/s.
+"""
+
+RUNS_TAKE_S = 30.0
+SLOWEST_LINK_BYTES_PER_S = 250e3
+"""A packet of 1500 bytes takes 6 ms on such a link."""
+
+SLOWEST_KERNEL_FLOPS_PER_S = 5e8
+"""A rank whose real kernel calls are slower than this on average is considered hung."""
+
+_START_S = 5.0
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A schedule predicted and measured on one fabric; all times in seconds of the fabric's own clock.
+
+    `prediction` follows from the calibration, its bound and `nominal_s` from the nominal machine (see `validate`);
+    `measured` are the repeats. `cpu_busy_share` is the share of the time of all cores of the first rank's host that any
+    process used while the repeats ran. `compute`: whether a layer's kernel calls were timed waits or real.
+    `kernel_host_s`: on GPUs, the longest that a host takes to make the kernel calls of its rank; where that is the time
+    of the calls, their rate is that of the host.
+    `not_comparable`: why the measured time cannot be compared with the prediction, None if it can.
+    """
+
+    prediction: Prediction
+    nominal_s: Number
+    measured: tuple[float, ...]
+    measured_timeline: Timeline
+    cpu_busy_share: float
+    compute: ComputeKind = "timed"
+    kernel_host_s: float | None = None
+    not_comparable: str | None = None
+
+    def __repr__(self) -> str:
+        times = f"predicted {format_time(self.prediction.time_s)}, measured {format_time(self.measured_s)}"
+        return brief(self, f"{self.prediction.schedule} on {self.prediction.topology}", times)
+
+    @property
+    def measured_s(self) -> float:
+        """The median of the repeats."""
+        return statistics.median(self.measured)
+
+    @property
+    def measured_spread_s(self) -> float:
+        """The slowest repeat minus the fastest."""
+        return max(self.measured) - min(self.measured)
+
+    @property
+    def relative_error(self) -> float:
+        """Predicted / measured - 1."""
+        return float(self.prediction.time_s) / self.measured_s - 1 if self.measured_s else 0.0
+
+    def title(self, where: str) -> str:
+        """The work and the fabric, on one line."""
+        kernels = self.prediction.kernels(self.compute == "real")
+        return self.prediction.title(", ".join((self.prediction.topology, where, *kernels)))
+
+    def to_dict(self) -> dict[str, object]:
+        """The row of `--json`: the prediction and the measurement."""
+        computed = {"compute": self.compute} if self.prediction.computes else {}
+        measured = {
+            "predicted_s": float(self.prediction.time_s),
+            "nominal_s": float(self.nominal_s),
+            "measured_s": self.measured_s,
+            "measured_spread_s": self.measured_spread_s,
+            "measured_repeats_s": list(self.measured),
+            "relative_error": self.relative_error,
+            "cpu_busy_share": self.cpu_busy_share,
+            "comparable": self.not_comparable is None,
+            "not_comparable": self.not_comparable,
+        }
+        return self.prediction.to_dict() | computed | measured
+
+    def row(self, first: Run) -> dict[str, str]:
+        """Texts by column; speed-ups are over `first`."""
+        prediction = self.prediction
+        return (
+            prediction.head()
+            | {
+                "predicted": format_time(prediction.time_s),
+                "nominal": format_time(self.nominal_s),
+                "measured": f"{format_time(self.measured_s)} ± {format_time(self.measured_spread_s / 2)}",
+                "error": f"{self.relative_error:+.1%}" if self.not_comparable is None else "not a prediction",
+                "speed-up predicted": f"{ratio(first.prediction.time_s, prediction.time_s):.2f}x",
+                "speed-up measured": f"{ratio(first.measured_s, self.measured_s):.2f}x",
+            }
+            | prediction.measured_cells(self.measured_s)
+            | {"cores busy": f"{self.cpu_busy_share:.0%}"}
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Report):
+    """All runs on one fabric, and how it was calibrated.
+
+    `is_reporter` is False on the ranks of a torchrun group that leave the output to rank 0.
+    `environment` is what all ran on.
+    """
+
+    fabric: FabricKind
+    scale: float
+    calibration: Calibration
+    runs: tuple[Run, ...]
+    is_reporter: bool = True
+    provenance: Provenance | None = None
+    environment: Mapping[str, object] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        kernels = [run for run in self.runs if run.compute == "real" and not run.prediction.is_sum]
+        return {
+            "fabric": self.fabric,
+            "scale": self.scale,
+            "calibration": [*map(_fit_document, self.calibration.fits), *map(_kernel_document, kernels)],
+            "compute": compute_of_passes(run.prediction for run in self.runs if run.compute == "timed"),
+            "runs": [run.to_dict() for run in self.runs],
+            "provenance": None if self.provenance is None else self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per run."""
+        return [flat(run.to_dict()) | {"fabric": self.fabric, "scale": self.scale} for run in self.runs]
+
+    def parts(self) -> list[Part]:
+        if not self.runs:
+            return []
+        scale = f", scale {self.scale:.3g}" if self.fabric == "emulated" else ""
+        first = {run.prediction.compared_by: run for run in reversed(self.runs)}
+        rows = [run.row(first[run.prediction.compared_by]) for run in self.runs]
+        run = next((run for run in self.runs if run.prediction.is_all), self.runs[0])
+        title = run.title(f"{self.fabric} fabric{scale}")
+        reasons = dict.fromkeys(each.not_comparable for each in self.runs if each.not_comparable is not None)
+        notes = [f"not a prediction: {reason}" for reason in reasons]
+        return [rows_table(title, rows), *notes, *run.prediction.assumptions()]
+
+
+def _fit_document(fit: ClassFit) -> dict[str, object]:
+    return {
+        "pairs": [list(pair) for pair in fit.route_class.pairs],
+        "links_per_route": fit.route_class.links,
+        "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
+        "bandwidth_bytes_per_s": _spread_document(fit.bandwidth_bytes_per_s),
+        "latency_s": _spread_document(fit.latency_s),
+        "launch_s": _spread_document(fit.launch_s),
+    } | ({} if fit.posting is None else {"posting": _posting_document(fit.posting)})
+
+
+def _posting_document(posting: Posting) -> dict[str, object]:
+    """The host's time to post a batch."""
+    return {"batch_s": _spread_document(posting.batch_s), "message_s": _spread_document(posting.message_s)}
+
+
+def _spread_document(spread: Spread) -> dict[str, object]:
+    return {"value": spread.value, "low": spread.low, "high": spread.high}
+
+
+def _kernel_document(run: Run) -> dict[str, object]:
+    """The rate of a schedule's kernel calls."""
+    row = run.to_dict()
+    return {key: row[key] for key in ("schedule", "pass", "compute_flops_per_s")} | (
+        {} if run.kernel_host_s is None else {"host_s": run.kernel_host_s}
+    )
+
+
+def runs_together(forward: Run, backward: Run) -> Run:
+    """Both passes of a schedule as one run, one after the other.
+
+    Its repeats are the k-th fastest of both passes, added for each k, so medians and spreads add up too.
+    """
+    prediction = together(forward.prediction, backward.prediction)
+    timelines = forward.measured_timeline, backward.measured_timeline
+    measured_s = forward.measured_s + backward.measured_s
+    busy_s = sum(run.cpu_busy_share * run.measured_s for run in (forward, backward))
+    return Run(
+        prediction,
+        forward.nominal_s + backward.nominal_s,
+        tuple(map(add, sorted(forward.measured), sorted(backward.measured))),
+        one_after_the_other(*timelines, prediction.timeline.schedule),
+        busy_s / measured_s if measured_s else 0.0,
+        forward.compute,
+        not_comparable=forward.not_comparable,
+    )
+
+
+def default_scale(topology: Topology, nominal_s: float) -> float:
+    """The scale for an emulated fabric on which all runs together would take `nominal_s` at full speed.
+
+    At most what this machine's cores can feed all links at once. Below that, slow enough for the runs to take
+    `RUNS_TAKE_S` together, since a step must be long beside its fixed cost; but no link slower than
+    `SLOWEST_LINK_BYTES_PER_S`.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> round(default_scale(full_mesh(8), nominal_s=1.0) * 56 * 50e9 / usable_cores())
+    40000000
+    >>> round(default_scale(full_mesh(8), nominal_s=0.0003), 9)
+    1e-05
+    """
+    bandwidths = [float(link.bandwidth_bytes_per_s) for link in topology.links]
+    if not bandwidths:
+        return 1.0
+    slow_enough = max(nominal_s / RUNS_TAKE_S, SLOWEST_LINK_BYTES_PER_S / min(bandwidths))
+    return min(1.0, LINKS_BYTES_PER_S_PER_CORE * usable_cores() / sum(bandwidths), slow_enough)
+
+
+def validate(
+    machine: MachineLike,
+    schedules: ScheduleNames,
+    work: WorkLike,
+    *,
+    without_links: Sequence[str] = (),
+    links: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    decomposition: Decomposition | None = None,
+    fold: int | None = None,
+    lanes: int | None = None,
+    rail_aligned: bool | None = None,
+    search_budget: int = DEFAULT_SEARCH_BUDGET,
+    compute: ComputeLike | None = None,
+    kernel: str | None = None,
+    fabric: FabricKind = "emulated",
+    scale: float | None = None,
+    repeats: int = 5,
+    transport: str = "auto",
+    backend: BackendKind = "auto",
+    progress: ProgressCallback = no_progress,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    **attention: Unpack[AttentionKeywords],
+) -> Comparison:
+    """Run a collective or an attention layer on real processes and compare with its prediction.
+
+    Both have the same messages (`tasp_lab.schedule.messages`): one for blocks that are sent together.
+
+    Parameters
+    ----------
+    machine : a machine or its name; its bandwidths are scaled on the emulated fabric. The communication library is
+        that of the fabric, whatever the machine's is.
+    schedules : the name of a schedule, or several; speed-ups are over the first.
+    work : the bytes per rank of a collective, a number or text such as ``"1MiB"``, or an attention layer.
+    without_links, links, overrides, decomposition, fold, lanes, rail_aligned, search_budget : see
+        `tasp_lab.prediction.predict.predict`; rings are sought on the links, for any library.
+    compute : of a layer. A rate in FLOP/s (or ``"timed:RATE"``) for both passes, on the fabric's own clock: kernel
+        calls are waits of the time that they take at this rate. ``"real"``: kernels are executed, and a rate for each
+        schedule is calibrated from its kernel calls, alone and without communication. By default the emulated fabric
+        has waits at the machine's rate times the scale, which keeps the ratio of compute to communication; the others
+        are ``"real"``. A hybrid has waits only.
+    kernel : on the emulated fabric, the kernel of the machine's accelerator whose times the waits have, by its name.
+    fabric : ``emulated`` (network namespaces), ``local`` (plain processes) or ``torchrun`` (this process is a rank).
+    scale : bandwidth of the emulated fabric over that of the machine; chosen by `default_scale` when None.
+    repeats : timed repetitions per schedule, after one to warm up.
+    transport : how blocks are sent: ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory``.
+    backend : of torch under torchrun: ``nccl`` with a GPU per rank, ``gloo`` on CPUs; ``auto`` is gloo only where
+        neither the host nor the machine has GPUs.
+    progress : called with lines of progress.
+    options, attention : `AttentionOptions` of a layer, and its fields as keywords. Each pass is a run of its own; both
+        together are one more, see `runs_together`.
+
+    The *nominal* machine is the given one; on the emulated fabric it is scaled and has no latency. Local processes
+    share one medium whatever the machine is, so there it is that medium without latency. Its ranks compute as fast as
+    those of the prediction.
+
+    Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `predict` raises.
+    """
+    check_arguments(locals())
+    names, options = as_names(schedules), as_options(options, **attention)
+    work = overridden_layer(as_work(work), overrides)
+    check_runs(scale, fabric, repeats)
+    check_backend(backend, fabric)
+    check_names(names, work)
+    check_kernels(work, parse_compute(compute), fabric)
+    if kernel is not None:
+        _check_waits(work, kernel, fabric)
+    rate = parse_compute(compute)
+    _check_overrides(overrides, rate, fabric)
+    asked = None if kernel is None else compute
+    machine = chosen_machine(wires(machine), "auto", asked, kernel, overrides, without_links, links)
+    rings, given = RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
+    if rings.check_needed(names, given=given is not None):
+        decomposition = rings.find(machine.topology, progress)
+    inputs = {
+        "machine": machine_inputs(replace(machine, comm_library=IDEAL), compute=isinstance(work, Workload)),
+        "schedules": list(names),
+        "work": plain(work),
+        "options": plain(options) if isinstance(work, Workload) else None,
+        "rings": rings_inputs([given]) if given is not None else plain(rings) if decomposition is not None else None,
+        "compute": plain(rate),
+        "fabric": fabric,
+        "scale": plain(scale),
+        "repeats": repeats,
+        "transport": transport,
+        **overrides_inputs(overrides),
+    }
+    built = [
+        schedule for name in names for schedule in build_schedules(name, machine.topology, work, decomposition, options)
+    ]
+    topology, speeds = machine.topology, machine.rank_speeds
+    real = _is_real(work, rate, fabric)
+    timed: Compute = ComputeRate(rate) if isinstance(rate, float) else INSTANT
+    if fabric == "emulated":
+        own = _own_compute(machine, work) if rate is None else INSTANT
+        at_full_speed_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, own, speeds))
+        scale = default_scale(topology, at_full_speed_s) if scale is None else scale
+        topology, runs_s = topology.scaled(scale), at_full_speed_s / scale
+        if timed == INSTANT:
+            timed = own.scaled(scale)
+        else:
+            runs_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, timed, speeds))
+        _announce(progress, topology, scale, runs_s, real)
+    engines = {engine_of(schedule, machine) for schedule in built}
+    with start_ranks(fabric, topology, backend, machine) as ranks:
+        if not ranks.is_reporter:
+            progress = no_progress
+        built = ranks.agree(built)
+        calibration = calibrate_ranks(fabric, topology, ranks, progress)
+        calibrated = replace(calibration.machine, rank_speeds=speeds)
+        nominal = _nominal(calibrated.topology if fabric == "local" else topology, fabric, INSTANT, speeds)
+        trials = Trials(
+            ranks, work, options, timed, real, calibrated, nominal, repeats, transport, progress,
+            why_not_comparable(fabric, topology.world_size, real, ranks.environment),
+        )  # fmt: skip
+        runs, reports = tuple(trials.run_all(built)), ranks.is_reporter
+        environment = {**host_environment(), **ranks.environment}
+    provenance = Provenance(
+        inputs,
+        layer_constants([run.prediction for run in runs]) + fabric_constants(calibration, fabric),
+        tuple(sorted(engines)),
+        None if decomposition is None else decomposition.search_complete,
+        environment | {"fabric": fabric, "scale": scale or 1.0},
+    )
+    return Comparison(fabric, scale or 1.0, calibration, runs, reports, provenance, environment)
+
+
+def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[UsedConstant, ...]:
+    """The calibrated constants of a fabric."""
+    source = f"calibrated on the {fabric} fabric, messages between pairs of ranks"
+    found = [UsedConstant("launch", format_time(calibration.machine.comm_library.launch_s), source)]
+    for fit in calibration.fits:
+        route = f"a route of {fit.route_class.links} link{'s' * (fit.route_class.links > 1)}"
+        found.append(UsedConstant(f"bandwidth of {route}", format_bandwidth(fit.bandwidth_bytes_per_s.value), source))
+        found.append(UsedConstant(f"latency of {route}", format_time(fit.latency_s.value), source))
+    return tuple(found)
+
+
+def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
+    """Raise `QuantityError` for an impossible scale or number of repeats, and `RunError` for a missing package."""
+    if repeats < 1:
+        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
+    check_fabric(scale, fabric)
+
+
+def _check_waits(work: Work, kernel: str, fabric: FabricKind) -> None:
+    """Raise `QuantityError` where kernel calls are not waits of the times of a kernel."""
+    if not isinstance(work, Workload) or fabric != "emulated":
+        raise QuantityError(
+            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
+            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
+        )
+
+
+def _check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for overrides of what does not determine a run."""
+    for each in (each for each in overrides if not each.startswith(LAYER)):
+        if fabric == "local":
+            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
+        real = rate == "real" or (rate is None and fabric != "emulated")
+        if (real and ".compute" in each) or (each.startswith("compute") and (real or rate is not None)):
+            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
+
+
+def _own_compute(machine: Machine, work: Work) -> Compute:
+    """The machine's own compute rates, or those that are assumed."""
+    machine = with_compute(machine)
+    return (with_assumptions(machine, work) if isinstance(work, Workload) else machine).compute
+
+
+def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for a layer that is only predicted, and where the kernels of a hybrid would be real.
+
+    Nothing makes inputs of layers of results.
+    """
+    if isinstance(work, Workload) and work.dtype == WHAT_IF_DTYPE:
+        raise QuantityError(f"dtype {work.dtype!r}: is predicted only, expected one of bf16, fp16, fp32 on a fabric")
+    if isinstance(work, Workload) and work.kind == "hybrid" and _is_real(work, rate, fabric):
+        raise QuantityError(
+            f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "
+            "runs them: python -m experiments.train_gpt --layers"
+        )
+
+
+def _is_real(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> bool:
+    """Whether kernels are executed."""
+    return isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
+
+
+def check_backend(backend: BackendKind, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for NCCL on a fabric of processes that share no GPUs."""
+    if backend == "nccl" and fabric != "torchrun":
+        raise QuantityError(f"backend: the {fabric} fabric has gloo, expected nccl with the fabric torchrun only")
+
+
+def check_fabric(scale: float | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for an impossible scale, and `RunError` for a missing package."""
+    if scale is not None and not 0 < scale <= 1:
+        raise QuantityError(f"scale: {scale}, expected more than 0 and at most 1")
+    if scale is not None and fabric != "emulated":
+        raise QuantityError(f"scale: only the emulated fabric is scaled, not {fabric!r}")
+    for module in ("torch", "pyroute2") if fabric == "emulated" else ("torch",):
+        if importlib.util.find_spec(module) is None:
+            raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
+
+
+def _nominal(topology: Topology, fabric: FabricKind, compute: Compute, rank_speeds: tuple[Number, ...]) -> Machine:
+    """The machine as it is described; without latency where the fabric has none of its own."""
+    if fabric != "torchrun":
+        topology = topology.map_links(lambda _, link: replace(link, latency_s=0.0))
+    return Machine(topology, compute=compute, rank_speeds=rank_speeds)
+
+
+def _nominal_s(schedules: Sequence[Schedule], machine: Machine) -> float:
+    """The time of all schedules, each once, in seconds."""
+    return sum(float(simulate(schedule, machine).time_s) for schedule in schedules)
+
+
+def expected_fabric_s(topology: Topology, runs_s: float) -> float:
+    """The expected duration of runs on an emulated fabric, with its start and calibration."""
+    return _START_S + expected_duration_s(route_classes(topology)) + runs_s
+
+
+def _announce(progress: ProgressCallback, topology: Topology, scale: float, runs_s: float, real: bool) -> None:
+    """Report the emulated topology and the expected duration."""
+    seconds = expected_fabric_s(topology, runs_s)
+    slowest = min((link.bandwidth_bytes_per_s for link in topology.links), default=0.0)
+    progress(
+        f"emulating {topology.name} at scale {scale:.3g} (slowest link {format_bandwidth(slowest)}, "
+        f"latencies are not emulated); this takes about {seconds:.0f} s"
+        + (" and what real attention takes" if real else "")
+    )
+
+
+@contextlib.contextmanager
+def start_ranks(
+    fabric: FabricKind, topology: Topology, backend: BackendKind = "auto", machine: Machine | None = None
+) -> Iterator[Ranks]:
+    """Start the ranks of a fabric, and end them on exit; `machine` is the one that they stand for.
+
+    Raises `RunError` for another number than the topology's, and for a backend that cannot be used.
+    """
+    if fabric == "torchrun":
+        from runtime.ranks.torchrun import join, started_ranks
+
+        started = started_ranks()
+        if started != topology.world_size:  # before joining: a rank that left a group could fail others on their way in
+            raise RunError(f"{topology.name} has {topology.world_size} ranks, but {started} were started")
+        with join(backend, topology.name if machine is not None and machine.has_accelerators else None) as ranks:
+            yield ranks
+    elif fabric == "local":
+        with launch([RankLocation()] * topology.world_size) as launched:
+            yield launched
+    else:
+        from runtime.fabric.emulated import emulate
+
+        with emulate(topology) as built, launch(built.locations) as launched:
+            yield launched
+
+
+def calibrate_ranks(fabric: FabricKind, topology: Topology, ranks: Ranks, progress: ProgressCallback) -> Calibration:
+    """Calibrate the links of a fabric by messages between pairs of its ranks; only the reporter shows progress."""
+    measure = calibrate_shared_medium if fabric == "local" else calibrate
+    return measure(topology, ranks, progress if ranks.is_reporter else no_progress)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Predicts and runs schedules; kernel calls are waits at the rate `timed`, or `real`."""
+
+    ranks: Ranks
+    work: Work
+    options: AttentionOptions
+    timed: Compute
+    real: bool
+    calibrated: Machine
+    nominal: Machine
+    repeats: int
+    transport: str
+    progress: ProgressCallback
+    not_comparable: str | None = None
+
+    def run_all(self, schedules: Sequence[Schedule]) -> Iterator[Run]:
+        """The runs of all schedules; with both passes, each pair is followed by its sum."""
+        if self.options.passes != "both":
+            yield from map(self.run, schedules)
+            return
+        for forward, backward in zip(schedules[::2], schedules[1::2], strict=True):
+            passes = self.run(forward), self.run(backward)
+            yield from (*passes, runs_together(*passes))
+
+    def run(self, schedule: Schedule) -> Run:
+        """Predict a schedule, run it, and compare."""
+        compute, host_s = self._compute_of(schedule)
+        nominal = replace(self.nominal, compute=compute)
+        prediction = predict_schedule(replace(self.calibrated, compute=compute), schedule, self.work, self.options)
+        prediction = replace(prediction, bound_s=bound_s(nominal, schedule, self.work))
+        name = label(schedule, self.options)
+        self.progress(f"running {name}: {self.repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
+        waits = None if self.real or compute == INSTANT else compute
+        speeds = self.calibrated.rank_speeds
+        job = RunSchedule(schedule, self.transport, self.repeats, 1, waits, speeds)
+        results = self.ranks.perform(job, self._longest_silence_s(schedule, prediction))
+        records = [of_rank for of_rank in results if isinstance(of_rank, list)]
+        measured = [duration_s([of_rank[repeat] for of_rank in records]) for repeat in range(self.repeats)]
+        typical = measured.index(statistics.median_low(measured))
+        merged = merge_records([of_rank[typical] for of_rank in records], schedule, prediction.topology)
+        timeline = replace(merged, schedule=name)
+        busy = statistics.mean(record.busy_share for record in records[0])
+        nominal_s = simulate(schedule, nominal).time_s
+        kind: ComputeKind = "real" if self.real else "timed"
+        run = Run(prediction, nominal_s, tuple(measured), timeline, busy, kind, host_s, self.not_comparable)
+        predicted = "predicted" if self.not_comparable is None else "with a core for each rank"
+        self.progress(f"{name}: {predicted} {float(prediction.time_s):.4g} s, measured {run.measured_s:.4g} s")
+        return run
+
+    def _compute_of(self, schedule: Schedule) -> tuple[Compute, float | None]:
+        """How long a schedule's kernel calls take, and the longest that a host takes to make those of its rank.
+
+        Real ones are measured per schedule, since they depend on the shapes of calls; the latter is None without GPUs.
+        """
+        if not self.real:
+            return self.timed, None
+        name = label(schedule, self.options)
+        self.progress(f"calibrating the kernels of {name}")
+        results = self.ranks.perform(MeasureCompute(schedule, _COMPUTE_REPEATS), _slow_compute_s(schedule))
+        pairs = zip(_flops(schedule), results, strict=True)
+        found = [(flops, times) for flops, times in pairs if flops and isinstance(times, KernelTimes)]
+        rate = statistics.median(flops / times.time_s for flops, times in found)
+        host_s = max((times.host_s for _, times in found if times.host_s is not None), default=None)
+        beside = "" if host_s is None else f", which the host makes in {format_time(host_s)}"
+        self.progress(f"kernels of {name}: {format_flops(rate)}{beside}")
+        return ComputeRate(rate, "measured: its kernel calls, alone and without communication"), host_s
+
+    def _longest_silence_s(self, schedule: Schedule, prediction: Prediction) -> float:
+        """The time without progress after which a rank is considered hung, in seconds.
+
+        Far more than an event takes, and time to fill and check blocks, and to wait for the compute of other ranks.
+        """
+        longest = max((float(event.end_s - event.start_s) for event in prediction.timeline.events), default=0.0)
+        computing = 2 * float(prediction.compute_s) if isinstance(prediction, LayerPrediction) else 0.0
+        return 5.0 + 5 * longest + _filling_s(schedule) + computing + (_slow_compute_s(schedule) if self.real else 0.0)
+
+
+_COMPUTE_REPEATS = 3
+
+
+def _flops(schedule: Schedule) -> list[int]:
+    """The FLOPs of each rank."""
+    found: list[int] = schedule.flops().sum(axis=0).tolist()
+    return found
+
+
+def _filling_s(schedule: Schedule) -> float:
+    """The time to fill and check the initial blocks of all ranks, in seconds."""
+    return int(schedule.initial.sum(axis=0) @ schedule.block_bytes) / 50e6
+
+
+def _slow_compute_s(schedule: Schedule) -> float:
+    """An upper bound of the time in which a rank draws a layer and computes or checks its part, in seconds."""
+    return 30.0 + _filling_s(schedule) + 2 * max(_flops(schedule)) / SLOWEST_KERNEL_FLOPS_PER_S

@@ -1,0 +1,65 @@
+"""Models by name: the data files ``tasp_lab/workload/models/data/*.toml``, each with its sources, and files of
+users."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from tasp_lab.core.errors import ModelError, expected_one_of, of_type
+from tasp_lab.workload.models.model import Model
+
+_SUFFIX = ".toml"
+
+
+def model_names() -> list[str]:
+    """The models of tasp-lab, in alphabetical order.
+
+    >>> "llama-3-8b" in model_names()
+    True
+    """
+    entries = (files("tasp_lab.workload.models") / "data").iterdir()
+    return sorted(entry.name.removesuffix(_SUFFIX) for entry in entries if entry.name.endswith(_SUFFIX))
+
+
+def load_model(text: str) -> Model:
+    """The model of a name, or of a ``.toml`` file in the form of those of tasp-lab.
+
+    >>> load_model("llama-3-70b").attention.heads
+    64
+
+    Raises `ModelError` for an unknown name, and for a file that cannot be read or does not describe a model.
+    """
+    if not isinstance(text, str):
+        raise ModelError(of_type("model", text, "the name of a model"))
+    if text in model_names():
+        return _built_in(text)
+    if not (text.lower().endswith(_SUFFIX) or os.path.exists(text)):
+        name = text.rpartition("/")[2]  # Hugging Face has the maker before it
+        raise ModelError(f"unknown model {text!r}, {expected_one_of(name, model_names())}, or a .toml file")
+    path = Path(text)
+    try:
+        return _read(f"file {text!r}", path.stem, path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"file {text!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+@cache
+def _built_in(name: str) -> Model:
+    data = (files("tasp_lab.workload.models") / "data" / f"{name}{_SUFFIX}").read_bytes()
+    return _read(f"model {name!r}", name, data)
+
+
+def _read(where: str, name: str, data: bytes) -> Model:
+    if not data.strip():
+        raise ModelError(f"{where} is empty, expected a model")
+    try:
+        return msgspec.structs.replace(msgspec.toml.decode(data, type=Model), name=name)
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+    except (ValueError, ModelError) as error:
+        raise ModelError(" ".join(f"{where}: {error}".split())) from error

@@ -1,0 +1,175 @@
+"""Nothing starts before its host has issued it, in program order, in both engines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.simulate import simulate
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.units import Number
+from tasp_lab.machines.host_model.runtime import NO_RUNTIME, Runtime
+from tasp_lab.machines.libraries.library import CommLibrary
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.schedule.dependencies import dependencies
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import attention_names_on, attention_schedules
+from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.timeline.critical_path import critical_path
+from tasp_lab.timeline.events import SEND, Timeline
+from tasp_lab.topology.builders import full_mesh, ring, switch
+from tasp_lab.workload.layer import Workload
+from tests.support.strategies import attention_layers
+
+NAMES = [name for name in attention_names_on(4) if not name.startswith(("double", "trees"))]
+
+seconds = st.fractions(Fraction(0), Fraction(3), max_denominator=8)
+runtimes = st.builds(Runtime, st.just("test"), seconds, seconds, seconds, st.sampled_from(["step", "kind"]))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
+    """A pass of a small layer on four ranks, with a runtime."""
+    layer, name = draw(attention_layers(packed=False)), draw(st.sampled_from(NAMES))
+    topology = draw(st.sampled_from([full_mesh, switch]))(4, Fraction(64), Fraction(1, 4))
+    try:
+        passes = attention_schedules(name, topology, layer, None, AttentionOptions("both"))
+    except ScheduleError:
+        passes = attention_schedules("ring-attention", topology, layer, None, AttentionOptions("both"))
+    library = CommLibrary("serial", draw(st.sampled_from([Fraction(0), Fraction(1, 8)])))
+    machine = Machine(topology, library, ComputeRate(Fraction(10_000)), runtime=draw(runtimes))
+    return draw(st.sampled_from(passes)), machine
+
+
+def host_clocks(schedule: Schedule, runtime: Runtime) -> dict[tuple[object, ...], Fraction]:
+    """When each rank has issued each batch (rank, step, kind) and its last call of a step: a clock per rank."""
+    clock: dict[int, Fraction] = defaultdict(Fraction)
+    issued = {}
+    assert schedule.task is not None
+    for index, step in enumerate(schedule.steps):
+        rows = list(step.rows())
+        for kind in range(len(schedule.blocks.kinds)):
+            posts = {end for source, destination, _, block in rows for end in (source, destination)
+                     if runtime.batches == "step" or schedule.blocks.kind[block] == kind}  # fmt: skip
+            for rank in posts if kind == 0 or runtime.batches == "kind" else ():
+                clock[rank] += Fraction(runtime.batch_s)
+                issued[rank, index, kind] = clock[rank]
+        for calls in step.calls:
+            for rank in calls.rank.tolist():
+                clock[rank] += Fraction(runtime.of_call_s(schedule.task.passing))
+                issued[rank, index, "calls"] = clock[rank]
+    return issued
+
+
+def check_order(timeline: Timeline, schedule: Schedule, runtime: Runtime) -> None:
+    """Check every event against the clocks of hosts; of several calls in a step, the last one."""
+    issued, last_call = host_clocks(schedule, runtime), {}
+    for event in timeline.events:
+        if event.kind == SEND:
+            kind = int(schedule.blocks.kind[event.block]) if runtime.batches == "kind" else 0
+            assert event.start_s >= max(issued[rank, event.step, kind] for rank in (event.rank, event.peer))
+        else:
+            key = event.rank, event.step
+            last_call[key] = max(last_call.get(key, 0), event.start_s)
+    for (rank, step), start_s in last_call.items():
+        assert start_s >= issued[rank, step, "calls"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_nothing_starts_before_both_hosts_have_issued_it(case: tuple[Schedule, Machine]) -> None:
+    schedule, machine = case
+    check_order(simulate(schedule, machine, "simpy"), schedule, machine.runtime)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_engines_agree(case: tuple[Schedule, Machine]) -> None:
+    schedule, machine = case
+    exact, array = (simulate(schedule, machine, each) for each in ("simpy", "array"))
+    assert array.time_s == pytest.approx(float(exact.time_s), rel=1e-9)
+    starts = [sorted((e.rank, e.lane, e.step, e.block, e.peer, float(e.start_s)) for e in each.events)
+              for each in (exact, array)]  # fmt: skip
+    assert [row[:-1] for row in starts[0]] == [row[:-1] for row in starts[1]]
+    assert [row[-1] for row in starts[0]] == pytest.approx([row[-1] for row in starts[1]], rel=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases(), st.sampled_from(["simpy", "array"]))
+def test_a_host_that_takes_no_time_changes_nothing(case: tuple[Schedule, Machine], engine: str) -> None:
+    schedule, machine = case
+    instant = replace(machine, runtime=Runtime("instant"))
+    without = replace(machine, runtime=NO_RUNTIME)
+    assert simulate(schedule, instant, engine) == simulate(schedule, without, engine)  # type: ignore[arg-type]
+
+
+shares = st.fractions(Fraction(1, 8), Fraction(1), max_denominator=8)
+
+
+@given(st.integers(1, 6), seconds.filter(bool), seconds, shares, shares)
+def test_a_ring_bound_by_its_host_takes_n_calls_and_n_less_one_batches(
+    n: int, call_s: Fraction, batch_s: Fraction, hop: Fraction, kernel: Fraction
+) -> None:
+    """T = n c + (n-1) b + K where neither a hop nor a kernel call K takes longer than the host's time c for a call."""
+    kernel_s = kernel * call_s
+    topology = ring(n, 4 / (hop * call_s), Fraction(0))
+    machine = Machine(topology, compute=ComputeRate(4 / kernel_s), runtime=Runtime("host", call_s, call_s, batch_s))
+    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1))
+    assert simulate(schedule, machine, "simpy").time_s == n * call_s + (n - 1) * batch_s + kernel_s
+
+
+def test_collectives_are_calls_of_their_library() -> None:
+    mesh = full_mesh(4, 50e9, 1e-6)
+    schedule = collective("multi-ring", mesh, 2**20)
+    slow = Machine(mesh, runtime=Runtime("host", 1.0, 1.0, 1.0))
+    for engine in ("simpy", "array"):
+        assert simulate(schedule, slow, engine).time_s == simulate(schedule, Machine(mesh), engine).time_s  # type: ignore[arg-type]
+
+
+def test_a_path_that_begins_at_the_host_explains_all_of_the_time() -> None:
+    mesh = full_mesh(4, 50e9, 1e-6)
+    machine = Machine(mesh, compute=ComputeRate(300e12), runtime=Runtime("host", 1e-3, 1e-3, 1e-4))
+    schedule = attention("zigzag-ring-attention", mesh, Workload(1024, mask="causal"))
+    for engine in ("simpy", "array"):
+        timeline = simulate(schedule, machine, engine, explain=True)  # type: ignore[arg-type]
+        path = critical_path(timeline)
+        assert path[0] == ("host", pytest.approx(4 * 1e-3 + 3 * 1e-4))
+        assert sum(float(spent_s) for _, spent_s in path) == pytest.approx(float(timeline.time_s))
+
+
+@given(st.integers(1, 6), st.booleans(), seconds.filter(bool), seconds.filter(bool))
+def test_without_priority_a_ring_adds_up_its_hops_and_calls(
+    n: int, overlaps: bool, call_s: Fraction, hop_s: Fraction
+) -> None:
+    """T = K + (n-1) max(K, C) beside each other, K + (n-1) (K + C) one after the other."""
+    topology = ring(n, 4 / hop_s, Fraction(0))
+    machine = Machine(topology, compute=ComputeRate(4 / call_s), runtime=Runtime("one stream", overlaps=overlaps))
+    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1))
+    step_s = max(call_s, hop_s) if overlaps else call_s + hop_s
+    assert simulate(schedule, machine, "simpy").time_s == call_s + (n - 1) * step_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases())
+def test_messages_that_do_not_overlap_follow_the_calls_on_their_block(case: tuple[Schedule, Machine]) -> None:
+    schedule, machine = case
+    serial = replace(machine, runtime=replace(machine.runtime, overlaps=False))
+    exact, array = (simulate(schedule, serial, each) for each in ("simpy", "array"))
+    assert array.time_s == pytest.approx(float(exact.time_s), rel=1e-9)
+    derived = dependencies(schedule)
+    reads = {(int(derived.calls.rank[call]), int(derived.calls.step[call]), int(block))
+             for call, block in zip(derived.calls.reads.owner, derived.calls.reads.block, strict=True)}  # fmt: skip
+    ends: dict[tuple[int, int], Number] = {}
+    for event in exact.events:
+        if event.kind != SEND:
+            ends[event.rank, event.step] = max(ends.get((event.rank, event.step), 0), event.end_s)
+    for event in exact.events:
+        if event.kind == SEND and any((event.rank, event.step, block) in reads for block in event.blocks):
+            assert event.start_s >= max(ends.get((end, event.step), 0) for end in (event.rank, event.peer))

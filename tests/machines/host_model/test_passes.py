@@ -1,0 +1,86 @@
+"""Passes over partial results and gradients beside kernel calls."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.host_model.catalogue import load_runtime, runtime_names
+from tasp_lab.machines.host_model.runtime import Passes, Runtime
+from tasp_lab.machines.kernel_compute import MERGE, KernelCompute, with_kernel
+from tasp_lab.machines.kernel_model.memory import ELEMENTWISE_LAUNCH
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.kernel_shapes import KernelShape, Passing
+
+LAUNCH_S = ELEMENTWISE_LAUNCH.value
+
+
+def shape(passing: Passing, queries: int, keys: int, heads: int = 8, kv_heads: int = 4) -> KernelShape:
+    numbers = (1, heads, kv_heads, 128, queries, keys, -keys, queries, 4 * queries * keys * heads * 128)
+    return KernelShape("attend", "softmax", passing, "bf16", *numbers)
+
+
+def extra_s(passes: Passes, call: KernelShape) -> float:
+    """How much longer a call takes with the passes."""
+    plain = load_machine("h100-8")
+    passing = with_runtime(plain, Runtime("test", passes=passes))
+    return float(passing.compute.time_s(call)) - float(plain.compute.time_s(call))
+
+
+sizes = st.sampled_from([128, 512, 4096])
+
+
+@given(sizes, sizes, st.floats(1, 40), st.floats(1, 40))
+def test_passes_take_their_bytes_over_the_memory_bandwidth(queries: int, keys: int, merged: float, cut: float) -> None:
+    """H100 reaches 2.95 TB/s (BabelStream)."""
+    moved = (cut if queries < keys else merged) * queries * 8 * 128
+    found = extra_s(Passes(output_bytes=merged, slice_bytes=cut), shape("forward", queries, keys))
+    assert found == pytest.approx(moved / 2.95e12 + LAUNCH_S, rel=1e-6)
+
+
+@given(sizes, sizes, st.floats(1, 40), st.floats(1, 40))
+def test_backward_the_three_gradients_are_added(queries: int, keys: int, per_query: float, per_key: float) -> None:
+    moved = per_query * queries * 8 * 128 + per_key * keys * 4 * 128
+    passes = Passes(query_gradient_bytes=per_query, key_gradient_bytes=per_key)
+    found = extra_s(passes, shape("backward", queries, keys))
+    assert found == pytest.approx(moved / 2.95e12 + 3 * LAUNCH_S, rel=1e-6)
+    assert extra_s(passes, shape("forward", queries, keys)) == 0
+
+
+@pytest.mark.parametrize("name", runtime_names())
+@pytest.mark.parametrize("passing", ["forward", "backward"])
+def test_parts_add_up_and_name_the_merge(name: str, passing: Passing) -> None:
+    compute = with_runtime(with_kernel(load_machine("a100-8"), "flash-attention-2"), name).compute
+    call = shape(passing, 4096, 8192)
+    parts = dict(compute.parts(call))
+    assert math.fsum(float(each) for each in parts.values()) == pytest.approx(float(compute.time_s(call)))
+    assert (MERGE in parts) == bool(load_runtime(name).passes)
+    doubled = compute.scaled(2.0)
+    assert float(doubled.time_s(call)) == pytest.approx(float(compute.time_s(call)) / 2)
+
+
+def test_without_a_runtime_and_at_a_rate_there_are_none() -> None:
+    compute = load_machine("h100-8").compute
+    assert isinstance(compute, KernelCompute)
+    assert not compute.passes
+    rated = Machine(full_mesh(4, 1e9, 1e-6), compute=ComputeRate(1e12))
+    assert with_runtime(rated, "yunchang").compute == rated.compute
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_bytes_that_are_none_are_refused(value: float) -> None:
+    with pytest.raises(QuantityError, match="passes: output_bytes is"):
+        Passes(output_bytes=value)
+
+
+def test_passes_state_their_source() -> None:
+    found = [load_runtime(name).passes for name in runtime_names()]
+    assert any(found)
+    assert all("/" in each.source for each in found if each)

@@ -1,0 +1,118 @@
+"""The time of a call: laws that hold for every kernel, GPU and shape."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.core.errors import ProfileError
+from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.splits import splits
+from tasp_lab.machines.kernel_model.tiles import tile_columns
+from tasp_lab.measure.readers.kernel_table import attention_shape
+from tasp_lab.workload.kernel_calls import pairs_in_band
+from tasp_lab.workload.kernel_shapes import KernelShape
+
+KERNELS = [attention_kernel(gpu, name) for gpu in gpu_names() for name in kernel_names(gpu)]
+NO_SPLIT = [kernel for kernel in KERNELS if all(each.design.split == "never" for each in kernel.file.variants)]
+LENGTHS = st.sampled_from([1, 64, 100, 128, 513, 1024, 4096, 8192])
+
+
+@st.composite
+def shapes(draw: st.DrawFn, *, masked: bool = True) -> KernelShape:
+    kv_heads = draw(st.sampled_from([1, 2, 8]))
+    heads, batch = kv_heads * draw(st.sampled_from([1, 4])), draw(st.sampled_from([1, 3]))
+    head_dim, passing = draw(st.sampled_from([64, 128, 192, 256])), draw(st.sampled_from(["forward", "backward"]))
+    queries, keys = draw(LENGTHS), draw(LENGTHS)
+    shape = attention_shape(passing, "bf16", batch, heads, kv_heads, head_dim, queries, keys, causal=False)
+    if not masked or not draw(st.booleans()):
+        return shape
+    low = draw(st.integers(1 - keys, queries - 1))
+    return banded(shape, low, draw(st.integers(low, queries - 1)))
+
+
+def banded(shape: KernelShape, low: int, high: int) -> KernelShape:
+    pairs = int(pairs_in_band(low, high, shape.queries, shape.keys))
+    each = 4 if shape.passing == "forward" else 10
+    flops = each * pairs * shape.batch * shape.heads * shape.head_dim
+    return shape._replace(low=low, high=high, flops=flops)
+
+
+@given(st.sampled_from(KERNELS), shapes())
+def test_never_faster_than_the_rate_nor_than_memory(kernel: AttentionKernel, shape: KernelShape) -> None:
+    time_s = kernel.time_s(shape)
+    q, k = (
+        heads * length * shape.batch * shape.head_dim
+        for heads, length in ((shape.heads, shape.queries), (shape.kv_heads, shape.keys))
+    )
+    assert time_s >= shape.flops / kernel.peak_rate(shape.passing, shape.head_dim)
+    assert time_s >= 4 * (q + k) / kernel.gpu.memory_bytes_per_s.value
+    assert math.isfinite(time_s)
+    assert all(part >= -1e-12 for part in kernel.parts(shape))
+    assert kernel.time_s(shape) == time_s
+    assert 0 <= kernel.handed_out_s(shape) <= time_s * (1 + 1e-9)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(NO_SPLIT), shapes(masked=False), st.sampled_from(["queries", "keys", "heads", "batch"]))
+def test_more_work_takes_no_less_time(kernel: AttentionKernel, shape: KernelShape, what: str) -> None:
+    """Without split-KV, which takes more SMs when there are fewer tiles."""
+    numbers = {"queries": shape.queries, "keys": shape.keys, "heads": shape.heads, "batch": shape.batch}
+    numbers[what] *= 2
+    more = attention_shape(
+        shape.passing, "bf16", numbers["batch"], numbers["heads"], shape.kv_heads, shape.head_dim, numbers["queries"],
+        numbers["keys"], causal=False,
+    )  # fmt: skip
+    assert kernel.time_s(more) >= kernel.time_s(shape) * (1 - 1e-9)
+
+
+@given(st.sampled_from(KERNELS), shapes(masked=False))
+def test_a_full_band_equals_no_mask(kernel: AttentionKernel, shape: KernelShape) -> None:
+    wide = shape._replace(low=-10 * shape.keys, high=10 * shape.queries)
+    assert kernel.time_s(wide) == kernel.time_s(shape)
+
+
+def test_an_empty_band_takes_no_time() -> None:
+    shape = attention_shape("forward", "bf16", 1, 8, 8, 128, 512, 512, causal=False)
+    assert attention_kernel("h100").time_s(shape._replace(low=5, high=4, flops=0)) == 0
+
+
+def test_tiles_backward_are_of_keys() -> None:
+    """Causal, 512 x 512: the first 128 keys are seen by all queries, the last by 128."""
+    shape = attention_shape("backward", "bf16", 1, 1, 1, 128, 512, 512, causal=True)
+    assert tile_columns(shape, 128, 64).tolist() == [512.0, 384.0, 256.0, 128.0]
+
+
+def test_tiles_of_split_keys_cover_what_one_part_covers() -> None:
+    shape = attention_shape("forward", "bf16", 1, 1, 1, 128, 384, 1280, causal=True)
+    for count in (2, 3, 7):
+        parts = tile_columns(shape, 64, 128, count).reshape(count, -1)
+        assert parts.sum(axis=0).tolist() == tile_columns(shape, 64, 128).tolist()
+
+
+def test_flash_attention_2_splits_keys_only_for_few_tiles() -> None:
+    """A100, one head of 128: 8192 queries are 128 tiles of 64, below 0.8 of 216 places; 16384 are 256, above."""
+    assert splits("flash-attention-2", 1, 8192, 8192, 128, 108, 128) > 1
+    assert splits("flash-attention-2", 1, 16384, 16384, 128, 108, 128) == 1
+    assert splits("flash-attention-2", 1, 64, 128, 128, 108, 128) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "message"),
+    [
+        ("h1000", "", "unknown GPU 'h1000', did you mean 'h100'?"),
+        ("h100", "flash-attention-9", "unknown kernel of h100 'flash-attention-9', did you mean 'flash-attention-"),
+    ],
+)
+def test_unknown_names_are_one_line(gpu: str, name: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        attention_kernel(gpu, name)
+
+
+def test_float32_has_no_tensor_cores() -> None:
+    shape = attention_shape("forward", "fp32", 1, 8, 8, 128, 4096, 4096, causal=False)
+    kernel = attention_kernel("a100")
+    assert kernel.time_s(shape) == shape.flops / kernel.gpu.vector_flops.value

@@ -1,0 +1,132 @@
+"""Whole steps: parts that add up, tokens and MFU by their definitions, laws of bandwidth and of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tasp_lab import predict_step
+from tasp_lab.core.errors import TaspLabError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.prediction.step_results import StepPrediction
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.parameters import active_parameters
+from tests.support.steps import small_experts, small_hybrid, small_model
+
+
+def test_parts_add_up_and_tokens_are_those_of_all_groups() -> None:
+    found = predict_step("h100-8", "llama-3-8b", 4096, "ulysses", batch=2, group=4, accumulate=3)
+    times = found.times
+    assert found.time_s == times.forward_s + times.backward_s + times.embedding_s + times.optimizer_s
+    assert found.tokens == 4096 * 2 * 2 * 3
+    assert found.tokens_per_s == found.tokens / found.time_s
+    assert 0 < times.exposed_s < found.time_s
+
+
+def test_model_flops_are_6_per_parameter_and_3_times_attention() -> None:
+    """Causal pairs of 32 layers, 32 heads of 128: two products of 2 FLOPs per pair and element, forward."""
+    found = predict_step("h100-8", "llama-3-8b", 4096, "ulysses")
+    attention = 32 * 32 * 4 * 128 * 4096 * 4097 // 2
+    assert found.model_flops == 6 * 4096 * active_parameters(load_model("llama-3-8b")) + 3 * attention
+    assert found.mfu == pytest.approx(found.model_flops / found.time_s / 8 / 989.4e12)
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "schedule", "options"),
+    [
+        ("h100-8", "qwen3-8b", "tasp", {}),
+        ("h100-8", "llama-3-8b", "ulysses", {"matrix_dtype": "fp8", "checkpointing": "none"}),
+        ("mi300x-8", "llama-3-8b", "zigzag-ring-attention", {"passes": "forward", "fsdp": False}),
+        ("b200-8", "qwen3-30b-a3b", "kv-all-gather", {"group": 2}),
+    ],
+)
+def test_mfu_is_at_most_1(machine: str, model: str, schedule: str, options: dict[str, object]) -> None:
+    found = predict_step(machine, model, 8192, schedule, **options)  # type: ignore[arg-type]
+    assert found.mfu is not None
+    assert 0 < found.mfu < 1
+    assert found.times.exposed_s >= 0
+
+
+@pytest.mark.parametrize("model", [small_model(), small_experts(), small_hybrid()])
+@pytest.mark.parametrize("fsdp", [True, False])
+def test_more_bandwidth_is_never_slower(model: object, fsdp: bool) -> None:
+    schedule = "lasp-2+ulysses" if "L" in model.pattern else "ulysses"  # type: ignore[attr-defined]
+    times = [
+        predict_step(full_mesh(4, bandwidth, 1e-6), model, 4096, schedule, fsdp=fsdp).time_s  # type: ignore[arg-type]
+        for bandwidth in (1e6, 1e7, 1e8, 1e9, 1e10)
+    ]
+    assert times == sorted(times, reverse=True)
+
+
+def test_micro_batches_reduce_once_without_fsdp() -> None:
+    def step(count: int, fsdp: bool) -> StepPrediction:
+        return predict_step(full_mesh(4, 1e7, 1e-6), small_model(), 512, "ulysses", fsdp=fsdp, accumulate=count)
+
+    one, three = step(1, True), step(3, True)
+    assert three.time_s == pytest.approx(3 * one.time_s)
+    one, three = step(1, False), step(3, False)
+    assert three.time_s < 3 * one.time_s
+    assert three.times.embedding_s == one.times.embedding_s
+
+
+def test_memory_of_more_ranks_is_less_until_it_fits() -> None:
+    steps = [predict_step(f"h100-{size}", "llama-3-70b", 8192, "ulysses", group=8) for size in ("8", "2x8", "4x8")]
+    assert [each.fits for each in steps] == [False, False, True]
+    assert steps[0].memory.states == 4 * steps[2].memory.states
+
+
+def test_overrides_change_the_machine() -> None:
+    slow, fast = (
+        predict_step("h100-2x8", "llama-3-8b", 4096, "ulysses", group=8, overrides=(f"nic.bandwidth={factor}",))
+        for factor in ("x0.25", "x1")
+    )
+    assert slow.times.exposed_s > fast.times.exposed_s
+    assert slow.provenance.inputs["overrides"] == ["nic.bandwidth=x0.25"]
+
+
+def test_a_rate_above_all_others_makes_no_difference_but_time() -> None:
+    slow, fast = (
+        predict_step("h100-8", "llama-3-8b", 4096, "ulysses", matrix_rate=rate) for rate in (300e12, "timed:600TFLOP/s")
+    )
+    assert fast.time_s < slow.time_s
+    assert fast.model_flops == slow.model_flops
+    assert fast.memory == slow.memory
+
+
+def test_results_name_their_constants_and_are_marked() -> None:
+    found = predict_step("h100-8", "llama-3-8b", 4096, "ulysses")
+    row = found.to_dict()
+    assert row["less_checked"] is True
+    names = {each.name for each in found.provenance.constants}
+    assert {"matrix_rate_bf16", "memory_bandwidth", "memory"} <= names
+    assert "less checked than a layer" in str(found)
+    assert found.records()[0]["memory_states"] == found.memory.states
+    assert row["provenance"]["inputs"]["step"]["model"]["name"] == "llama-3-8b"  # type: ignore[index]
+
+
+def test_few_layers_are_all_simulated() -> None:
+    found = predict_step("full-mesh:2", small_model(5), 64, "ulysses")
+    assert found.simulated_layers == ((5, 5),)
+    every = predict_step("full-mesh:2", small_experts(12), 64, "ulysses")
+    assert every.simulated_layers == ((1, 1), (8, 11))
+
+
+def test_an_unknown_schedule_or_one_of_another_kind_is_refused() -> None:
+    machine = replace(load_machine("full-mesh:2"))
+    for schedule in ("rng-attention", "lasp-2", "lasp-2+ulysses"):
+        with pytest.raises(TaspLabError):
+            predict_step(machine, small_model(), 64, schedule)
+    with pytest.raises(TaspLabError, match="hybrid"):
+        predict_step(machine, small_hybrid(), 64, "ulysses")
+
+
+def test_the_phase_with_fewer_simulated_layers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward passes have fewer transfers, so more of them are simulated where transfers are limited."""
+    monkeypatch.setattr("tasp_lab.prediction.predict_step.MANY_TRANSFERS", 250)
+    lines = list[str]()
+    found = predict_step("full-mesh:4", small_model(12), 512, "ulysses", progress=lines.append)
+    simulated = [int(line.split()[1]) for line in lines]
+    assert simulated[0] > simulated[1]
+    assert found.simulated_layers == ((simulated[1], 12),)

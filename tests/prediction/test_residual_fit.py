@@ -1,0 +1,129 @@
+"""The width of an interval: fewer machines never make it narrower, and however few there are it says something."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import NetworkKind
+from tasp_lab.machines.sampling import NORMAL_95
+from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.residual_fit import ASSUMED_VARIANCE, ENOUGH_FREEDOM, T_95, Variance, between, fit
+from tasp_lab.prediction.residuals import SHORT_S, Group, Modelled, Reach, Regime, groups, layer_regime
+
+INSIDE = Regime("collective", "intra", "large", "documented", "modelled")
+BETWEEN = replace(INSIDE, reach="inter")
+LAYERS = Regime("layer", "intra", "long", "documented", "ideal")
+NETWORKS, LIBRARIES = get_args(NetworkKind), get_args(Modelled)
+WIDEST = {"modelled": 10, "ideal": 150}
+"""The most that the high end may be over the low one, whatever source is left out; links alone say least."""
+
+distances = st.floats(0.0, 1.5)
+variances = st.floats(0.0, 0.5)
+
+
+def _pairs(regime: Regime, pairs: int, distance: float, variance: float) -> list[Group]:
+    """Machines that are as far above as below what was predicted."""
+    means = [sign * distance for sign in (-1, 1) for _ in range(pairs)]
+    return [Group(regime, f"source {number}", "machine", 10, mean, variance, 0.0) for number, mean in enumerate(means)]
+
+
+def test_machines_that_agree_leave_the_spread_of_their_rows() -> None:
+    """Student's t is for what few machines do not tell; rows there are many of."""
+    found = fit([Group(INSIDE, key, "a", 10, 0.1, 0.04, 0.0) for key in "abc"], INSIDE)
+    within = math.sqrt(30 * 0.04 / 27)
+    assert found.middle == pytest.approx(math.exp(0.1))
+    assert found.own == found.spread == pytest.approx(within)
+
+
+@given(st.integers(2, 8), distances, variances)
+def test_fewer_machines_that_differ_as_much_never_make_it_narrower(
+    pairs: int, distance: float, variance: float
+) -> None:
+    more, fewer = (fit(_pairs(INSIDE, count, distance, variance), INSIDE) for count in (pairs, pairs - 1))
+    assert fewer.spread >= more.spread * (1 - 1e-12)
+
+
+@given(distances, variances, st.integers(1, 4))
+def test_one_machine_borrows_the_width_of_others(distance: float, variance: float, pairs: int) -> None:
+    """Alone it says nothing about how machines differ: the variance is that of others, with four degrees of freedom."""
+    others = _pairs(BETWEEN, pairs, distance, variance)
+    alone = Group(INSIDE, "alone", "a", 10, 0.3, variance, 0.0)
+    found = fit([*others, alone], INSIDE)
+    lent, t_95 = between(others).value, T_95[ENOUGH_FREEDOM - 1] / NORMAL_95
+    assert found.spread**2 == pytest.approx(2 * t_95**2 * lent + found.own**2)
+    assert found.borrowed.startswith("a part of the width from all collectives")
+
+
+def test_a_single_machine_in_all_has_an_assumed_width() -> None:
+    found = fit([Group(INSIDE, "alone", "a", 1, 0.0, 0.0, 0.0)], INSIDE)
+    assert found.spread == pytest.approx(math.sqrt(2 * ASSUMED_VARIANCE) * T_95[ENOUGH_FREEDOM - 1] / NORMAL_95)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-2, 2), variances), min_size=1, max_size=6))
+def test_the_width_is_finite_and_bounded_by_what_was_measured(drawn: list[tuple[str, float, float]]) -> None:
+    """At most 1.3 times the standard deviation between machines, twice in squares for the middle, beside rows."""
+    known = [Group(INSIDE, key, key, 2, mean, variance, 0.0) for key, mean, variance in drawn]
+    found, most = fit(known, INSIDE), T_95[ENOUGH_FREEDOM - 1] / NORMAL_95
+    machines = max(between(known).value, ASSUMED_VARIANCE)
+    rows = max(2 * variance for _, _, variance in drawn)
+    assert found.spread**2 <= (most**2 * machines * 2 + rows) * (1 + 1e-9)
+
+
+@given(variances, st.integers(0, 9), variances)
+def test_a_variance_is_filled_up_to_enough_freedom(value: float, freedom: int, other: float) -> None:
+    found = Variance(value, freedom).filled(other)
+    assert found.freedom == max(freedom, ENOUGH_FREEDOM)
+    assert min(value, other) * (1 - 1e-12) <= found.value <= max(value, other) * (1 + 1e-12)
+    assert freedom < ENOUGH_FREEDOM or found.value == pytest.approx(value)
+
+
+def test_every_interval_says_something_whatever_source_is_left_out() -> None:
+    """Student's t for one degree of freedom made 27,000 of some; no regime is so unsure."""
+    regimes = [
+        *(Regime("collective", *rest) for rest in product(get_args(Reach), ("small", "large"), NETWORKS, LIBRARIES)),
+        *(Regime("layer", *rest) for rest in product(get_args(Reach), ("short", "long"), NETWORKS, LIBRARIES)),
+        *{each.regime for each in groups() if each.regime.work in ("kernel", "eager call")},
+    ]
+    for regime, key in product(regimes, ["", *{each.key for each in groups()}]):
+        found = residual_interval(1.0, regime, key)
+        assert 0 < found.low_s <= 1.0 <= found.high_s
+        assert found.high_s / found.low_s < WIDEST[regime.library], f"{regime} without {key}"
+
+
+@given(st.floats(1e-6, 10), st.lists(st.floats(0.5, 2.0), max_size=8), st.sampled_from(["", "Google Cloud"]))
+@settings(max_examples=50)
+def test_an_interval_holds_its_prediction_and_grows_with_it(time_s: float, factors: list[float], key: str) -> None:
+    one, two = (residual_interval(t, INSIDE, key, np.array(factors) * t) for t in (time_s, 2 * time_s))
+    assert one.low_s <= time_s <= one.high_s
+    assert two.low_s == pytest.approx(2 * one.low_s)
+    assert two.high_s == pytest.approx(2 * one.high_s)
+
+
+def test_what_is_borrowed_is_said() -> None:
+    """Layers by links alone were measured inside domains only, on three machines."""
+    found = residual_interval(1.0, replace(LAYERS, reach="inter"), "")
+    said = found.to_dict()["borrowed"]
+    assert isinstance(said, str)
+    assert f"{replace(LAYERS, reach='inter')} were not measured" in said
+    assert residual_interval(1.0, INSIDE, "").to_dict()["borrowed"] is None
+
+
+def test_layers_are_short_or_long_by_their_predicted_time() -> None:
+    machine = load_machine("h100-8")
+    assert [layer_regime(machine, factor * SHORT_S).size for factor in (0.99, 1)] == ["short", "long"]
+
+
+def test_both_passes_have_the_regime_of_the_longer_one() -> None:
+    passes = residual_interval(1.0, replace(LAYERS, size="short"), ""), residual_interval(3.0, LAYERS, "")
+    both = passes[0] + passes[1]
+    assert both.time_s == 4.0
+    assert both.residual == passes[1].residual == (passes[1] + passes[0]).residual

@@ -1,0 +1,213 @@
+"""Tuned options: the search itself against all combinations, and the times of schedules with them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import product
+from math import inf, prod
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.core.choices import Pass
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.prediction.compare import compare
+from tasp_lab.prediction.predict import predict
+from tasp_lab.prediction.ranking import Candidate
+from tasp_lab.prediction.tune import MAX_TRIALS, NOT_SEARCHED, SEARCHED, Axes, Tuned, axes_of, most_trials, search
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.registry import ATTENTION
+from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.workload.layer import Workload
+from tests.support.strategies import attention_layers
+
+LAYER = Workload(4096, heads=8, kv_heads=4, mask="causal")
+SMALL: Axes = {"trim": (True, False), "buffers": (2, 3, 4, 6), "tail_chunks": (1, 2, 4)}
+LARGE: Axes = {"trim": (True, False), "buffers": range(2, 30), "tail_chunks": range(1, 30)}
+
+Times = Callable[[AttentionOptions], float]
+
+
+def place(options: AttentionOptions) -> tuple[bool, int, int]:
+    return options.trim, options.buffers, options.tail_chunks
+
+
+def counted(times: Times) -> tuple[Times, list[AttentionOptions]]:
+    asked: list[AttentionOptions] = []
+
+    def time_s(options: AttentionOptions) -> float:
+        asked.append(options)
+        return times(options)
+
+    return time_s, asked
+
+
+def test_every_option_is_searched_or_says_what_to_compute() -> None:
+    """A new field of `AttentionOptions` belongs into one of the two."""
+    assert sorted([*SEARCHED, *NOT_SEARCHED]) == sorted(field.name for field in fields(AttentionOptions))
+    assert all(getattr(DEFAULT_OPTIONS, field) in values for field, values in SEARCHED.items())
+    assert all(len(set(values)) == len(values) > 1 for values in SEARCHED.values())
+
+
+# The search
+
+
+@given(st.lists(st.integers(1, 6), min_size=24, max_size=24))
+def test_where_there_are_few_combinations_the_best_of_all_is_found(drawn: list[int]) -> None:
+    times = dict(zip(product(*SMALL.values()), drawn, strict=True))
+    time_s, asked = counted(lambda options: times[place(options)])
+    found = search(time_s, DEFAULT_OPTIONS, SMALL)
+    assert found.time_s == min(drawn) == times[place(found.options)]
+    assert found.untuned_s == times[place(DEFAULT_OPTIONS)]
+    assert len(asked) == len(set(asked)) == most_trials(SMALL) == 24
+    changes = [
+        sum(value != given for value, given in zip(key, place(DEFAULT_OPTIONS), strict=True))
+        for key, seconds in times.items()
+        if seconds == min(drawn)
+    ]
+    changed = sum(value != given for value, given in zip(place(found.options), place(DEFAULT_OPTIONS), strict=True))
+    assert changed == min(changes)
+
+
+@settings(max_examples=20)
+@given(st.randoms(use_true_random=False), st.integers(1, 5))
+def test_where_there_are_many_the_search_is_bounded_and_never_ends_worse_than_it_began(
+    random: Any, levels: int
+) -> None:
+    times = {key: random.randint(1, levels) for key in product(*LARGE.values())}
+    time_s, asked = counted(lambda options: times[place(options)])
+    found = search(time_s, DEFAULT_OPTIONS, LARGE)
+    assert prod(map(len, LARGE.values())) > most_trials(LARGE) == MAX_TRIALS >= len(asked) == len(set(asked))
+    assert found.time_s == min(map(time_s, set(asked))) <= found.untuned_s
+    assert (found.time_s < found.untuned_s) == (found.options != DEFAULT_OPTIONS)
+    assert search(time_s, DEFAULT_OPTIONS, LARGE) == found
+
+
+def test_one_option_after_the_other_reaches_the_best_where_they_do_not_depend_on_each_other() -> None:
+    """28 + 2 values in the first round and as few in the second: the trials suffice for two of the three options."""
+    axes = {"trim": (True, False), "buffers": range(2, 36)}
+    found = search(lambda options: 2 * options.trim + abs(options.buffers - 20), DEFAULT_OPTIONS, axes)
+    assert (found.options, found.time_s) == (AttentionOptions(trim=False, buffers=20), 0)
+    many = {"trim": (True, False), "tail_chunks": range(1, 8), "buffers": range(2, 22)}
+    assert prod(map(len, many.values())) > MAX_TRIALS
+    found = search(
+        lambda options: 2 * options.trim + abs(options.buffers - 9) + abs(options.tail_chunks - 4),
+        DEFAULT_OPTIONS,
+        many,
+    )
+    assert found.options == AttentionOptions(trim=False, buffers=9, tail_chunks=4)
+
+
+@pytest.mark.parametrize("axes", [SMALL, LARGE])
+def test_equal_times_keep_the_default(axes: Axes) -> None:
+    for less in (0.0, 1e-12):
+        found = search(lambda options, less=less: 1.0 - less * options.buffers, DEFAULT_OPTIONS, axes)  # type: ignore[misc]
+        assert found == Tuned(DEFAULT_OPTIONS, found.untuned_s, found.untuned_s)
+    least = search(lambda options: 1.0 - 0.1 * (options.buffers == 2), DEFAULT_OPTIONS, axes)
+    assert least.options == AttentionOptions(buffers=2)
+
+
+def test_options_that_do_not_apply_are_no_candidates_and_a_start_that_does_not_is_an_error() -> None:
+    def time_s(options: AttentionOptions) -> float:
+        if options.buffers < 4:
+            raise ScheduleError("too few")
+        return 1 / options.buffers + 0.1 * options.trim
+
+    start = AttentionOptions(buffers=4)
+    found = search(time_s, start, {"trim": (True, False), "buffers": (2, 3, 4)})
+    assert found.options == AttentionOptions(trim=False, buffers=4)
+    assert found.time_s < inf
+    with pytest.raises(ScheduleError, match="too few"):
+        search(time_s, DEFAULT_OPTIONS, {"buffers": (2, 3, 4)})
+
+
+def test_what_is_searched_for_a_schedule() -> None:
+    """Its own options, without those that were given, and dataflows with a backward pass only."""
+    assert set(axes_of("token-ring", DEFAULT_OPTIONS)) == {"buffers", "tail_chunks"}
+    assert set(axes_of("tasp", DEFAULT_OPTIONS)) == {"trim", "buffers"}
+    assert set(axes_of("tasp", AttentionOptions("both"))) == {"trim", "buffers", "dataflow"}
+    assert set(axes_of("tasp", AttentionOptions("both", buffers=2, dataflow="rotate-q"))) == {"trim"}
+    assert axes_of("ulysses", AttentionOptions("both")) == {}
+    assert most_trials({}) == 1
+
+
+# Schedules
+
+
+def tuned(machine: Any, layer: Workload, names: Any = None, **options: Any) -> dict[str, Candidate]:
+    return {each.schedule: each for each in compare(machine, layer, names, tune=True, **options).candidates}
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [("tasp", "both"), ("zigzag-token-ring", "forward"), ("kv-and-q-rings", "backward"), ("usp:2x2", "both")],
+)
+def test_no_combination_of_options_is_faster(name: str, passes: Pass) -> None:
+    """All that a schedule has, by `predict`."""
+    machine = nodes(2, 2, "switch")
+    axes = {field: SEARCHED[field] for field in ATTENTION[name.partition(":")[0]].options if field in SEARCHED}
+    times = []
+    for values in product(*axes.values()):
+        chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
+        with contextlib.suppress(ScheduleError):
+            times.append(float(predict(machine, name, LAYER, passes=passes, **chosen)[-1].time_s))
+    found = tuned(machine, LAYER, [name], passes=passes)[name]
+    assert len(times) > 10
+    assert found.time_s == pytest.approx(min(times), rel=2e-9, abs=0)
+    assert found.untuned_s is not None
+    assert found.untuned_s == float(predict(machine, name, LAYER, passes=passes)[-1].time_s)
+    assert found.time_s <= found.untuned_s
+
+
+@settings(max_examples=5)
+@given(
+    attention_layers(),
+    st.sampled_from([full_mesh(3), full_mesh(4), switch(3), nodes(2, 2)]),
+    st.sampled_from(["forward", "backward", "both"]),
+    st.sampled_from([1e9, 1e13]),
+)
+def test_tuned_is_never_slower_and_the_same_each_time(layer: Workload, machine: Any, passes: Pass, rate: float) -> None:
+    n = machine.world_size
+    names = ["striped-ring-attention", "tasp", "token-ring", "kv-and-q-rings", "kv-all-gather", f"usp:{n}x1"]
+    found = tuned(machine, layer, names, passes=passes, compute=rate)
+    plain = {each.schedule: each for each in compare(machine, layer, names, passes=passes, compute=rate).candidates}
+    for name, each in found.items():
+        assert (each.prediction is None) == (plain[name].prediction is None)
+        if each.prediction is not None:
+            assert each.time_s <= plain[name].time_s == each.untuned_s
+            assert each.time_s < plain[name].time_s or each.options == plain[name].options
+            assert [getattr(each.options, field) for field in NOT_SEARCHED] == [passes, "auto", "auto", "auto"]
+    again = tuned(machine, layer, names, passes=passes, compute=rate)
+    assert {name: each.to_dict() for name, each in again.items()} == {
+        name: each.to_dict() for name, each in found.items()
+    }
+
+
+def test_what_is_given_is_kept() -> None:
+    found = tuned("full-mesh:4", LAYER, ["token-ring", "tasp"], buffers=2, passes="both", gradient_dtype="input")
+    assert all(each.options.buffers == 2 and each.options.gradient_dtype == "input" for each in found.values())
+    assert found["token-ring"].options.tail_chunks > 1
+
+
+def test_a_ranking_that_is_not_tuned_says_which_options_were_used() -> None:
+    found = compare("full-mesh:4", LAYER, ["tasp", "ulysses"], buffers=4, passes="both").to_dict()
+    rows: Any = found["results"]
+    options = {row["schedule"]: row["options"] for row in rows}
+    assert options == {
+        "tasp": {"trim": True, "buffers": 4, "dataflow": "auto", "gradient_dtype": "auto"},
+        "ulysses": {"gradient_dtype": "auto", "result_dtype": "auto"},
+    }
+    assert all(row["untuned_time_s"] is None for row in rows)
+
+
+def test_tuning_says_how_much_it_tries() -> None:
+    said: list[str] = []
+    found = tuned("full-mesh:4", LAYER, ["token-ring", "ulysses"], progress=said.append)
+    assert said == [
+        "tuning 2 schedules: combinations of options to simulate: at most 13", "1 of 2: token-ring", "2 of 2: ulysses"
+    ]  # fmt: skip
+    assert found["token-ring"].options.arguments

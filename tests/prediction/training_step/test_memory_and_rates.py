@@ -1,0 +1,134 @@
+"""Memory laws, rates with sources, and messages of states against what NCCL's rings take."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.simulate import simulate
+from tasp_lab import predict_step
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.compute_rates import accelerator_names
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.kernel_model.constants import gpus
+from tasp_lab.prediction.training_step.memory import memory_use, states_bytes
+from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
+from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, _accelerators, step_rates
+from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.parameters import parameter_count
+from tests.support.steps import exact_machine, phases_of, plan_of, small_model
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7, 64])
+def test_fsdp_divides_states_by_the_ranks(ranks: int) -> None:
+    plan = plan_of(load_model("llama-3-8b"), 1024)
+    parameters = parameter_count(plan.model)
+    assert states_bytes(plan, ranks) == -(-16 * parameters // ranks)
+    assert states_bytes(plan_of(plan.model, 1024, fsdp=False), ranks) == 16 * parameters
+
+
+def test_checkpointing_keeps_less() -> None:
+    found = {}
+    for checkpointing in ("none", "selective", "full"):
+        plan = plan_of(small_model(20), checkpointing=checkpointing)
+        phases = phases_of(plan, exact_machine(2))
+        found[checkpointing] = memory_use(plan, phases.passes, 2, 32)
+    assert found["full"].activations < found["selective"].activations < found["none"].activations
+    assert {each._replace(activations=0) for each in found.values()} == {found["full"]._replace(activations=0)}
+
+
+def test_activations_of_llama_are_those_counted_by_hand() -> None:
+    """A token of one layer, no checkpointing: 4 hidden states, Q, K, V, results, two MLP vectors and their product in
+    16 bits, and a log-sum-exp per head in 32.
+    """
+    plan = plan_of(load_model("llama-3-8b"), 1024, "ulysses", checkpointing="none")
+    use = memory_use(plan, phases_of(plan, exact_machine(2)).passes, 2, 512)
+    layer = 2 * (4 * 4096 + 4096 + 2 * 1024 + 4096 + 3 * 14336) + 4 * 32
+    assert use.activations == 512 * 32 * layer
+    assert use.logits == 512 * 128256 * 6
+
+
+def test_memory_grows_with_the_positions_of_a_rank() -> None:
+    plan = plan_of(small_model())
+    passes = phases_of(plan, exact_machine(2)).passes
+    one, two = (memory_use(plan, passes, 2, tokens) for tokens in (16, 32))
+    assert (two.activations, two.logits) == (2 * one.activations, 2 * one.logits)
+
+
+@pytest.mark.parametrize("name", sorted(_accelerators()))
+def test_every_accelerator_has_rates_below_its_peak_and_sources(name: str) -> None:
+    record = _accelerators()[name]
+    assert name in accelerator_names() or gpu_alias(name) in gpus()
+    for number in (record.bf16, *([record.fp8] if record.fp8 else [])):
+        assert number.source.startswith(("measured: ", "assumed: ", "NVIDIA", "AMD", "Intel"))
+    if gpu_alias(name) in gpus():
+        peak = gpus()[gpu_alias(name)].peak_flops.value
+        assert float(record.bf16.value.removesuffix("TFLOP/s")) * 1e12 <= peak
+        if record.fp8:
+            assert float(record.fp8.value.removesuffix("TFLOP/s")) * 1e12 <= 2 * peak
+
+
+@pytest.mark.parametrize("name", sorted(_accelerators()))
+def test_memory_is_what_a_driver_reports(name: str) -> None:
+    """In MiB, from the tool of the driver; never the decimal number of a data sheet taken for bytes."""
+    memory = _accelerators()[name].memory
+    assert memory.value.endswith("MiB")
+    assert memory.source.startswith(("nvidia-smi: ", "rocm-smi: ", "hl-smi: ", "assumed: "))
+
+
+@pytest.mark.parametrize(
+    ("machine", "mebibytes"),
+    [("h100-8", 81_559), ("h200-8", 143_771), ("a100-8", 81_920), ("b200-8", 183_359), ("mi300x-8", 196_592)],
+)
+def test_what_the_driver_reports_less_the_reserve_fits(machine: str, mebibytes: int) -> None:
+    rates = step_rates(load_machine(machine))
+    assert rates.capacity_bytes == mebibytes * 2**20
+    assert 2**30 <= RESERVED_BYTES <= 4 * 2**30
+    assert RESERVED_SOURCE.startswith("assumed: ")
+    usable = mebibytes * 2**20 - RESERVED_BYTES
+    assert (rates.holds(usable), rates.holds(usable + 1)) == (True, False)
+
+
+def test_a_step_that_fits_between_data_sheet_and_driver_fits() -> None:
+    """8,030,261,248 parameters over 8 H100: a sequence whose step takes more than 80e9 bytes, less than 79.65 GiB."""
+    found = predict_step("h100-8", "llama-3-8b", 384 * 1024, "ulysses", checkpointing="full")
+    assert 80e9 < found.memory.total < 81_559 * 2**20 - RESERVED_BYTES
+    assert found.fits
+    constants = {each.name: each for each in found.provenance.constants}
+    assert constants["memory_reserved"].assumed
+    assert constants["memory"].source.startswith("nvidia-smi: ")
+
+
+@pytest.mark.parametrize("name", accelerator_names())
+def test_no_accelerator_of_the_catalogue_is_missing(name: str) -> None:
+    assert name in _accelerators()
+
+
+def test_rates_that_are_refused() -> None:
+    with pytest.raises(QuantityError, match=r"expected at most its peak of 989\.4 TFLOP/s"):
+        step_rates(load_machine("h100-8"), given=1e15)
+    with pytest.raises(QuantityError, match="matrices in fp8 on a100-8, whose rate is unknown"):
+        step_rates(load_machine("a100-8"), "fp8")
+    assert step_rates(load_machine("full-mesh:2")).matrices.assumed
+    assert step_rates(load_machine("full-mesh:2")).capacity_bytes is None
+
+
+@pytest.mark.parametrize("name", ["h100-8", "h100-2x8", "mi300x-8", "h100-4x8"])
+@pytest.mark.parametrize("shard_bytes", [2**22, 2**26])
+def test_gathers_take_about_as_long_as_those_of_the_library(name: str, shard_bytes: int) -> None:
+    """Straight messages stand for NCCL's and RCCL's rings: within 15 % on these machines."""
+    machine = load_machine(name)
+    total = shard_bytes * machine.topology.world_size
+    ours, rings = (
+        float(simulate(schedule, machine, events=False).time_s)
+        for schedule in (gather(machine.topology, total), collective("library-ring", machine.topology, shard_bytes))
+    )
+    assert ours == pytest.approx(rings, rel=0.15)
+
+
+def test_a_reduction_takes_as_long_as_a_gather_and_both_make_an_all_reduce() -> None:
+    machine = exact_machine(4)
+    times = [simulate(build(machine.topology, 4000), machine).time_s for build in (gather, reduce_scatter, all_reduce)]
+    assert times[0] == times[1]
+    assert times[2] == 2 * times[0]

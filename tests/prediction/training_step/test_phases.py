@@ -1,0 +1,192 @@
+"""Phases of a step against closed forms: compute of one rank, messages alone, stacks of equal layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from sim.simulate import simulate
+from tasp_lab.core.choices import Checkpointing
+from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.core.units import Number
+from tasp_lab.machines.busy_times import busy_s
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
+from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, runs_of
+from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.rates import StepCompute, step_rates
+from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.model import Model
+from tasp_lab.workload.models.parameters import active_parameters, embedding_parameters
+from tests.support.steps import (
+    ATTENTION_RATE,
+    MATRIX_RATE,
+    exact_machine,
+    instant,
+    phases_of,
+    plan_of,
+    small_experts,
+    small_hybrid,
+    small_model,
+)
+
+RECOMPUTED = {"none": (0, 0), "selective": (1, 0), "full": (1, 1)}
+"""How often the backward pass computes matrices of layers and attention forward again."""
+
+
+def attention_flops(sequence: int, layers: int = 3) -> int:
+    """Forward FLOPs of causal attention with 4 heads of 8: 4 per pair and element."""
+    return layers * 4 * 8 * 4 * sequence * (sequence + 1) // 2
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_a_step_of_one_rank_is_the_sum_of_its_flops_over_rates(checkpointing: Checkpointing) -> None:
+    """Per parameter and token 2 FLOPs forward, 4 backward; attention has 5/2 of its forward FLOPs backward."""
+    plan, machine, tokens = plan_of(small_model(), checkpointing=checkpointing), exact_machine(1), 64
+    phases, matrices = phases_of(plan, machine), active_parameters(plan.model)
+    of_layers = matrices - embedding_parameters(plan.model).matrices
+    (run,) = runs_of(plan)
+    forward = simulate(phases.forward(run.unit, 3, ends=True), machine).time_s
+    assert forward == 2 * tokens * matrices / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
+    again, attention_again = RECOMPUTED[checkpointing]
+    backward = simulate(phases.backward(run.unit, 3, begins=True, reduces=True), machine).time_s
+    of_matrices = (4 * matrices + 2 * again * of_layers) * tokens / MATRIX_RATE
+    assert backward == of_matrices + (Fraction(5, 2) + attention_again) * attention_flops(64) / ATTENTION_RATE
+
+
+def test_experts_cost_what_a_token_takes_of_them() -> None:
+    plan, machine = plan_of(small_experts()), exact_machine(1)
+    dense, experts = runs_of(plan)
+    assert (len(dense.unit), dense.times, experts.times) == (1, 1, 2)
+    phases = phases_of(plan, machine)
+    times = [
+        simulate(phases.forward(run.unit, run.times, ends=run is experts), machine).time_s for run in (dense, experts)
+    ]
+    assert sum(times) == 128 * active_parameters(plan.model) / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
+
+
+def test_work_is_shared_by_the_ranks_of_a_group_and_repeated_in_every_group() -> None:
+    plan = plan_of(small_model(), group=2)
+    machine = exact_machine(4)
+    (run,) = runs_of(plan)
+    schedule = phases_of(plan, machine).forward(run.unit, 3, ends=True)
+    total = 2 * (128 * active_parameters(plan.model) + attention_flops(64))
+    assert schedule.flops().sum() == total
+    assert len(set(schedule.flops().sum(axis=0).tolist())) == 1
+
+
+def gather_s(model: Model, ranks: int, bandwidth: Fraction, bytes_each: int) -> Number:
+    """Each rank sends its shard of a layer to every other one, each over a link of its own."""
+    largest = max(stored_parameters(model, kind) for kind in set(kinds_of(model)))
+    return -(-bytes_each * largest // ranks) / bandwidth
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_parameters_alone_take_the_time_of_their_bytes(layers: int) -> None:
+    """Without attention between ranks, and with instant kernels, gathers of layers follow each other."""
+    plan, machine = plan_of(small_model(layers), group=1), instant(exact_machine(4))
+    (run,) = runs_of(plan)
+    phases, bandwidth = phases_of(plan, machine), Fraction(10**6)
+    gathered = layers * gather_s(plan.model, 4, bandwidth, PARAMETER_BYTES)
+    assert simulate(phases.forward(run.unit, layers, ends=True), machine).time_s == gathered
+    reduced = gather_s(plan.model, 4, bandwidth, GRADIENT_BYTES)
+    backward = simulate(phases.backward(run.unit, layers, begins=True, reduces=True), machine).time_s
+    assert backward >= gathered + reduced
+    assert simulate(phases.backward(run.unit, layers, begins=True, reduces=False), machine).time_s == gathered
+
+
+def test_slow_parameters_are_gathered_while_layers_compute() -> None:
+    """A layer longer than its gather hides it, but for the first one; a shorter one is as long as its gather."""
+    plan, layers = plan_of(small_model(6), group=1), 6
+    (run,) = runs_of(plan)
+    for bandwidth in (Fraction(10**6), Fraction(100), Fraction(10)):
+        machine = exact_machine(4, bandwidth)
+        schedule = phases_of(plan, machine).forward(run.unit, layers, ends=False)
+        time_s = simulate(schedule, machine).time_s
+        busy, gathered = max(busy_s(schedule, machine.compute)), gather_s(plan.model, 4, bandwidth, PARAMETER_BYTES)
+        assert max(busy, layers * gathered) <= time_s <= busy + layers * gathered
+        if layers * gathered < busy / layers:
+            assert time_s == busy + gathered
+
+
+@pytest.mark.parametrize("schedule", ["tasp", "ulysses"])
+def test_equal_layers_take_equally_long_on_an_exact_machine(schedule: str) -> None:
+    plan, machine = plan_of(small_model(8), sequence=60, schedule=schedule), exact_machine(2, Fraction(100))
+    (run,) = runs_of(plan)
+    phases = phases_of(plan, machine)
+    for build in (
+        lambda count: phases.forward(run.unit, count, ends=True),
+        lambda count: phases.backward(run.unit, count, begins=True, reduces=True),
+    ):
+        times = [simulate(build(count), machine, "simpy").time_s for count in (3, 4, 5, 8)]
+        assert times[1] - times[0] == times[2] - times[1]
+        assert times[3] - times[2] == 3 * (times[2] - times[1])
+
+
+def test_a_stack_takes_as_long_as_a_quarter_of_it_says() -> None:
+    """What `predict_step` relies on: 8 of 32 layers, with contention, give the time of all within 0.2 %."""
+    found = load_machine("h100-8")
+    machine = replace(found, compute=StepCompute(found.compute, step_rates(found)))
+    phases = phases_of(plan_of(load_model("llama-3-8b"), 32768, "ulysses"), machine)
+    (run,) = runs_of(phases.plan)
+    for build in (
+        lambda count: phases.forward(run.unit, count, ends=True),
+        lambda count: phases.backward(run.unit, count, begins=True, reduces=True),
+    ):
+        four, eight, every = (float(simulate(build(count), machine, events=False).time_s) for count in (4, 8, 32))
+        assert eight + 24 * (eight - four) / 4 == pytest.approx(every, rel=2e-3)
+
+
+@pytest.mark.parametrize("fsdp", [True, False])
+def test_bytes_of_states_are_conserved(fsdp: bool) -> None:
+    """Gathers and reductions each send every shard to all other ranks; without FSDP sums are copied back."""
+    plan, machine = plan_of(small_model(), group=1, fsdp=fsdp), exact_machine(4)
+    (run,) = runs_of(plan)
+    phases = phases_of(plan, machine)
+    parameters = stored_parameters(plan.model, run.unit[0])
+    shards = {each: -(-each * parameters // 4) for each in (PARAMETER_BYTES, GRADIENT_BYTES)}
+    expected = 3 * 12 * shards[PARAMETER_BYTES] if fsdp else 0
+    assert int(phases.forward(run.unit, 3, ends=True).bytes_sent().sum()) == expected
+    assert int(phases.backward(run.unit, 3, begins=True, reduces=False).bytes_sent().sum()) == expected
+    reduced = phases.backward(run.unit, 3, begins=True, reduces=True)
+    of_gradients = 3 * 12 * shards[GRADIENT_BYTES] * (1 if fsdp else 2)
+    assert int(reduced.bytes_sent().sum()) == expected + of_gradients
+
+
+def test_hybrids_move_hidden_states_between_layouts() -> None:
+    plan, machine = plan_of(small_hybrid(), schedule="lasp-2+zigzag-ring-attention"), exact_machine(2)
+    (run,) = runs_of(plan)
+    assert (len(run.unit), run.times) == (2, 2)
+    phases = phases_of(plan, machine)
+    assert len(phases.passes.between) == 4
+    for schedule in (phases.forward(run.unit, 2, ends=True), phases.backward(run.unit, 2, begins=True, reduces=True)):
+        assert simulate(schedule, machine).time_s > max(busy_s(schedule, machine.compute))
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, 4), (3, 2)])
+def test_several_nodes(nodes: int, ranks: int) -> None:
+    machine = load_machine(f"nodes:{nodes}x{ranks}:switch")
+    plan = plan_of(small_model(2), sequence=96, group=ranks)
+    (run,) = runs_of(plan)
+    phases = phases_of(plan, machine)
+    schedule = phases.backward(run.unit, 2, begins=True, reduces=True)
+    assert np.isfinite(float(simulate(schedule, machine).time_s))
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="groups of 3 ranks"):
+        phases_of(plan_of(small_model(), group=3), exact_machine(4))
+    for changes, message in (
+        ({"batch": 0}, "batch: 0"),
+        ({"group": 0}, "group: 0"),
+        ({"accumulate": 0}, "accumulate: 0"),
+        ({"checkpointing": "some"}, "checkpointing: 'some'"),
+        ({"matrix_dtype": "fp4"}, "matrix dtype: 'fp4'"),
+    ):
+        with pytest.raises(WorkloadError, match=message):
+            plan_of(small_model(), **changes)  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match="pass 'backward' of a whole step"):
+        StepPlan(small_model(), 64, "tasp", options=replace(plan_of(small_model()).options, passes="backward"))

@@ -1,0 +1,940 @@
+"""Attention schedules against a replay of their tokens that shares no code with the proof."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.machine import Machine
+from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.rank_part import SCATTERED, rank_part
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.step import Step
+from tasp_lab.schedules.attention.bound import attention_bound_s
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
+from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring, switch, torus
+from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tests.support.kernel_calls import Call, as_arrays, buffers_of, calls_of, with_buffers
+from tests.support.schedules import task_of
+
+SINGLE = sorted(set(CIRCULATIONS) - {"tasp"})
+names = st.sampled_from(sorted(CIRCULATIONS))
+
+TOPOLOGIES = {
+    topology.name: topology
+    for topology in [
+        *(full_mesh(ranks) for ranks in range(1, 10)),
+        *(switch(ranks) for ranks in range(2, 10)),
+        *(ring(ranks) for ranks in range(2, 10)),
+        *(nodes(*shape) for shape in ((1, 3), (2, 2), (2, 3), (3, 2), (2, 4), (3, 3))),
+        bidirectional_ring(5),
+        torus((3, 3)),
+        replace(with_links(full_mesh(4), ["0-1=30GB/s"]), name="rings of unequal shares"),
+    ]
+}
+
+
+@cache
+def rings_of(topology: str) -> Decomposition:
+    return decompose(TOPOLOGIES[topology])
+
+
+@cache
+def build(name: str, topology: str, workload: Workload, trim: bool = True, buffers: int = 2) -> Schedule:
+    rings = rings_of(topology) if name == "tasp" else None
+    return attention(name, TOPOLOGIES[topology], workload, rings, trim=trim, buffers=buffers)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    topology: str
+    workload: Workload
+    trim: bool
+    buffers: int
+
+    @property
+    def schedule(self) -> Schedule:
+        return build(self.name, self.topology, self.workload, self.trim, self.buffers)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    sequence = draw(st.one_of(st.integers(1, 40), st.integers(41, 90)))
+    mask = draw(st.sampled_from(["full", "causal", "window"]))
+    if mask == "full":
+        return Workload(sequence, heads=1)
+    window = draw(st.integers(1, sequence + 3)) if mask == "window" else None
+    return Workload(sequence, heads=4, kv_heads=2, head_dim=3, mask="causal", window=window)
+
+
+few = settings(max_examples=40)
+"""Where the draws are from a few hundred."""
+
+cases = st.builds(Case, names, st.sampled_from(sorted(TOPOLOGIES)), workloads(), st.booleans(), st.integers(2, 4))
+
+
+def sees(workload: Workload, query: int, key: int) -> bool:
+    """The mask, as it is defined."""
+    if workload.mask == "full":
+        return True
+    return key <= query and (workload.window is None or query - key < workload.window)
+
+
+def tokens_of(schedule: Schedule) -> list[list[int]]:
+    """The positions of every block."""
+    task = task_of(schedule)
+    blocks = zip(task.start.tolist(), task.count.tolist(), strict=True)
+    return [[start + index * task.layout.stride for index in range(count)] for start, count in blocks]
+
+
+def meetings(schedule: Schedule) -> Counter[tuple[int, int, int]]:
+    """How often (rank, query position, key position) meet; asserts that what moves and is used was there."""
+    tokens, tensor, buffers = tokens_of(schedule), task_of(schedule).tensor, buffers_of(schedule)
+    home = [set(np.flatnonzero(row).tolist()) for row in schedule.initial]
+    buffer: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    met: Counter[tuple[int, int, int]] = Counter()
+    for index, step in enumerate(schedule.steps):
+        for rank in range(schedule.world_size):
+            buffer[rank, index % buffers] = set()
+        held = [home[rank].union(*(buffer[rank, at] for at in range(buffers))) for rank in range(schedule.world_size)]
+        rows = step.rows()
+        assert all(tensor[block] == KEYS and block in held[source] for source, _, _, block in rows)
+        assert len({(destination, block) for _, destination, _, block in rows}) == len(rows)
+        for call in calls_of(step):
+            assert home[call.rank].issuperset(call.queries)
+            assert held[call.rank].issuperset(call.keys)
+            queries, keys = ([token for block in each for token in tokens[block]] for each in (call.queries, call.keys))
+            met.update(
+                (call.rank, query, key)
+                for i, query in enumerate(queries)
+                for j, key in enumerate(keys)
+                if call.low <= i - j <= call.high
+            )
+        for _, destination, _, block in rows:
+            assert block not in held[destination]
+            buffer[destination, index % buffers].add(block)
+    return met
+
+
+def dataflows(schedule: Schedule) -> dict[int, list[int]]:
+    """The ranks at which each key block arrives, in the order of steps."""
+    found: dict[int, list[int]] = {block: [] for block in task_of(schedule).blocks_of(KEYS).tolist()}
+    for step in schedule.steps:
+        for _, destination, _, block in step.rows():
+            found[block].append(destination)
+    return found
+
+
+# What every schedule does
+
+
+@settings(max_examples=250)
+@given(cases)
+def test_every_query_meets_every_key_of_its_mask_once_at_its_own_rank(case: Case) -> None:
+    layout = attention_layout(case.name, case.workload, case.schedule.world_size)
+    assert meetings(case.schedule) == Counter(
+        (rank, query, key)
+        for rank in range(layout.world_size)
+        for query in layout.positions(rank).tolist()
+        for key in range(case.workload.sequence)
+        if sees(case.workload, query, key)
+    )
+
+
+@given(cases)
+def test_ranks_start_with_the_queries_and_keys_of_their_shard_and_end_with_its_results(case: Case) -> None:
+    schedule, tokens, tensor = case.schedule, tokens_of(case.schedule), task_of(case.schedule).tensor
+    layout = attention_layout(case.name, case.workload, schedule.world_size)
+    for rank in range(layout.world_size):
+        shard = layout.positions(rank).tolist()
+        for rows, tensors in ((schedule.initial, (KEYS, QUERIES)), (schedule.final, (RESULTS,))):
+            blocks = np.flatnonzero(rows[rank])
+            assert set(tensor[blocks].tolist()) <= set(tensors)
+            for each in tensors:
+                held = blocks[tensor[blocks] == each].tolist()
+                assert [token for block in held for token in tokens[block]] == shard
+
+
+@given(cases)
+def test_a_block_weighs_what_its_positions_do(case: Case) -> None:
+    """Results, which do not travel here, are in float32, each with its log-sum-exp."""
+    schedule, layer = case.schedule, case.workload
+    results_bytes = 4 * layer.batch * layer.heads * (layer.head_dim + 1)
+    weights = {KEYS: layer.kv_bytes_per_position, QUERIES: layer.query_bytes_per_position, RESULTS: results_bytes}
+    for block, (tokens, size_bytes) in enumerate(zip(tokens_of(schedule), schedule.block_bytes.tolist(), strict=True)):
+        assert size_bytes == len(tokens) * weights[int(task_of(schedule).tensor[block])]
+
+
+@given(cases)
+def test_transfers_run_where_the_topology_has_a_way(case: Case) -> None:
+    for step in case.schedule.steps:
+        for source, destination, _, _ in step.rows():
+            assert TOPOLOGIES[case.topology].has_route(source, destination)
+
+
+@given(cases)
+def test_a_lane_is_one_block_wide_per_span(case: Case) -> None:
+    """On its lane a rank hears one peer, and at each step one owner: at most two spans of one shard."""
+    owner = task_of(case.schedule).owner
+    for step in case.schedule.steps:
+        heard: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for source, destination, lane, block in step.rows():
+            heard[destination, lane].append((source, int(owner[block])))
+        assert all(len(each) <= 2 and len(set(each)) == 1 for each in heard.values())
+
+
+# Trimming and the bytes
+
+
+@settings(max_examples=150)
+@given(cases)
+def test_trimmed_blocks_stop_at_the_last_rank_that_needs_them(case: Case) -> None:
+    trimmed = build(case.name, case.topology, case.workload, True, case.buffers)
+    tokens = tokens_of(trimmed)
+    layout = attention_layout(case.name, case.workload, trimmed.world_size)
+    shards = [layout.positions(rank).tolist() for rank in range(trimmed.world_size)]
+    for block, dataflow in dataflows(trimmed).items():
+        needing = {
+            rank
+            for rank, shard in enumerate(shards)
+            if any(sees(case.workload, query, key) for query in shard for key in tokens[block])
+        }
+        assert needing <= {int(task_of(trimmed).owner[block]), *dataflow}
+        assert not dataflow or dataflow[-1] in needing
+
+
+@given(cases)
+def test_untrimmed_every_rank_receives_all_that_is_not_its_own(case: Case) -> None:
+    schedule = build(case.name, case.topology, case.workload, False, case.buffers)
+    layout, n = task_of(schedule).layout, schedule.world_size
+    received = np.zeros(n, dtype=np.int64)
+    for step in schedule.steps:
+        np.add.at(received, step.destination, schedule.block_bytes[step.block])
+    others = [case.workload.sequence - layout.length(rank) for rank in range(n)]
+    assert received.tolist() == [length * case.workload.kv_bytes_per_position for length in others]
+    assert all(len(dataflow) == n - 1 for dataflow in dataflows(schedule).values())
+
+
+@few
+@given(names, st.sampled_from(sorted(TOPOLOGIES)), st.integers(1, 3), st.sampled_from(["full", "causal"]))
+def test_untrimmed_every_rank_sends_its_shard_once_per_other_rank(
+    name: str, topology: str, half: int, mask: str
+) -> None:
+    n = TOPOLOGIES[topology].world_size
+    layer = divisible(n, half, mask)
+    sent = build(name, topology, layer, False).bytes_sent().sum(axis=(0, 2))
+    assert sent.tolist() == [(n - 1) * 2 * half * layer.kv_bytes_per_position] * n
+
+
+def divisible(world_size: int, half: int, mask: str) -> Workload:
+    """A layer whose shards have 2 x `half` positions, `half` in each stretch of zigzag."""
+    return Workload(2 * half * world_size, head_dim=2, mask="causal" if mask == "causal" else "full", heads=1)
+
+
+def sent_share(name: str, topology: Topology, layer: Workload) -> Fraction:
+    """The bytes that are sent, in shards: n(n - 1) without trimming."""
+    shard = Fraction(layer.sequence, topology.world_size) * layer.kv_bytes_per_position
+    return int(attention(name, topology, layer).bytes_sent().sum()) / shard
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_trimming_halves_contiguous_shards(n: int) -> None:
+    """Rank r's shard goes up to rank n - 1: n - 1 - r hops, n(n - 1) / 2 in all."""
+    for topology in (full_mesh(n), switch(n), ring(n)):
+        assert sent_share("ring-attention", topology, divisible(n, 2, "causal")) == Fraction(n * (n - 1), 2)
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_trimming_leaves_three_quarters_of_zigzag_shards(n: int) -> None:
+    """Down the ranks the front half of a shard makes n - 1 hops, the back half r, to rank 0: 3/4 of n(n - 1)."""
+    for topology in (full_mesh(n), switch(n)):
+        expected = Fraction(n * (n - 1), 2) + Fraction(n * (n - 1), 4)
+        assert sent_share("zigzag-ring-attention", topology, divisible(n, 2, "causal")) == expected
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_up_the_ranks_trimming_saves_zigzag_one_half_shard_per_hop(n: int) -> None:
+    """There rank r - 1 is the last but needs the back half, unless r = 0: it alone stays, (n - 1) / 2 shards saved."""
+    expected = n * (n - 1) - Fraction(n - 1, 2)
+    assert sent_share("zigzag-ring-attention", ring(n), divisible(n, 2, "causal")) == expected
+
+
+@few
+@given(names, st.integers(1, 9), st.integers(1, 3))
+def test_trimming_saves_nothing_where_everybody_sees_everything(name: str, n: int, half: int) -> None:
+    assert sent_share(name, full_mesh(n), divisible(n, half, "full")) == n * (n - 1)
+    assert sent_share("striped-ring-attention", full_mesh(n), divisible(n, half, "causal")) == n * (n - 1)
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 60))
+def test_a_window_sends_contiguous_shards_as_far_as_it_reaches(n: int, length: int, window: int) -> None:
+    """The last key of a shard is seen window - 1 positions further on: ceil((window - 1) / length) hops."""
+    layer = Workload(n * length, mask="causal", window=window, heads=1)
+    hops = [min(n - 1 - rank, -(-(window - 1) // length)) for rank in range(n)]
+    assert sent_share("ring-attention", ring(n), layer) == sum(hops)
+
+
+@few
+@given(names, st.sampled_from(sorted(TOPOLOGIES)), st.integers(1, 40), st.data())
+def test_a_wider_window_never_sends_less(name: str, topology: str, sequence: int, data: st.DataObject) -> None:
+    narrow, wide = sorted(data.draw(st.tuples(*[st.integers(1, sequence)] * 2)))
+    windows: list[int | None] = [narrow, wide, None]
+    layers = [Workload(sequence, mask="causal", window=window, heads=1) for window in windows]
+    sent = [int(build(name, topology, layer).bytes_sent().sum()) for layer in layers]
+    assert sent == sorted(sent)
+
+
+# FLOPs and their balance
+
+
+@given(cases)
+def test_every_rank_computes_the_pairs_of_its_queries(case: Case) -> None:
+    """And all together S^2 pairs, S(S + 1) / 2 of them under a causal mask."""
+    layer, schedule = case.workload, case.schedule
+    limit = layer.window or layer.sequence
+    expected = [
+        sum(layer.sequence if layer.mask == "full" else min(query + 1, limit) for query in shard.tolist())
+        for shard in map(task_of(schedule).layout.positions, range(schedule.world_size))
+    ]
+    assert schedule.flops().sum(axis=0).tolist() == [pairs * layer.flops_per_pair for pairs in expected]
+    if layer.window is None:
+        square = layer.sequence**2 if layer.mask == "full" else layer.sequence * (layer.sequence + 1) // 2
+        assert sum(expected) == square
+
+
+def pairs_per_step(name: str, topology: str, layer: Workload) -> list[list[Fraction]]:
+    flops = build(name, topology, layer).flops()
+    return [[Fraction(value, layer.flops_per_pair) for value in row] for row in flops.tolist()]
+
+
+topologies = st.sampled_from(sorted(TOPOLOGIES))
+in_order = st.sampled_from(
+    [name for name, topology in TOPOLOGIES.items() if name.startswith(("full", "switch", "ring:"))]
+)
+halves = st.integers(1, 4)
+
+
+@few
+@given(names, topologies, halves)
+def test_the_full_mask_is_balanced_at_every_step(name: str, topology: str, half: int) -> None:
+    n, length = TOPOLOGIES[topology].world_size, 2 * half
+    assert pairs_per_step(name, topology, divisible(n, half, "full")) == [[length**2] * n] * n
+
+
+@few
+@given(st.sampled_from(["zigzag-ring-attention", "tasp"]), topologies, halves)
+def test_zigzag_shards_are_balanced_at_every_step(name: str, topology: str, half: int) -> None:
+    """First L(L + 1) / 2 pairs each; then half of L^2: the queries see half of the keys, or half of them all keys."""
+    n, length = TOPOLOGIES[topology].world_size, 2 * half
+    first, later = Fraction(length * (length + 1), 2), Fraction(length**2, 2)
+    found = pairs_per_step(name, topology, divisible(n, half, "causal"))
+    assert found == [[first] * n, *[[later] * n] * (n - 1)]
+
+
+@few
+@given(in_order, halves)
+def test_striped_shards_are_balanced_within_a_row(topology: str, half: int) -> None:
+    """With keys from a lower rank a query sees its own row, with those from a higher one it does not."""
+    n, length = TOPOLOGIES[topology].world_size, 2 * half
+    with_row, without = Fraction(length * (length + 1), 2), Fraction(length * (length - 1), 2)
+    found = pairs_per_step("striped-ring-attention", topology, divisible(n, half, "causal"))
+    assert found == [[with_row if rank >= step else without for rank in range(n)] for step in range(n)]
+
+
+@few
+@given(in_order, halves)
+def test_contiguous_shards_are_as_unbalanced_as_can_be(topology: str, half: int) -> None:
+    """Rank r sees the shards of lower ranks and half of its own: at every step the last rank does as much as any."""
+    n, length = TOPOLOGIES[topology].world_size, 2 * half
+    found = pairs_per_step("ring-attention", topology, divisible(n, half, "causal"))
+    own = [Fraction(length * (length + 1), 2)] * n
+    assert found == [own, *([length**2 if rank >= step else 0 for rank in range(n)] for step in range(1, n))]
+
+
+# Kernel calls
+
+
+def calls_per_step(schedule: Schedule) -> list[list[int]]:
+    counts = [Counter(call.rank for call in calls_of(step)) for step in schedule.steps]
+    return [[count[rank] for rank in range(schedule.world_size)] for count in counts]
+
+
+@few
+@given(names, topologies, halves)
+def test_the_full_mask_takes_one_call_per_step(name: str, topology: str, half: int) -> None:
+    n = TOPOLOGIES[topology].world_size
+    assert calls_per_step(build(name, topology, divisible(n, half, "full"))) == [[1] * n] * n
+
+
+@few
+@given(st.sampled_from(["zigzag-ring-attention", "striped-ring-attention"]), topologies, halves)
+def test_balanced_rings_take_one_call_per_step(name: str, topology: str, half: int) -> None:
+    n = TOPOLOGIES[topology].world_size
+    assert calls_per_step(build(name, topology, divisible(n, half, "causal"))) == [[1] * n] * n
+
+
+@few
+@given(topologies, st.integers(1, 12), st.booleans())
+def test_tasp_takes_two_calls_per_step(topology: str, half: int, trim: bool) -> None:
+    """One to what both halves of a shard see, and one to what only the back half sees, from however many owners."""
+    layer = divisible(TOPOLOGIES[topology].world_size, half, "causal")
+    assert max(max(step) for step in calls_per_step(build("tasp", topology, layer, trim))) <= 2
+
+
+@given(cases)
+def test_uneven_shards_take_no_more_calls(case: Case) -> None:
+    assume(case.workload.window is None)
+    most = 2 if case.name == "tasp" and case.workload.mask == "causal" else 1
+    assert max(max(step) for step in calls_per_step(case.schedule)) <= most
+
+
+@given(cases)
+def test_in_a_window_two_spans_of_a_rank_make_one_call_however_many_rings_cut_them(case: Case) -> None:
+    assume(case.workload.window is not None)
+    spans = max(map(len, task_of(case.schedule).layout.spans))
+    assert max(calls_per_step(case.schedule)[0]) <= spans * (spans + 1) // 2
+
+
+# What the user can get wrong
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    told = (
+        "unknown schedule 'king', expected one of ring-attention, zigzag-ring-attention, striped-ring-attention, tasp"
+    )
+    with pytest.raises(ScheduleError, match=told):
+        attention("king", full_mesh(4), Workload(8, heads=1))
+
+
+@pytest.mark.parametrize("buffers", [-1, 0, 1])
+def test_double_buffering_is_the_least(buffers: int) -> None:
+    with pytest.raises(ScheduleError, match=f"{buffers} buffers, expected 2 or more"):
+        attention("tasp", full_mesh(3), Workload(8, heads=1), buffers=buffers)
+
+
+def test_too_many_blocks_to_prove_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks, two stretches per shard, a block per stretch and ring, and as many of queries: 8 x 16 x 8."""
+    layer, needed = Workload(2 * 8 * 7, mask="causal", heads=1), 8 * 16 * 8
+    monkeypatch.setattr("tasp_lab.schedules.attention.forward.MAX_HOLDINGS", needed)
+    attention("tasp", full_mesh(8), layer)
+    monkeypatch.setattr("tasp_lab.schedules.attention.forward.MAX_HOLDINGS", needed - 1)
+    with pytest.raises(ScheduleError, match="8 ranks and 128 blocks are too many to prove, expected at most 1023"):
+        attention("tasp", full_mesh(8), layer)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        3,
+        5,
+    ],
+)
+def test_rings_of_other_ranks_are_refused(ranks: int) -> None:
+    with pytest.raises(ScheduleError):
+        attention("tasp", full_mesh(4), Workload(64, heads=1), decompose(full_mesh(ranks)))
+
+
+def test_rings_over_links_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"step 0: rank . sends to rank ., but ring:4 has no such link"):
+        attention("tasp", ring(4), Workload(64, heads=1), decompose(full_mesh(4)))
+
+
+# The proof cannot be fooled
+
+BASES = [
+    ("tasp", "full-mesh:5", Workload(40, mask="causal", heads=1), 2),
+    ("tasp", "rings of unequal shares", Workload(70, mask="causal", heads=1), 3),
+    ("tasp", "torus:3x3", Workload(77, heads=1), 2),
+    ("tasp", "nodes:2x2", Workload(16, mask="causal", window=5, heads=1), 3),
+    ("zigzag-ring-attention", "switch:4", Workload(37, mask="causal", window=9, heads=1), 2),
+    ("ring-attention", "ring:5", Workload(23, mask="causal", heads=1), 2),
+    ("striped-ring-attention", "full-mesh:4", Workload(22, mask="causal", heads=1), 3),
+]
+
+Item = TypeVar("Item")
+
+
+class Draft:
+    """The steps of a proven schedule, open to change. Every draw is of what is there."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        name, topology, layer, buffers = data.draw(st.sampled_from(BASES))
+        self._data = data
+        self.schedule = build(name, topology, layer, True, buffers)
+        self.rows = [step.rows() for step in self.schedule.steps]
+        self.calls = [calls_of(step) for step in self.schedule.steps]
+        self.buffers = buffers_of(self.schedule)
+
+    def integer(self, least: int, most: int) -> int:
+        assume(least <= most)
+        return self._data.draw(st.integers(least, most))
+
+    def one_call(self, wanted: Callable[[Call], bool] = lambda _: True, first_step: int = 0) -> tuple[int, int]:
+        """The step and the place of a call."""
+        return self._one([[wanted(call) for call in step] for step in self.calls], first_step)
+
+    def one_row(self, first_step: int = 0) -> tuple[int, int]:
+        """The step and the place of a transfer."""
+        return self._one([[True] * len(step) for step in self.rows], first_step)
+
+    def _one(self, wanted: list[list[bool]], first_step: int) -> tuple[int, int]:
+        found = [(s, at) for s, step in enumerate(wanted) if s >= first_step for at, fits in enumerate(step) if fits]
+        assume(found)
+        return self._data.draw(st.sampled_from(found))
+
+    def shuffled(self, values: list[Item]) -> list[Item]:
+        return self._data.draw(st.permutations(values))
+
+    def add_steps(self, count: int) -> None:
+        self.rows += [[] for _ in range(count)]
+        self.calls += [[] for _ in range(count)]
+
+    def built(self) -> Schedule:
+        """Proves the steps as they are now."""
+        task = task_of(self.schedule)
+        steps = [Step.of(rows, as_arrays(task, calls)) for rows, calls in zip(self.rows, self.calls, strict=True)]
+        return replace(self.schedule, steps=steps)
+
+    def count(self, blocks: list[int]) -> int:
+        """The positions of blocks."""
+        return int(task_of(self.schedule).count[blocks].sum())
+
+
+def call_dropped(draft: Draft) -> None:
+    step, at = draft.one_call()
+    del draft.calls[step][at]
+
+
+def call_repeated(draft: Draft) -> None:
+    step, at = draft.one_call()
+    other = draft.integer(0, len(draft.calls) - 1)
+    draft.calls[other].append(draft.calls[step][at])
+
+
+def band_shifted(draft: Draft) -> None:
+    step, at = draft.one_call()
+    call, by = draft.calls[step][at], draft.integer(0, 1) * 2 - 1
+    draft.calls[step][at] = call._replace(low=call.low + by, high=call.high + by)
+
+
+def band_narrowed(draft: Draft) -> None:
+    step, at = draft.one_call()
+    call, which = draft.calls[step][at], draft.integer(0, 1)
+    draft.calls[step][at] = call._replace(low=call.low + which, high=call.high - 1 + which)
+
+
+def band_widened(draft: Draft) -> None:
+    """Below or above, where there are pairs that it leaves out."""
+    step, at = draft.one_call(lambda call: call.low > 1 - draft.count(call.keys))
+    call = draft.calls[step][at]
+    draft.calls[step][at] = call._replace(low=call.low - 1)
+
+
+def call_before_its_keys(draft: Draft) -> None:
+    step, at = draft.one_call(first_step=1)
+    draft.calls[draft.integer(0, step - 1)].append(draft.calls[step].pop(at))
+
+
+def call_after_its_keys(draft: Draft) -> None:
+    """What came at step s - 1 is overwritten from step s - 1 + buffers on."""
+    draft.add_steps(draft.buffers)
+    step, at = draft.one_call(first_step=1)
+    later = draft.integer(step - 1 + draft.buffers, len(draft.calls) - 1)
+    draft.calls[later].append(draft.calls[step].pop(at))
+
+
+def transfer_dropped(draft: Draft) -> None:
+    step, at = draft.one_row()
+    del draft.rows[step][at]
+
+
+def transfer_repeated(draft: Draft) -> None:
+    """In the step, or in a later one while the block still is where it came to."""
+    step, at = draft.one_row()
+    last = min(step + draft.buffers, len(draft.rows)) - 1
+    draft.rows[draft.integer(step, last)].append(draft.rows[step][at])
+
+
+def transfer_before_its_block(draft: Draft) -> None:
+    step, at = draft.one_row(first_step=1)
+    draft.rows[draft.integer(0, step - 1)].append(draft.rows[step].pop(at))
+
+
+def transfer_after_its_block(draft: Draft) -> None:
+    draft.add_steps(draft.buffers)
+    step, at = draft.one_row(first_step=1)
+    later = draft.integer(step - 1 + draft.buffers, len(draft.rows) - 1)
+    draft.rows[later].append(draft.rows[step].pop(at))
+
+
+def transfer_to_another(draft: Draft) -> None:
+    step, at = draft.one_row()
+    source, destination, lane, block = draft.rows[step][at]
+    other = draft.integer(0, draft.schedule.world_size - 1)
+    assume(other != destination)
+    draft.rows[step][at] = (source, other, lane, block)
+
+
+def key_named_twice(draft: Draft) -> None:
+    """With a band that shows all of it both times, where one did before."""
+    step, at = draft.one_call()
+    call = draft.calls[step][at]
+    key = int(call.keys[draft.integer(0, len(call.keys) - 1)])
+    low = call.low - draft.count([key]) if call.low < 0 else call.low
+    draft.calls[step][at] = call._replace(keys=[*call.keys, key], low=low)
+
+
+def query_named_twice(draft: Draft) -> None:
+    step, at = draft.one_call()
+    call = draft.calls[step][at]
+    query = int(call.queries[draft.integer(0, len(call.queries) - 1)])
+    draft.calls[step][at] = call._replace(queries=[*call.queries, query], high=call.high + draft.count([query]))
+
+
+def key_left_out(draft: Draft) -> None:
+    step, at = draft.one_call(lambda call: len(call.keys) > 1)
+    call, gone = draft.calls[step][at], draft.integer(0, len(draft.calls[step][at].keys) - 1)
+    draft.calls[step][at] = call._replace(keys=[key for place, key in enumerate(call.keys) if place != gone])
+
+
+def queries_of_another(draft: Draft) -> None:
+    step, at = draft.one_call()
+    call, task = draft.calls[step][at], task_of(draft.schedule)
+    queries = task.blocks_of(QUERIES).tolist()
+    query = queries[draft.integer(0, len(queries) - 1)]
+    assume(task.owner[query] != call.rank)
+    draft.calls[step][at] = call._replace(queries=[query])
+
+
+def rank_of_another(draft: Draft) -> None:
+    step, at = draft.one_call()
+    call, rank = draft.calls[step][at], draft.integer(-1, draft.schedule.world_size)
+    assume(call.rank != rank)
+    draft.calls[step][at] = call._replace(rank=rank)
+
+
+def own_keys_swapped(draft: Draft) -> None:
+    """Under a causal mask each block of the own shard stands at its own place of the diagonal."""
+    assume(task_of(draft.schedule).workload.mask == "causal")
+    step, at = draft.one_call(lambda call: call.low == 0 and len(call.keys) > 1)
+    keys = draft.calls[step][at].keys.copy()
+    first = draft.integer(0, len(keys) - 2)
+    keys[first], keys[first + 1] = keys[first + 1], keys[first]
+    draft.calls[step][at] = draft.calls[step][at]._replace(keys=keys)
+
+
+def no_keys(draft: Draft) -> None:
+    step, at = draft.one_call()
+    draft.calls[step][at] = draft.calls[step][at]._replace(keys=[])
+
+
+def no_queries(draft: Draft) -> None:
+    step, at = draft.one_call()
+    draft.calls[step][at] = draft.calls[step][at]._replace(queries=[])
+
+
+def queries_as_keys(draft: Draft) -> None:
+    step, at = draft.one_call()
+    draft.calls[step][at] = draft.calls[step][at]._replace(keys=draft.calls[step][at].queries)
+
+
+def block_that_is_none(draft: Draft) -> None:
+    step, at = draft.one_call()
+    blocks = len(draft.schedule.block_bytes)
+    wrong = draft.integer(0, 3)
+    number = [(-1, blocks)[wrong // 2]]
+    call = draft.calls[step][at]
+    draft.calls[step][at] = call._replace(queries=number) if wrong % 2 else call._replace(keys=number)
+
+
+CORRUPTIONS = [
+    call_dropped,
+    call_repeated,
+    band_shifted,
+    band_narrowed,
+    band_widened,
+    call_before_its_keys,
+    call_after_its_keys,
+    transfer_dropped,
+    transfer_repeated,
+    transfer_before_its_block,
+    transfer_after_its_block,
+    transfer_to_another,
+    key_named_twice,
+    query_named_twice,
+    key_left_out,
+    queries_of_another,
+    rank_of_another,
+    own_keys_swapped,
+    no_keys,
+    no_queries,
+    queries_as_keys,
+    block_that_is_none,
+]
+
+NAMED = r"^(step \d+: .*rank -?\d+ |after step \d+: rank \d+ |after the last step: rank \d+ )"
+"""Step and rank are named; what is missing is missing after the last step."""
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda corrupt: corrupt.__name__)
+@settings(max_examples=25)
+@given(st.data())
+def test_no_corruption_passes(corrupt: Callable[[Draft], None], data: st.DataObject) -> None:
+    draft = Draft(data)
+    corrupt(draft)
+    with pytest.raises(ScheduleError, match=NAMED) as refused:
+        draft.built()
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@few
+@given(st.data())
+def test_a_result_that_is_left_where_its_queries_came_to_is_refused(data: st.DataObject) -> None:
+    """Queries may be attended to elsewhere, but what that yields is part of a sum at their owner."""
+    draft = Draft(data)
+    task, schedule = task_of(draft.schedule), draft.schedule
+    query, key = (data.draw(st.sampled_from(task.blocks_of(each).tolist())) for each in (QUERIES, KEYS))
+    owner, thief = int(task.owner[query]), int(task.owner[key])
+    low, high = (int(limit) for limit in task.tile_bands(np.array(query), np.array(key)))
+    assume(thief != owner and low <= high)
+    draft.add_steps(2)
+    draft.rows[-2].append((owner, thief, 0, query))
+    draft.calls[-1].append(Call(thief, [query], [key], low, high))
+    draft.schedule = replace(schedule, kept=schedule.initial | (np.arange(len(schedule.blocks)) == query))
+    result = task.output_of[query]
+    told = rf"after the last step: rank {thief} has 1 of the \d+ parts of block {result} \(results\), expected none"
+    if task.existing_parts(task.output_of[[query]]).sum() > 1:
+        with pytest.raises(ScheduleError, match=told):
+            draft.built()
+    draft.add_steps(1)
+    draft.rows[-1].append((thief, owner, 0, int(result)))
+    with pytest.raises(ScheduleError, match=rf"rank {owner} already has part \d+ of it"):
+        draft.built()
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_queries_may_be_attended_to_elsewhere_if_results_come_home(home: bool) -> None:
+    """Rank 0's queries meet rank 1's keys at rank 1, not the other way round."""
+    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1))
+    task = task_of(schedule)
+    query, result = (int(task.blocks_of(each)[task.owner[task.blocks_of(each)] == 0][0]) for each in (QUERIES, RESULTS))
+    key = int(task.blocks_of(KEYS)[task.owner[task.blocks_of(KEYS)] == 1][0])
+    first, second = ([each for each in step.rows() if each[3] != key] for step in schedule.steps)
+    calls = [calls_of(step) for step in schedule.steps]
+    calls[1] = [call for call in calls[1] if call.rank != 0]
+    calls[1].append(Call(1, [query], [key], -7, 7))
+    steps = [Step.of([*first, (0, 1, 0, query)], as_arrays(task, calls[0])), Step.of(second, as_arrays(task, calls[1]))]
+    steps += [Step.of([(1, 0, 0, result, True)])] * home
+    kept = schedule.initial | (np.arange(len(schedule.blocks)) == query)
+    if home:
+        assert replace(schedule, steps=steps, kept=kept).flops().sum() == schedule.flops().sum()
+        return
+    with pytest.raises(ScheduleError, match=rf"after the last step: rank 0 has 1 of the 2 parts of block {result}"):
+        replace(schedule, steps=steps, kept=kept)
+
+
+@few
+@given(st.data())
+def test_a_task_without_calls_is_not_done(data: st.DataObject) -> None:
+    draft = Draft(data)
+    draft.calls = [[] for _ in draft.calls]
+    with pytest.raises(ScheduleError, match=r"after the last step: rank 0 has 0 of the \d+ parts of block"):
+        draft.built()
+
+
+def test_calls_need_a_task() -> None:
+    with pytest.raises(ScheduleError, match="step 0: rank 0 computes, but there is no task"):
+        replace(build("tasp", "full-mesh:5", Workload(40, heads=1)), task=None)
+
+
+@few
+@given(st.sampled_from(BASES), st.integers(-1, 1))
+def test_fewer_buffers_than_two_are_refused(base: tuple[str, str, Workload, int], buffers: int) -> None:
+    with pytest.raises(ScheduleError, match=f"{buffers} buffers, expected 2 or more"):
+        with_buffers(build(*base[:3]), buffers)
+
+
+@few
+@given(st.data())
+def test_keys_that_do_not_lie_in_the_order_of_a_call_are_gathered(data: st.DataObject) -> None:
+    """Where all keys are seen the mask cannot tell their order, but the rank's memory can.
+
+    A rank's own keys lie in the order of their first call, what comes in the order of its step.
+    """
+    draft = Draft(data)
+    step, at = draft.one_call(lambda call: call.low < 0 and len(call.keys) > 1, first_step=1)
+    call = draft.calls[step][at]
+    draft.calls[step][at] = call._replace(keys=call.keys[::-1])
+    (row,) = (
+        row for row in rank_part(draft.built(), call.rank).calls if list(row.operands[1].blocks) == call.keys[::-1]
+    )
+    assert row.operands[1].offset == SCATTERED
+
+
+def test_queries_that_do_not_lie_in_the_order_of_a_call_are_gathered() -> None:
+    """They are the caller's, in the order of its shard."""
+    schedule = build("zigzag-ring-attention", "full-mesh:2", Workload(16, heads=1))
+    task, (last, *others) = task_of(schedule), calls_of(schedule.steps[1])
+    swapped = as_arrays(task, [last._replace(queries=last.queries[::-1]), *others])
+    changed = replace(schedule, steps=[schedule.steps[0], replace(schedule.steps[1], calls=swapped)])
+    row = rank_part(changed, last.rank).calls[-1]
+    assert [piece.blocks for piece in row.operands[0].pieces] == [(block,) for block in last.queries[::-1]]
+
+
+@pytest.mark.parametrize("lost", ["a query", "a key", "a result", "a position"])
+def test_a_task_that_leaves_out_a_position_is_refused(lost: str) -> None:
+    """Otherwise calls could compute less than the mask."""
+    task = task_of(build("ring-attention", "full-mesh:2", Workload(16, heads=1)))
+    columns = ("tensor", "owner", "start", "count", "first_head", "heads")
+    queries, results = task.blocks_of(QUERIES), task.blocks_of(RESULTS)
+    gone = {"a query": [queries[-1], results[-1]], "a key": [0], "a result": [results[-1]], "a position": []}[lost]
+    changes: dict[str, Any] = {name: np.delete(getattr(task, name), np.array(gone, dtype=np.int64)) for name in columns}
+    if lost == "a position":
+        changes["count"] = task.count - 1
+    with pytest.raises(ScheduleError, match=r"the blocks of (keys|queries|results) are not "):
+        replace(task, **changes)
+
+
+def test_no_schedule_starts_with_keys_of_other_ranks() -> None:
+    """With them nothing would have to be sent, and the bound would be 0."""
+    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1))
+    task, held = task_of(schedule), schedule.initial | (task_of(schedule).tensor == KEYS)
+    steps = [Step.of([], step.calls) for step in schedule.steps]
+    with pytest.raises(ScheduleError, match="step 1: rank 0 "):
+        replace(schedule, steps=steps)
+    with pytest.raises(ScheduleError, match=r"rank 0 starts with block \d+ \(keys\), which only rank 1 has then"):
+        replace(schedule, initial=held, steps=steps)
+    pair = Machine(TOPOLOGIES["full-mesh:2"])
+    assert attention_bound_s(pair, task, held) == 0
+    assert attention_bound_s(pair, task, schedule.initial) > 0
+
+
+def test_what_was_proven_cannot_be_changed() -> None:
+    schedule = build("tasp", "full-mesh:5", Workload(40, heads=1))
+    step, (calls,) = schedule.steps[1], schedule.steps[1].calls
+    operands = [each.block for each in calls.operands]
+    for values in (schedule.block_bytes, schedule.initial, step.block, step.gives, calls.rank, calls.params, *operands):
+        with pytest.raises(ValueError, match="read-only"):
+            values[:] = 0
+
+
+@pytest.mark.parametrize("name", ["tensor", "owner", "start", "count", "first_head", "heads"])
+def test_what_was_to_be_proven_cannot_be_changed_either(name: str) -> None:
+    layer = Workload(10, heads=1)  # of its own: this one may break
+    values = getattr(task_of(attention("ring-attention", full_mesh(2), layer)), name)
+    with pytest.raises(ValueError, match="read-only"):
+        values[:] = 0
+
+
+def test_a_schedule_with_one_more_step_has_another_digest() -> None:
+    schedule = build("tasp", "full-mesh:5", Workload(40, heads=1))
+    assert replace(schedule, steps=[*schedule.steps]).digest == schedule.digest
+    assert replace(schedule, steps=[*schedule.steps, Step.of([])]).digest != schedule.digest
+
+
+# What means the same is accepted
+
+
+def call_split(draft: Draft) -> None:
+    """In two, by its keys or by its queries; the band of the later part is counted from its own first pair."""
+    step, at = draft.one_call(lambda call: len(call.keys) > 1 or len(call.queries) > 1)
+    call = draft.calls[step][at]
+    queries, keys = call.queries, call.keys
+    if len(keys) > 1:
+        cut = draft.integer(1, len(keys) - 1)
+        ahead = draft.count(keys[:cut])
+        parts = [call._replace(keys=keys[:cut]),
+                 call._replace(keys=keys[cut:], low=call.low + ahead, high=call.high + ahead)]  # fmt: skip
+    else:
+        cut = draft.integer(1, len(queries) - 1)
+        behind = draft.count(queries[:cut])
+        parts = [call._replace(queries=queries[:cut]),
+                 call._replace(queries=queries[cut:], low=call.low - behind, high=call.high - behind)]  # fmt: skip
+    draft.calls[step][at : at + 1] = parts
+
+
+def calls_reordered(draft: Draft) -> None:
+    draft.calls = [draft.shuffled(step) for step in draft.calls]
+
+
+def transfers_reordered(draft: Draft) -> None:
+    draft.rows = [draft.shuffled(step) for step in draft.rows]
+
+
+def limit_loosened(draft: Draft) -> None:
+    """Beyond the last pair a limit means nothing."""
+    step, at = draft.one_call()
+    call, by = draft.calls[step][at], draft.integer(1, 9)
+    low = call.low - by if call.low == 1 - draft.count(call.keys) else call.low
+    high = call.high + by if call.high == draft.count(call.queries) - 1 else call.high
+    draft.calls[step][at] = call._replace(low=low, high=high)
+
+
+def call_delayed(draft: Draft) -> None:
+    """While the buffer lasts; what a rank starts with stays."""
+    draft.add_steps(draft.buffers)
+    step, at = draft.one_call()
+    last = len(draft.calls) - 1 if step == 0 else step + draft.buffers - 2
+    draft.calls[draft.integer(step, last)].append(draft.calls[step].pop(at))
+
+
+def steps_added(draft: Draft) -> None:
+    draft.add_steps(draft.integer(1, 4))
+
+
+SAME = [call_split, calls_reordered, transfers_reordered, limit_loosened, call_delayed, steps_added]
+
+
+@pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
+@settings(max_examples=25)
+@given(st.data())
+def test_what_means_the_same_is_accepted(change: Callable[[Draft], None], data: st.DataObject) -> None:
+    draft = Draft(data)
+    change(draft)
+    built = draft.built()
+    assert built.flops().sum(axis=0).tolist() == draft.schedule.flops().sum(axis=0).tolist()
+    assert meetings(built) == meetings(draft.schedule)
+
+
+# Large worlds
+
+
+def test_sixty_four_ranks_attend_to_a_million_positions() -> None:
+    """A million tiles are proved, in seconds; the closed forms hold there as well."""
+    layer = divisible(64, 2**13, "causal")
+    schedule = attention("tasp", full_mesh(64), layer)
+    assert layer.sequence == 2**20
+    length, n = 2**14, schedule.world_size
+    pairs = schedule.flops() // layer.flops_per_pair
+    assert pairs.tolist() == [[length * (length + 1) // 2] * n, *[[length**2 // 2] * n] * (n - 1)]
+
+
+@pytest.mark.parametrize(("column", "what"), [("bytes", "bytes"), ("parts", "parts")])
+def test_blocks_that_contradict_the_task_are_refused(column: str, what: str) -> None:
+    """Else the ledger would count other bytes than the layer has."""
+    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1))
+    blocks = schedule.blocks
+    columns = {"bytes": blocks.bytes.copy(), "parts": blocks.parts.copy()}
+    columns[column][-1] += 1
+    wrong = Blocks(blocks.kinds, blocks.kind, columns["bytes"], columns["parts"])
+    expected = getattr(blocks, column)[-1]
+    with pytest.raises(
+        ScheduleError, match=f"schedule 'ring-attention': block 5 has {expected + 1} {what}, expected {expected} for"
+    ):
+        replace(schedule, blocks=wrong, steps=list(schedule.steps))

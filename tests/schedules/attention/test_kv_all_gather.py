@@ -1,0 +1,157 @@
+"""Keys gathered at every rank: bytes, FLOPs and calls, along every AllGather. Proven on construction."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.registry import ATTENTION, attention_schedules
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
+from tasp_lab.schedules.collectives.registry import schedules_of
+from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring
+from tasp_lab.workload.layer import Mask, Workload
+from tests.support.mutations import is_right_in_orders
+from tests.support.numeric_tasks import numbers_of
+from tests.support.strategies import attention_layers
+from tests.support.systems import passes_of
+from tests.support.world import World
+
+NAMES = [name for name in ATTENTION if name.endswith("kv-all-gather")]
+
+
+def width_of_gradients(name: str) -> int:
+    """Beside keys in 16 bit: gradients that add up on their way are in float32."""
+    return 1 if name.startswith("direct") else 2
+
+
+def test_there_is_one_for_every_all_gather() -> None:
+    others = [f"{each}-kv-all-gather" for each in schedules_of("AllGather") if each != "ring"]
+    assert ["kv-all-gather", *others] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_keys_of_all_ranks_come_and_their_gradients_return(name: str, kv_heads: int, n: int) -> None:
+    """4X(P - 1) bytes forward and, in 16 bit, as many backward, where keys are not gathered again."""
+    layer = Workload(sequence=8 * n, batch=2, heads=8, kv_heads=kv_heads, head_dim=4)
+    forward, backward = passes_of(name, full_mesh(n), layer)
+    keys = layer.kv_bytes_per_position * layer.sequence // n
+    assert keys == 4 * layer.batch * layer.sequence // n * kv_heads * layer.head_dim
+    assert forward.bytes_sent().sum() == n * (n - 1) * keys
+    assert backward.bytes_sent().sum() == n * (n - 1) * width_of_gradients(name) * keys
+    small = passes_of(name, full_mesh(n), layer, gradient_dtype="input").backward
+    assert small.bytes_sent().sum() == n * (n - 1) * keys
+    if name in ("kv-all-gather", "direct-kv-all-gather"):
+        assert (forward.bytes_sent().sum(axis=(0, 2)) == (n - 1) * keys).all()
+
+
+@pytest.mark.parametrize("name", ["kv-all-gather", "direct-kv-all-gather"])
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_only_lower_ranks_need_the_back_half_of_a_shard_under_a_causal_mask(name: str, n: int) -> None:
+    layer = Workload(sequence=6 * n, heads=2, head_dim=4, mask="causal")
+    keys = layer.kv_bytes_per_position * layer.sequence // n
+    for schedule, size in zip(passes_of(name, full_mesh(n), layer), (1, width_of_gradients(name)), strict=True):
+        assert schedule.bytes_sent().sum() == Fraction(3, 4) * n * (n - 1) * size * keys
+    whole, back = passes_of(name, full_mesh(n), layer, trim=False)
+    assert whole.bytes_sent().sum() == n * (n - 1) * keys
+    assert back.bytes_sent().sum() == Fraction(3, 4) * n * (n - 1) * width_of_gradients(name) * keys
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_a_rank_calls_once_per_span_after_the_gathering_and_all_compute_the_same(name: str, mask: Mask) -> None:
+    n, layer = 4, Workload(sequence=64, heads=2, head_dim=8, mask=mask)
+    forward, backward = passes_of(name, full_mesh(n), layer)
+    spans = 1 if mask == "full" else 2
+    pairs = 64 * 65 // 2 if mask == "causal" else 64**2
+    for schedule, factor, at in ((forward, 2, len(forward.steps) - 1), (backward, 5, 0)):
+        assert [len(calls) for calls in schedule.steps[at].calls] == [n * spans]
+        assert not len(schedule.steps[at])
+        assert (schedule.flops()[at] == pairs * factor * 2 * layer.heads * layer.head_dim // n).all()
+        assert schedule.flops().sum() == schedule.flops()[at].sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_take_the_paths_of_their_keys_back(name: str) -> None:
+    layer = Workload(70, heads=4, kv_heads=2, head_dim=2, mask="causal", documents=(13, 0, 1, 40, 16))
+    forward, backward = passes_of(name, nodes(2, 2), layer)
+    task = _task(backward)
+    gradients = task.tensor == KEY_GRADIENTS
+    keys = np.full(len(task.tensor), -1)
+    keys[task.output_of[task.blocks_of(KEYS)]] = task.blocks_of(KEYS)
+    there = [step.rows() for step in forward.steps[:-1]]
+    back = [[(d, s, lane, int(keys[block])) for s, d, lane, block in step.rows()] for step in backward.steps[:0:-1]]
+    assert there == back
+    assert all(gradients[step.block].all() and step.gives.all() for step in backward.steps[1:])
+
+
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_backward_pass_starts_with_the_keys_that_the_forward_pass_left(name: str, trim: bool) -> None:
+    layer = Workload(sequence=37, heads=4, kv_heads=2, head_dim=2, mask="causal", window=11)
+    forward, backward = passes_of(name, full_mesh(4), layer, trim=trim)
+    check_fit(forward, backward)
+    assert dataflow_of(backward) is None
+    assert forward.kept is not None
+    keys = _task(forward).tensor == KEYS
+    assert (forward.kept[:, ~keys] == 0).all()
+    assert (backward.initial[:, : len(keys)][:, keys] == (forward.initial | forward.kept)[:, keys]).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(attention_layers(), st.integers(1, 6), st.sampled_from(NAMES), st.booleans())
+def test_any_layer_is_computed_once(layer: Workload, n: int, name: str, trim: bool) -> None:
+    forward, backward = passes_of(name, full_mesh(n), layer, trim=trim)
+    assert forward.flops().sum() == _task(forward).total_flops
+    assert backward.flops().sum() == _task(backward).total_flops
+
+
+@settings(max_examples=30, deadline=None)
+@given(attention_layers(max_positions=12), st.integers(1, 4), st.sampled_from(NAMES), st.booleans())
+def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int, name: str, trim: bool) -> None:
+    for schedule in passes_of(name, full_mesh(n), layer, trim=trim):
+        world = World.of(schedule)
+        assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+def test_rings_that_are_given_are_used() -> None:
+    mesh, layer = full_mesh(5), Workload(sequence=40, heads=2)
+    one = decompose(mesh, lanes=1)
+    (all_rings,), (single,) = (
+        attention_schedules("multi-ring-kv-all-gather", mesh, layer, rings) for rings in (None, one)
+    )
+    assert (all_rings.lanes, single.lanes) == (4, 1)
+
+
+def test_links_one_way_suffice_to_gather_but_not_to_return() -> None:
+    layer, both = Workload(sequence=24, heads=2), AttentionOptions("both")
+    for name in NAMES:
+        if not name.startswith("direct"):
+            attention_schedules(name, ring(4), layer)
+            attention_schedules(name, bidirectional_ring(4), layer, None, both)
+            with pytest.raises(ScheduleError, match=f"{name}', step 1: rank . sends to rank ., but ring:4 has no such"):
+                attention_schedules(name, ring(4), layer, None, both)
+    with pytest.raises(ScheduleError, match=r"'direct-kv-all-gather': .* rank \d sends to rank \d, but .* has no such"):
+        attention_schedules("direct-kv-all-gather", bidirectional_ring(4), layer)
+
+
+def test_options_of_circulations_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="schedule 'kv-all-gather': buffers 4 does not apply to it, expected 3"):
+        passes_of("kv-all-gather", full_mesh(4), Workload(sequence=8), buffers=4)
+    with pytest.raises(ScheduleError, match="schedule 'kv-all-gather': dataflow 'rotate-q' does not apply to it"):
+        passes_of("kv-all-gather", full_mesh(4), Workload(sequence=8), dataflow="rotate-q")
+
+
+def _task(schedule: Schedule) -> AttentionTask:
+    assert isinstance(schedule.task, AttentionTask)
+    return schedule.task

@@ -1,0 +1,107 @@
+"""Ulysses: its bytes, its FLOPs, its calls, and the heads that it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.topology.builders import full_mesh, ring
+from tasp_lab.workload.layer import Mask, Workload
+from tests.support.mutations import is_right_in_orders
+from tests.support.numeric_tasks import numbers_of
+from tests.support.strategies import attention_layers
+from tests.support.systems import ulysses, ulysses_passes
+from tests.support.world import World
+
+
+@pytest.mark.parametrize("kv_heads", [12, 24])
+@pytest.mark.parametrize("n", [2, 3, 4, 6])
+def test_each_rank_sends_all_but_one_nth_of_its_queries_keys_and_results(kv_heads: int, n: int) -> None:
+    layer = Workload(sequence=6 * n, batch=2, heads=24, kv_heads=kv_heads, head_dim=4)
+    forward, backward = ulysses_passes(full_mesh(n), layer)
+    positions, share = layer.sequence // n, Fraction(n - 1, n)
+    queries, keys = layer.query_bytes_per_position * positions, layer.kv_bytes_per_position * positions
+    row_sums = 4 * layer.batch * layer.heads * positions
+    sent = share * (queries + keys), 0, share * (queries + row_sums)
+    assert (forward.bytes_sent().sum(axis=2) == np.array(sent)[:, None]).all()
+    sent = share * (2 * queries + 2 * row_sums), 0, share * (queries + keys)
+    assert (backward.bytes_sent().sum(axis=2) == np.array(sent)[:, None]).all()
+    forward, backward = ulysses_passes(full_mesh(n), layer, result_dtype="fp32", gradient_dtype="fp32")
+    assert (forward.bytes_sent()[2].sum(axis=1) == share * (2 * queries + row_sums)).all()
+    assert (backward.bytes_sent()[2].sum(axis=1) == share * (2 * queries + 2 * keys)).all()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_fewer_kv_heads_than_ranks_are_sent_to_every_rank_that_uses_them(kv_heads: int) -> None:
+    n, layer = 6, Workload(sequence=12, heads=6, kv_heads=kv_heads, head_dim=4)
+    positions = layer.sequence // n
+    queries, keys = layer.query_bytes_per_position * positions, layer.kv_bytes_per_position * positions
+    forward, backward = ulysses_passes(full_mesh(n), layer)
+    copies = Fraction(n - 1, kv_heads)
+    assert (forward.bytes_sent()[0].sum(axis=1) == Fraction(n - 1, n) * queries + copies * keys).all()
+    assert (backward.bytes_sent()[2].sum(axis=1) == Fraction(n - 1, n) * queries + copies * keys).all()
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_all_ranks_compute_the_same_in_one_call_per_document(mask: Mask) -> None:
+    documents = (7, 0, 1, 15)
+    layer = Workload(sequence=23, heads=8, head_dim=4, mask=mask, documents=documents)
+    forward, backward = ulysses_passes(full_mesh(4), layer)
+    pairs = sum(each * (each + 1) // 2 if mask == "causal" else each**2 for each in documents)
+    assert (forward.flops().sum(axis=0) == pairs * layer.flops_per_pair // 4).all()
+    assert (backward.flops().sum(axis=0) == pairs * layer.flops_per_pair // 4 * Fraction(5, 2)).all()
+    for schedule in (forward, backward):
+        assert [len(calls) for step in schedule.steps for calls in step.calls] == [4 * 3]
+        assert [len(step) > 0 for step in schedule.steps] == [True, False, True]
+
+
+@settings(max_examples=60)
+@given(attention_layers(), st.integers(1, 6))
+def test_any_layer_with_heads_that_fit_is_computed_once(layer: Workload, n: int) -> None:
+    kv_heads = layer.kv_head_count
+    if layer.heads % n or (kv_heads % n and n % kv_heads):
+        with pytest.raises(ScheduleError, match=f"{layer.heads} heads and {kv_heads} KV heads on {n} ranks"):
+            ulysses(full_mesh(n), layer)
+        return
+    forward, backward = ulysses_passes(full_mesh(n), layer)
+    assert 2 * backward.flops().sum() == 5 * forward.flops().sum()
+    assert (forward.flops().sum(axis=0) == forward.flops().sum() // n).all()
+
+
+def test_the_backward_pass_starts_with_the_keys_that_the_forward_pass_left() -> None:
+    forward, backward = ulysses_passes(full_mesh(4), Workload(sequence=10, heads=8, kv_heads=2, head_dim=2))
+    left = forward.initial if forward.kept is None else forward.initial | forward.kept
+    keys = np.array([kind.name for kind in forward.blocks.kinds])[forward.blocks.kind] == "keys"
+    count = np.count_nonzero(keys)
+    assert keys[:count].all()
+    assert (backward.initial[:, :count] == left[:, :count]).all()
+
+
+@settings(max_examples=15)
+@given(attention_layers(max_positions=12), st.integers(1, 4))
+def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int) -> None:
+    heads = n * (layer.heads // layer.kv_head_count)
+    for schedule in ulysses_passes(full_mesh(n), replace(layer, heads=heads, kv_heads=n)):
+        world = World.of(schedule)
+        assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+def test_heads_that_the_ranks_do_not_divide_are_refused() -> None:
+    layer = Workload(sequence=64, heads=6, kv_heads=2)
+    message = (
+        "schedule 'ulysses': 6 heads and 2 KV heads on 4 ranks, expected a multiple of the ranks, and of KV heads a "
+        "multiple or a divisor"
+    )
+    with pytest.raises(ScheduleError, match=message):
+        ulysses(full_mesh(4), layer)
+
+
+def test_it_needs_links_between_all_ranks() -> None:
+    with pytest.raises(ScheduleError, match=r"rank \d sends to rank \d, but .* has no such link"):
+        ulysses(ring(4), Workload(sequence=8))

@@ -1,0 +1,100 @@
+"""Collectives as libraries run them: sizes as nccl-tests counts them, rings as their channels go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.event.engine import simulate
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.machine import Machine
+from tasp_lab.measure.readers.table import COLLECTIVES
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.library_calls import library_schedule
+from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
+from tasp_lab.schedules.collectives.registry import COLLECTIVES as BY_NAME
+from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.topology.graph import Topology
+
+
+def sent_by_a_rank(schedule: Schedule) -> float:
+    return float(schedule.bytes_sent().sum()) / schedule.world_size
+
+
+TOPOLOGIES = [switch(8), full_mesh(5), nodes(2, 4, "switch"), nodes(3, 2), nodes(4, 1)]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_sizes_are_those_of_nccl_tests(collective: str, topology: Topology) -> None:
+    """Bytes that a rank sends, by the bus bandwidth factors of nccl-tests (doc/PERFORMANCE.md)."""
+    n, size = topology.world_size, 2**12 * topology.world_size
+    factor = {"all_reduce": 2 * (n - 1) / n, "sendrecv": 1}.get(collective, (n - 1) / n)
+    schedule = library_schedule(collective, topology, size)  # type: ignore[arg-type]
+    assert sent_by_a_rank(schedule) == pytest.approx(factor * size)
+    assert schedule.fused == (collective in AROUND_RINGS)
+
+
+@pytest.mark.parametrize(
+    ("topology", "rings"),
+    [(switch(8), 1), (nodes(10, 1), 1), (nodes(10, 8, "switch"), 8), (nodes(2, 8), 8), (full_mesh(8), 7),
+     (nodes(4, 2, "switch", "rails"), 2)],
+    ids=lambda value: getattr(value, "name", value),
+)  # fmt: skip
+def test_as_many_rings_as_nics_or_as_links_of_a_rank(topology: Topology, rings: int) -> None:
+    found = library_rings(topology)
+    assert found.shape == (rings, topology.world_size)
+    assert (np.sort(found, axis=1) == np.arange(topology.world_size)).all()
+
+
+def test_every_ring_uses_other_nics() -> None:
+    u, m = 3, 4
+    rings = library_rings(nodes(u, m, "switch"))
+    leaving = [
+        (int(a), node) for ring in rings for a, b in zip(ring, np.roll(ring, -1), strict=True)
+        if (node := int(a) // m) != int(b) // m
+    ]  # fmt: skip
+    assert sorted(rank for rank, _ in leaving) == list(range(u * m))
+
+
+@given(st.integers(1, 6), st.sampled_from(sorted(AROUND_RINGS)))
+def test_pieces_change_nothing_where_nothing_is_waited_for(chunks: int, collective: str) -> None:
+    mesh = switch(4, 1e9, 0.0)
+    times = [
+        float(simulate(library_schedule(collective, mesh, 2**16, chunks=count), Machine(mesh)).time_s)  # type: ignore[arg-type]
+        for count in (1, chunks)
+    ]
+    assert times[1] == pytest.approx(times[0])
+
+
+@given(st.integers(2, 8))
+def test_pieces_hide_latency(chunks: int) -> None:
+    """The next chunk is under way while one arrives, so latency is waited for once, not at every step."""
+    mesh = switch(4, 1e9, 1e-6)
+    whole_s, cut_s = (
+        float(simulate(library_schedule("all_gather", mesh, 2**20, chunks=count), Machine(mesh)).time_s)
+        for count in (1, chunks)
+    )
+    assert whole_s - cut_s == pytest.approx(2e-6)
+
+
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "sendrecv"])
+def test_fewer_bytes_than_ranks(collective: str) -> None:
+    with pytest.raises(ScheduleError, match=f"{collective} of 7 bytes, expected at least one per rank: 8"):
+        library_schedule(collective, switch(8), 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "collective"), [(n, s.library_call) for n, s in BY_NAME.items() if s.library_call])
+def test_the_names_of_the_command_line_are_the_same_schedules(name: str, collective: str) -> None:
+    topology = nodes(2, 2, "switch")
+    found, known = BY_NAME[name].build(topology, 64), library_schedule(collective, topology, 256)  # type: ignore[arg-type]
+    assert found.name == name
+    assert found.fused
+    assert [step.rows() for step in found.steps] == [step.rows() for step in known.steps]
+
+
+def test_one_rank_has_nobody_to_send_to() -> None:
+    with pytest.raises(ScheduleError, match="all_gather of one rank sends nothing"):
+        library_schedule("all_gather", switch(1), 64)
