@@ -47,7 +47,7 @@ MOVES = {
     "double-ring:WxR": "keys and values around R inner rings of W ranks, and from ring to ring meanwhile (LoongTrain)",
     "grid:YxX": "queries gathered along Y rows of X ranks, keys and values along columns; results back",
     "lasp": "one state, decayed and added to at each rank, on n - 1 hops one after another",
-    "all-scan": "the state of `lasp` in `--pieces`, groups of KV heads, each sent on as soon as it has been added to (ZeCO)",
+    "all-scan": "the state of `lasp` in `--pieces`, groups of KV heads, each sent on at once (ZeCO)",
     "lasp-2": "the states of all chunks, around one ring, beside the attention within chunks",
     "multi-ring-lasp-2": "the same, around all rings",
     "direct-lasp-2": "the same, sent to all ranks at once",
@@ -139,9 +139,10 @@ def command_reference() -> str:
     for name, command in commands.items():
         for argument in command.assemble_argument_collection():
             if argument.show:
-                group = next((str(group.name) for group in argument.parameter.group), "")
+                (group, *_) = argument.parameter.group  # type: ignore[misc]
+                title = str(getattr(group, "name", group))
                 names = ", ".join(f"`{name}`" for name in argument.names)
-                users.setdefault((group, names, meaning(argument)), []).append(name)
+                users.setdefault((title, names, meaning(argument)), []).append(name)
     sections = dict[tuple[str, str], list[str]]()  # by title and commands
     for (group, names, text), of in users.items():
         shared = "" if len(of) == 1 else "all commands" if len(of) > 12 else ", ".join(of)
@@ -160,9 +161,8 @@ def command_reference() -> str:
 
 def item(names: str, text: str) -> str:
     """An item of a list, in lines that are not too long."""
-    return textwrap.fill(
-        f"- {names}: {text}", 150, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    wrapper = textwrap.TextWrapper(150, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(f"- {names}: {text}")
 
 
 def summary(command: App) -> str:
@@ -177,7 +177,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "collectives": collectives_table,
 }
 
-_PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CONSOLE = re.compile(
     r"(?<=^```console\n)\$ tasp-lab ((?:predict|compare|decompose) .*)\n((?:.+\n)+)(?=```$)", re.MULTILINE
 )
@@ -185,7 +185,7 @@ _CONSOLE = re.compile(
 
 def generated(text: str) -> str:
     """A document with its generated parts made anew."""
-    return _PART.sub(lambda match: match[1] + PARTS[match[2]]() + match[3], text)
+    return _PART.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}", text)
 
 
 def with_output(text: str) -> str:
@@ -203,4 +203,7 @@ def printed(arguments: str, lines: int) -> str:
 
 if __name__ == "__main__":
     for document in DOCUMENTS:
-        document.write_text(with_output(generated(document.read_text())))
+        text = document.read_text()
+        written = with_output(generated(text))
+        if written != text:
+            document.write_text(written)
