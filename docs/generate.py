@@ -185,7 +185,7 @@ _CONSOLE = re.compile(
 
 def generated(text: str) -> str:
     """A document with its generated parts made anew."""
-    return _PART.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}", text)
+    return _PART.sub(lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}", text)
 
 
 def with_output(text: str) -> str:

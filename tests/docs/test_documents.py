@@ -37,6 +37,7 @@ OF_OTHER_TOOLS = {
     "--kill-on-bad-exit",
     "--strict",
     "--slave",
+    "--net",
 }
 OF_TRAIN_GPT = {"--text", "--sequence-parallel", "--checkpoint-activations", "--save", "--save-every", "--resume",
                 "--learning-rate", "--seed", "--linear-schedule"}  # fmt: skip
