@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from runtime.trials.in_process import run_in_process
-from sim import bound, simulate
+from sim import simulate
+from sim.bounds import least as bound
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
