@@ -175,8 +175,8 @@ class _EventBuilder:
     def _spent_by_call(
         self, number: int, rank: int, parts: Sequence[tuple[str, Number]]
     ) -> tuple[tuple[str, Number], ...]:
-        own = [(what, float(self._machine.call_s(seconds, rank))) for what, seconds in parts]
-        return lasting([*self._waiting(number), *own, *self._lost(number)])
+        of_rank = [(what, float(self._machine.call_s(seconds, rank))) for what, seconds in parts]
+        return lasting([*self._waiting(number), *of_rank, *self._lost(number)])
 
     def _send(self, step: int, ends: Sequence[int], blocks: Sequence[int], size_bytes: int, number: int) -> Event:
         """The event of a message, represented by operation `number` of the program."""

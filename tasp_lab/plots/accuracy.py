@@ -118,8 +118,8 @@ def plot_lines(tables: Sequence[ErrorTable], axes: Axes, target: float) -> None:
     """Errors of all rows, one line per table, over the median interval; errors within `target` are shaded."""
     axes.axvspan(-target, target, color=TARGET, linewidth=0)
     axes.axvline(0, color=MUTED, linewidth=0.8)
-    for place, each in enumerate(tables):
-        rows = shown(each)
+    for place, table in enumerate(tables):
+        rows = shown(table)
         if (ends := median_ends(rows)) is not None:
             axes.barh(place, ends[1] - ends[0], 0.55, ends[0], color=BAND, alpha=0.6)
         colors = [COLORS.get(row.regime, PREDICTED) for row in rows]
@@ -178,8 +178,8 @@ def draw_rows(tables: Sequence[ErrorTable], title: str = "Error of predictions o
 def _draw_row_panels(figure: Figure, tables: Sequence[ErrorTable], lines: int) -> None:
     columns = min(_COLUMNS, len(tables))
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for index, (each, axes) in enumerate(zip(tables, grid, strict=False)):
-        plot_rows(each, axes)
+    for index, (table, axes) in enumerate(zip(tables, grid, strict=False)):
+        plot_rows(table, axes)
         axes.set(
             ylabel="error" if index % columns == 0 else "", xlabel="time" if index + columns >= len(tables) else ""
         )
@@ -312,10 +312,10 @@ def _draw_panels(part: SubFigure, tables: Sequence[SizeTable], lines: int) -> No
             other.sharey(axes[0])
     sizes = [row.size_bytes for each in tables for row in each.rows]
     reach = 1.15 * max([2 * TARGET_ERROR, *(_reach(row) for each in tables for row in each.rows)])
-    for index, each in enumerate(tables):
+    for index, table in enumerate(tables):
         first, last = index % columns == 0, index + columns >= len(tables)
-        plot_table(each, times[index])
-        plot_errors(each, errors[index])
+        plot_table(table, times[index])
+        plot_errors(table, errors[index])
         errors[index].set_ylim(-reach, reach)
         for axes, label in ((times[index], "time"), (errors[index], "error")):
             axes.set(ylabel=label if first else "", xlabel="size" if last and label == "error" else "")

@@ -246,16 +246,16 @@ def _best(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -
     return _concluded(best, budget)
 
 
-def _concluded(found: Decomposition, budget: SearchBudget) -> Decomposition:
+def _concluded(decomposition: Decomposition, budget: SearchBudget) -> Decomposition:
     """The result, its reason extended by what was not proved, and whether the budget ended the search."""
-    reason = found.reason
-    if not found.proved_optimal:
+    reason = decomposition.reason
+    if not decomposition.proved_optimal:
         reason += (
-            f"; not proved optimal: these carry {format_bandwidth(found.rate_bytes_per_s)}, "
-            f"the proved upper bound is {format_bandwidth(found.ring_limit_bytes_per_s)}"
+            f"; not proved optimal: these carry {format_bandwidth(decomposition.rate_bytes_per_s)}, "
+            f"the proved upper bound is {format_bandwidth(decomposition.ring_limit_bytes_per_s)}"
         )
         reason += "; a larger search budget may find better ones" if budget.ran_out else ""
-    return replace(found, reason=reason, search_complete=not budget.ran_out)
+    return replace(decomposition, reason=reason, search_complete=not budget.ran_out)
 
 
 def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Iterator[Decomposition]:

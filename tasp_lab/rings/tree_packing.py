@@ -359,9 +359,9 @@ def _as_packing(topology: Topology, trees: list[IntArray], carried: FloatArray, 
     kept: list[int] = []
     shares: list[Fraction] = []
     for root in range(topology.world_size):
-        own = np.flatnonzero((parents[:, root] == root) & (carried > _MIN_SHARE * carried.max()))
-        kept += own.tolist()
-        shares += _exact_shares(carried[own])
+        of_root = np.flatnonzero((parents[:, root] == root) & (carried > _MIN_SHARE * carried.max()))
+        kept += of_root.tolist()
+        shares += _exact_shares(carried[of_root])
     return TreePacking(topology, parents[kept], tuple(shares), limit)
 
 

@@ -232,8 +232,8 @@ class Layouts:
         comes = np.flatnonzero(self._resident & concerned[self._parts.block])
         if len(comes):
             rank, block, step = (column[comes] for column in (self._parts.rank, self._parts.block, self._parts.step))
-            given = np.flatnonzero(transfers.gives & concerned[transfers.block])
-            gifts = (transfers.source * len(blocks) + transfers.block)[given] * self._steps + transfers.step[given]
+            moved = np.flatnonzero(transfers.gives & concerned[transfers.block])
+            gifts = (transfers.source * len(blocks) + transfers.block)[moved] * self._steps + transfers.step[moved]
             gifts.sort()
             copy = (rank * len(blocks) + block) * self._steps
             before, epoch = (np.searchsorted(gifts, copy + step, side=side) for side in ("left", "right"))
@@ -276,15 +276,15 @@ def _resident_blocks(schedule: Schedule, rank: int, coming: IntArray, read_by_ca
 def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
     """Which blocks have a resident copy in the memory of a rank, to which the blocks `coming` come."""
     blocks = schedule.blocks
-    own = outside(schedule, rank, np.arange(len(blocks)))
+    is_outside = outside(schedule, rank, np.arange(len(blocks)))
     if schedule.task is None and not blocks.pools:
-        return ~own
+        return ~is_outside
     stays = schedule.initial[rank] | schedule.final[rank]
     if schedule.kept is not None:
         stays |= schedule.kept[rank]
     comes = np.zeros(len(blocks), dtype=bool)
     comes[coming] = True
-    resident: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~own
+    resident: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~is_outside
     return resident
 
 
@@ -354,11 +354,11 @@ class _Sizes:
         away = ~self._schedule.is_resident(rank, block)
         in_buffer = away | (self._is_sum[block] & (self._blocks.pool[block] >= 0))
         self._fill(arriving[in_buffer], added)
-        own = ~in_buffer & outside(self._schedule, rank, block)
-        np.add.at(self._staged, rank[own], self._blocks.bytes[block[own]])
+        is_outside = ~in_buffer & outside(self._schedule, rank, block)
+        np.add.at(self._staged, rank[is_outside], self._blocks.bytes[block[is_outside]])
         if self._content is not None:
-            given = step.gives & self._staging[step.block]
-            gone = step.source[given] * self._count + step.block[given]
+            is_moved = step.gives & self._staging[step.block]
+            gone = step.source[is_moved] * self._count + step.block[is_moved]
             self._content[gone] = _EMPTY
             self._stage(self._in_memory(arriving), self._in_memory(added), gone)
         if not self._all_stay:
@@ -376,9 +376,9 @@ class _Sizes:
     def _added(self, calls: tuple[Calls, ...]) -> IntArray:
         """The copies that calls add to, each once."""
         sizes = [np.zeros(0, dtype=np.int64)]
-        for each in calls:
+        for group in calls:
             assert self._schedule.task is not None, "a schedule with calls has a task"
-            for _, batch in each.batches():
+            for _, batch in group.batches():
                 effects = self._schedule.task.effects(batch)
                 sizes.append(distinct(batch.rank[effects.call] * self._count + effects.block))
         return distinct(np.concatenate(sizes))

@@ -170,9 +170,9 @@ def _messages(rank: int, derived: Dependencies, layouts: Layouts) -> tuple[list[
     received = _places(derived.parts, layouts.received)
     sends, receives = [], []
     columns = (column.tolist() for column in derived.transfers)
-    for operation, (step, source, destination, lane, block, given) in enumerate(zip(*columns, strict=True)):
+    for operation, (step, source, destination, lane, block, gives) in enumerate(zip(*columns, strict=True)):
         if source == rank:
-            sends.append(Row(operation, step, lane, destination, block, *sent[operation], given))
+            sends.append(Row(operation, step, lane, destination, block, *sent[operation], gives))
         else:
             receives.append(Row(operation, step, lane, source, block, *received[operation]))
     return sends, receives
@@ -211,7 +211,7 @@ def _call_rows(
     sizes = _Sizes(schedule.block_bytes.tolist(), schedule.blocks.home_bytes.tolist())
     added = {(part.operation, part.block): part.since for part in parts_of(derived)}
     rows = ((index, each, row) for index, step in enumerate(steps) for each in step.calls for row in each.rows())
-    for number, (index, each, (_, operands, params)) in enumerate(rows):
+    for number, (index, group, (_, operands, params)) in enumerate(rows):
         operation = derived.first_call + number
         adds = [(block, added[operation, block]) for block in table.adds[number].tolist()]
         places = [
@@ -221,8 +221,8 @@ def _call_rows(
         yield CallRow(
             operation,
             index,
-            each.lane,
-            each.kernel,
+            group.lane,
+            group.kernel,
             tuple(_operand(operand, sizes) for operand in places),
             tuple(params),
             tuple(Place(block, layout.offset(block, came), came) for block, came in adds),

@@ -139,8 +139,8 @@ class StackedTask:
             for task, own, first in zip(self.layers, rows, self.first_block.tolist(), strict=False)
         ]
         parts = np.zeros((len(blocks), max(each.shape[1] for each in tables)), dtype=np.bool_)
-        for own, each in zip(rows, tables, strict=True):
-            parts[own, : each.shape[1]] = each
+        for chosen, table in zip(rows, tables, strict=True):
+            parts[chosen, : table.shape[1]] = table
         return parts
 
     def effects(self, calls: Calls) -> Effects:
@@ -148,9 +148,9 @@ class StackedTask:
         if calls.kernel in (DENSE, DENSE_BACKWARD):
             return self._made(calls)
         of_tasks = []
-        for number, chosen, own in self._by_layer(calls):
+        for number, chosen, of_layer in self._by_layer(calls):
             try:
-                call, block, part = self.layers[number].effects(own)
+                call, block, part = self.layers[number].effects(of_layer)
             except ScheduleError as error:
                 raise ScheduleError(f"layer {number}: {error}") from None
             of_tasks.append((chosen[call], block + self.first_block[number], part))
@@ -161,8 +161,8 @@ class StackedTask:
         if calls.kernel in (DENSE, DENSE_BACKWARD):
             return self.dense.flops[self._dense_numbers(calls)]
         flops = np.zeros(len(calls), dtype=np.int64)
-        for number, chosen, own in self._by_layer(calls):
-            flops[chosen] = self.layers[number].flops(own)
+        for number, chosen, of_layer in self._by_layer(calls):
+            flops[chosen] = self.layers[number].flops(of_layer)
         return flops
 
     def shapes(self, calls: Calls) -> ShapeRows:
@@ -171,8 +171,8 @@ class StackedTask:
             moved = 0 if self.dense.moved_bytes is None else self.dense.moved_bytes[self._dense_numbers(calls)]
             return ShapeRows.of("dense", self.flops(calls), moved_bytes=moved)
         rows = np.zeros((len(ShapeRows._fields), len(calls)), dtype=np.int64)
-        for number, chosen, own in self._by_layer(calls):
-            rows[:, chosen] = self.layers[number].shapes(own)
+        for number, chosen, of_layer in self._by_layer(calls):
+            rows[:, chosen] = self.layers[number].shapes(of_layer)
         return ShapeRows(*rows)
 
     def _by_layer(self, calls: Calls) -> Iterator[tuple[int, IntArray, Calls]]:
@@ -187,9 +187,9 @@ class StackedTask:
                 raise ScheduleError(f"rank {calls.rank[wrong[0]]}: {calls.kernel} {what}: blocks {blocks}")
         for number in np.unique(layer).tolist():
             chosen, first = np.flatnonzero(layer == number), self.first_block[number]
-            own = calls.select(chosen)
-            operands = tuple(BlockLists(each.offset, each.block - first) for each in own.operands)
-            yield number, chosen, Calls(own.kernel, own.rank, operands, own.params, own.lane)
+            of_layer = calls.select(chosen)
+            operands = tuple(BlockLists(each.offset, each.block - first) for each in of_layer.operands)
+            yield number, chosen, Calls(of_layer.kernel, of_layer.rank, operands, of_layer.params, of_layer.lane)
 
     def _made(self, calls: Calls) -> Effects:
         """The inputs that calls between layers make."""

@@ -102,8 +102,8 @@ def are_permutations(rows: IntArray) -> bool:
 
 def _holds_own(initial: BoolArray, per_rank: int) -> bool:
     """Whether each rank holds exactly its own `per_rank` blocks."""
-    own = (row[rank * per_rank : (rank + 1) * per_rank] for rank, row in enumerate(initial))
-    return all(each.all() for each in own) and all(np.count_nonzero(row) == per_rank for row in initial)
+    windows = (row[rank * per_rank : (rank + 1) * per_rank] for rank, row in enumerate(initial))
+    return all(each.all() for each in windows) and all(np.count_nonzero(row) == per_rank for row in initial)
 
 
 def own_blocks(world_size: int, per_rank: int) -> BoolArray:

@@ -141,10 +141,10 @@ def _circulant(match: re.Match[str]) -> Expression:
 
 
 def _multipartite(match: re.Match[str]) -> Expression:
-    parts, each = int(match[1]), int(match[2])
-    links = parts * (parts - 1) * each**2
+    parts, ranks = int(match[1]), int(match[2])
+    links = parts * (parts - 1) * ranks**2
     return Expression(
-        parts * each, links, _over_links(lambda b, s: builders.multipartite(parts, each, b, s)), links > 0
+        parts * ranks, links, _over_links(lambda b, s: builders.multipartite(parts, ranks, b, s)), links > 0
     )
 
 

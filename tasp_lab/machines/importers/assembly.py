@@ -56,22 +56,22 @@ _CPU_BANDWIDTH = Constant(
 )
 
 
-def assemble(survey: Survey, name: str, given: Given) -> Machine:
+def assemble(survey: Survey, name: str, options: Given) -> Machine:
     """The machine. Raises `TopologyError` if it has too many GPUs, or if it falls apart without PCIe."""
     if survey.gpu_count > MAX_WORLD_SIZE:
         raise TopologyError(f"{survey.gpu_count} GPUs, expected at most {MAX_WORLD_SIZE}")
     links, constants = list(_fabric_links(survey)), list(_fabric_constants(survey))
     ends = dict.fromkeys(link.destination for link in links)
     switches = [Switch(name, "node") for name in ends if isinstance(name, str)]
-    has_pcie = survey.gpu_count > 1 and (not survey.is_joined if given.pcie is None else given.pcie)
+    has_pcie = survey.gpu_count > 1 and (not survey.is_joined if options.pcie is None else options.pcie)
     if has_pcie:
-        pcie, cpu = survey.pcie(), given.constant(_CPU_BANDWIDTH)
+        pcie, cpu = survey.pcie(), options.constant(_CPU_BANDWIDTH)
         roots = without_idle(pcie.numa_nodes)
         links += pcie_links(roots, parse_bandwidth_bytes_per_s(cpu.value), parse_time_s(_PCIE_LATENCY.value))
         switches += pcie_switches(roots)
         constants += [*pcie.constants, _PCIE_LATENCY, *([cpu] if len(roots) > 1 else [])]
     for word in ("link_bandwidth", "pcie_bandwidth", "cpu_bandwidth"):
-        if getattr(given, word) is not None and word not in {constant.name for constant in constants}:
+        if getattr(options, word) is not None and word not in {constant.name for constant in constants}:
             raise TopologyError(f"{word} was given, but the machine has no link that it is of")
     topology = Topology(name, survey.gpu_count, tuple(links), switches=tuple(switches))
     return Machine(topology, summary=_summary(survey, has_pcie), constants=tuple(constants))

@@ -109,13 +109,13 @@ _PAYLOAD = {2.5: (8, 10), 5.0: (8, 10), 8.0: (128, 130), 16.0: (128, 130), 32.0:
 _SPEED = re.compile(r"([0-9]{1,2}(?:\.[0-9])?) GT/s(?: PCIe)?")
 
 
-def survey_pcie(system: Element, ranks: Mapping[tuple[str, str], int], given: Given) -> PcieSurvey:
+def survey_pcie(system: Element, ranks: Mapping[tuple[str, str], int], options: Given) -> PcieSurvey:
     """The tree; `ranks` are by host and PCI bus id. Raises `TopologyError` for GPUs of more than one host."""
     if len({host for host, _ in ranks}) > 1:
         raise TopologyError(
             "GPUs of several hosts, which no PCIe joins; expected NVLink between all of them, or one host"
         )
-    reader = _Reader(ranks, given)
+    reader = _Reader(ranks, options)
     numa_nodes = [Branch("numa", reader.below(cpu, cpu.attributes.get("host_hash", ""))) for cpu in system.children]
     return PcieSurvey(tuple(numa_nodes), tuple(reader.constants.values()))
 
@@ -145,13 +145,13 @@ class _Reader:
         return Branch("pcie", self.below(device, host), bandwidth_bytes_per_s)
 
 
-def _constant(device: Element, given: Given) -> Constant:
+def _constant(device: Element, options: Given) -> Constant:
     """The bandwidth of the link above a device: to four digits what is left of speed times width after line coding."""
     speed = _SPEED.fullmatch(device.attributes.get("link_speed", ""))
     width = device.attributes.get("link_width", "")
     known = speed and float(speed[1]) in _PAYLOAD and re.fullmatch("[1-9][0-9]?", width)
-    if given.pcie_bandwidth is not None or not speed or not known:
-        return given.constant(PCIE_BANDWIDTH)
+    if options.pcie_bandwidth is not None or not speed or not known:
+        return options.constant(PCIE_BANDWIDTH)
     data_bits, all_bits = _PAYLOAD[float(speed[1])]
     gigabytes_per_s = float(speed[1]) * int(width) * data_bits / all_bits / 8
     return Constant(
@@ -196,7 +196,7 @@ class _Gpu:
     host: str
 
 
-def read(text: str, given: Given) -> Survey:
+def read(text: str, options: Given) -> Survey:
     """What the XML says. Raises `TopologyError` that names the line where it is no such XML."""
     system = read_elements(text)
     _check_system(system)
@@ -220,8 +220,8 @@ def read(text: str, given: Given) -> Survey:
         cables=cables,
         switches=(ports,) if len(ports) > 1 else (),
         wiring_source="links to a GPU are cables, links to a device of class 0x068000 end in NVSwitch",
-        link_bandwidth=_link_bandwidth(gpus, fabric, given) if cables or len(ports) > 1 else None,
-        pcie=lambda: survey_pcie(system, ranks, given),
+        link_bandwidth=_link_bandwidth(gpus, fabric, options) if cables or len(ports) > 1 else None,
+        pcie=lambda: survey_pcie(system, ranks, options),
         nic_count=sum(_nics(cpu) for cpu in system.children),
         nics=_nics_of_gpus(system, gpus),
     )
@@ -328,11 +328,11 @@ def _whole_number(element: Element, name: str, text: str) -> int:
     return int(text)
 
 
-def _link_bandwidth(gpus: Sequence[_Gpu], fabric: Literal["NVLink", "xGMI"], given: Given) -> Constant:
+def _link_bandwidth(gpus: Sequence[_Gpu], fabric: Literal["NVLink", "xGMI"], options: Given) -> Constant:
     """The line rate of one link of the generation that all GPUs share."""
     attribute, rates = ("sm", _NVLINK_RATES) if fabric == "NVLink" else ("gcn", _XGMI_RATES)
-    if given.link_bandwidth is not None:
-        return given.constant(Constant("link_bandwidth", "", ""))
+    if options.link_bandwidth is not None:
+        return options.constant(Constant("link_bandwidth", "", ""))
     generations: dict[str, Element] = {}
     for gpu in gpus:
         name = gpu.element.attributes.get(attribute, "").removeprefix("gfx")

@@ -127,7 +127,7 @@ def recognises(lines: Sequence[str]) -> bool:
     return any(_begins_with_gpu(line) for line in lines)
 
 
-def read(lines: Sequence[str], given: Given) -> Survey:
+def read(lines: Sequence[str], options: Given) -> Survey:
     """What the matrix says. Raises `TopologyError` that names the line where it is no such matrix."""
     header = next(index for index, line in enumerate(lines) if _begins_with_gpu(line))
     matrix = read_matrix(lines, header, _columns(lines[header], header + 1))
@@ -137,7 +137,7 @@ def read(lines: Sequence[str], given: Given) -> Survey:
     _check_cells(matrix)
     cells = matrix.symmetric_cells("X")
     links = {pair: int(match[1]) for pair, cell in cells.items() if (match := _NVLINK.fullmatch(cell))}
-    cables, switches = _wiring(matrix, cells, links, given.nvswitch)
+    cables, switches = _wiring(matrix, cells, links, options.nvswitch)
     return Survey(
         tool="nvidia-smi topo -m",
         lines=f"lines {header + 1} to {matrix.last_line}",
@@ -145,9 +145,9 @@ def read(lines: Sequence[str], given: Given) -> Survey:
         gpu_count=len(matrix.gpus),
         cables=cables,
         switches=switches,
-        wiring_source=_reason(bool(switches), given.nvswitch) if links else "no cell NV#",
-        link_bandwidth=given.constant(LINK_BANDWIDTH) if links else None,
-        pcie=lambda: survey_pcie(matrix, cells, given.constant(PCIE_BANDWIDTH)),
+        wiring_source=_reason(bool(switches), options.nvswitch) if links else "no cell NV#",
+        link_bandwidth=options.constant(LINK_BANDWIDTH) if links else None,
+        pcie=lambda: survey_pcie(matrix, cells, options.constant(PCIE_BANDWIDTH)),
         nic_count=len(matrix.columns) - len(matrix.gpus),
         nics=_nics(matrix),
     )

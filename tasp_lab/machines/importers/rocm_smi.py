@@ -53,7 +53,7 @@ def recognises(lines: Sequence[str]) -> bool:
     return any(title in line for line in lines for title in (_TYPES, _WEIGHTS))
 
 
-def read(lines: Sequence[str], given: Given) -> Survey:
+def read(lines: Sequence[str], options: Given) -> Survey:
     """What the tables say. Raises `TopologyError` that names the line where they are no such tables."""
     types, weights = _table(lines, _TYPES), _table(lines, _WEIGHTS)
     if types.gpus != weights.gpus:
@@ -68,8 +68,8 @@ def read(lines: Sequence[str], given: Given) -> Survey:
         switches=(),
         wiring_source=f"pairs of type XGMI and weight {_WEIGHT_OF_LINK}; assumption: one link per pair, as the tool "
         "does not print how many",
-        link_bandwidth=given.constant(LINK_BANDWIDTH) if cables else None,
-        pcie=lambda: _pcie(lines, types.gpus, given.constant(PCIE_BANDWIDTH)),
+        link_bandwidth=options.constant(LINK_BANDWIDTH) if cables else None,
+        pcie=lambda: _pcie(lines, types.gpus, options.constant(PCIE_BANDWIDTH)),
     )
 
 

@@ -251,13 +251,13 @@ def groups(devices: Iterable[_Device], pairs: Iterable[tuple[_Device, _Device]])
     return [sorted(group, key=order.__getitem__) for group in nx.connected_components(graph)]
 
 
-def shown(found: str) -> str:
+def shown(text: str) -> str:
     """A piece of a file as a message can show it: quoted, in ASCII, and not longer than a line.
 
     >>> shown("NV\\n" * 50)
     "'NV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\n'..."
     """
-    return ascii(found[:30]) + ("..." if len(found) > 30 else "")
+    return ascii(text[:30]) + ("..." if len(text) > 30 else "")
 
 
 GPU = re.compile(r"GPU[0-9]+")

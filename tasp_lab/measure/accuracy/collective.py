@@ -97,8 +97,8 @@ def _mismatch(table: MeasuredTable, machine: Machine | None) -> str:
 
 def _out_of_scope(table: MeasuredTable) -> str:
     """The reason why a table is out of scope: its own header, or an AllReduce that may not be a ring."""
-    if given := table.headers.get("out_of_scope"):
-        return given
+    if stated := table.headers.get("out_of_scope"):
+        return stated
     if table.collective == "all_reduce" and table.headers.get("algorithm", "").casefold() != "ring":
         made = table.headers.get("algorithm", "rings, trees, NVLS or SHARP: the table does not say")
         return f"all-reduce by {made}; only `# algorithm: ring` is predicted"

@@ -45,8 +45,8 @@ def _row(table: KernelTable, row: KernelRow, sampling: Sampling) -> WorkRow:
         return WorkRow(row.measured_s, None, f"unknown dtype {dtype!r}", None, shape)
     if dtype == WHAT_IF_DTYPE:
         return WorkRow(row.measured_s, None, f"dtype {dtype!r}: no kernel has constants of it", None, shape)
-    if given := table.headers.get("out_of_scope"):
-        return WorkRow(row.measured_s, None, given, None, shape)
+    if stated := table.headers.get("out_of_scope"):
+        return WorkRow(row.measured_s, None, stated, None, shape)
     try:
         kernel = attention_kernel(_gpu(table, row), row.kernel)
     except TaspLabError as error:
@@ -73,10 +73,10 @@ def _gpu(table: KernelTable, row: KernelRow) -> str:
     if not profile:
         return row.gpu
     stated = gpu_alias(profile)
-    own = stated if stated in gpu_names() else gpu_alias(profile.partition("-")[0])
+    of_profile = stated if stated in gpu_names() else gpu_alias(profile.partition("-")[0])
     if row.gpu == stated:  # no column names the GPU
-        return own
-    if own in gpu_names() and row.gpu != own:
+        return of_profile
+    if of_profile in gpu_names() and row.gpu != of_profile:
         raise ProfileError(f"GPU {row.gpu!r} is not that of the profile {profile}")
     return row.gpu
 

@@ -116,8 +116,8 @@ def library_run(system: str, variant: str, *, causal: bool, ranks: int, source: 
     for entry in _systems().entries:
         if not (re.fullmatch(entry.systems, system, re.IGNORECASE) and re.fullmatch(entry.sources, source)):
             continue
-        if found := re.fullmatch(entry.variants, variant, re.IGNORECASE):
-            return _run(entry, {k: v or "" for k, v in found.groupdict().items()}, causal, ranks)
+        if match := re.fullmatch(entry.variants, variant, re.IGNORECASE):
+            return _run(entry, {k: v or "" for k, v in match.groupdict().items()}, causal, ranks)
     raise TableError(
         f"system {system!r}, variant {variant!r}: not known, "
         "expected one that tasp_lab/measure/accuracy/systems.toml lists"
@@ -370,18 +370,18 @@ class LayerJudge:
 
     def _row(self, table: LayerTable, row: LayerRow) -> WorkRow:
         """A row with its prediction, or with as much as is known."""
-        shape, given = shape_of(table, row), table.headers.get("out_of_scope", "")
+        shape, stated = shape_of(table, row), table.headers.get("out_of_scope", "")
         regime: Regime | None = "whole-model" if is_whole_model(row) else None
         measured_s = row.time_s or None
         try:
             layers = check_row(table, row)
             measured_s = measured_time_s(table, row, layers[0])
-            if given:
-                return WorkRow(measured_s, None, given, regime, shape)
+            if stated:
+                return WorkRow(measured_s, None, stated, regime, shape)
             run = row_run(table, row, layers)
             predicted_s, device_s = self.time_s(run), self.time_s(run.with_instant_host())
         except TaspLabError as error:
-            return WorkRow(measured_s, None, given or reason_of(error), regime, shape)
+            return WorkRow(measured_s, None, stated or reason_of(error), regime, shape)
         reason, regime = _regime(table, row, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "runtime": run.runtime, "kernel": run.kernel}
         counts = bool(self.sampling.samples) and regime == "gpu-bound"

@@ -49,13 +49,13 @@ class Coverage:
 
 def coverage_of(tables: Iterable[TableAccuracy]) -> tuple[Coverage, ...]:
     """The coverage of the rows that count, by regime, and of all together where there are several regimes."""
-    found: defaultdict[str, list[tuple[bool, float]]] = defaultdict(list)
+    by_regime: defaultdict[str, list[tuple[bool, float]]] = defaultdict(list)
     for row in (row for table in tables for row in table.rows if row.in_scope):
         if row.interval is not None:
             inside = bool(is_inside(row))
-            found[str(row.interval.residual.asked)].append((inside, row.interval.high_s / row.interval.low_s))
-    regimes = [_coverage(regime, rows) for regime, rows in sorted(found.items())]
-    everything = [each for rows in found.values() for each in rows]
+            by_regime[str(row.interval.residual.asked)].append((inside, row.interval.high_s / row.interval.low_s))
+    regimes = [_coverage(regime, rows) for regime, rows in sorted(by_regime.items())]
+    everything = [each for rows in by_regime.values() for each in rows]
     return tuple([*regimes, _coverage("all", everything)] if len(regimes) > 1 else regimes)
 
 
@@ -63,9 +63,9 @@ def _coverage(regime: str, rows: list[tuple[bool, float]]) -> Coverage:
     return Coverage(regime, len(rows), sum(inside for inside, _ in rows), sum(width for _, width in rows) / len(rows))
 
 
-def coverage_parts(found: Iterable[Coverage]) -> list[Part]:
+def coverage_parts(coverages: Iterable[Coverage]) -> list[Part]:
     """A table of coverage; nothing without intervals."""
-    rows = [(each.regime, str(each.rows), f"{each.share:.0%}", f"{each.width:.2f}") for each in found]
+    rows = [(each.regime, str(each.rows), f"{each.share:.0%}", f"{each.width:.2f}") for each in coverages]
     title = "measured times inside intervals of 90 %"
     return [Table(title, ("regime", "rows", "inside", "high over low"), rows, (0,))] if rows else []
 
@@ -107,40 +107,40 @@ def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
     return [*parts, *[line for line in lines if line]] if any(lines) else [*parts, "no table to compare"]
 
 
-def _name(each: TableAccuracy) -> str:
-    return Path(each.table.name).name
+def _name(table: TableAccuracy) -> str:
+    return Path(table.table.name).name
 
 
-def _collective(each: TableAccuracy) -> tuple[str, ...]:
-    errors = each.errors
+def _collective(table: TableAccuracy) -> tuple[str, ...]:
+    errors = table.errors
     return (
-        _name(each), str(each.profile), each.what, str(getattr(each.table, "ranks", "")), str(len(errors)),
+        _name(table), str(table.profile), table.what, str(getattr(table.table, "ranks", "")), str(len(errors)),
         f"{abs(errors).mean():.1%}", f"{abs(errors).max():.1%}", f"{errors.mean():+.1%}",
-        "-" if each.inside is None else f"{each.inside:.0%}", each.dominant_rule,
+        "-" if table.inside is None else f"{table.inside:.0%}", table.dominant_rule,
     )  # fmt: skip
 
 
-def _work(each: TableAccuracy) -> tuple[str, ...]:
-    figures, errors = summary(each.errors), each.errors
-    ranked = "" if each.ranking_right is None else f"{each.ranking_right:.0%} of {each.ranking_groups}"
+def _work(table: TableAccuracy) -> tuple[str, ...]:
+    figures, errors = summary(table.errors), table.errors
+    ranked = "" if table.ranking_right is None else f"{table.ranking_right:.0%} of {table.ranking_groups}"
     return (
-        _name(each), str(each.profile or ""), str(len(errors)), str(len(each.rows)),
+        _name(table), str(table.profile or ""), str(len(errors)), str(len(table.rows)),
         *(f"{figures[name]:.1%}" for name in ("median_relative_error", "p90_relative_error", "worst_relative_error")),
         f"{figures['bias']:+.1%}", f"{figures['within_5']:.0%}", f"{figures['within_15']:.0%}",
-        "-" if each.inside is None else f"{each.inside:.0%}", ranked,
+        "-" if table.inside is None else f"{table.inside:.0%}", ranked,
     )  # fmt: skip
 
 
-def _regimes(each: TableAccuracy) -> list[tuple[str, ...]]:
+def _regimes(table: TableAccuracy) -> list[tuple[str, ...]]:
     """The regimes of a table that has several."""
-    by_regime = each.by_regime()
+    by_regime = table.by_regime()
     if len(by_regime) < 2:
         return []
     rows: list[tuple[str, ...]] = []
     for name, errors in by_regime.items():
         of = summary(errors)
         rows.append(
-            (_name(each), name, str(len(errors)), f"{of['median_relative_error']:.1%}", f"{of['within_15']:.0%}")
+            (_name(table), name, str(len(errors)), f"{of['median_relative_error']:.1%}", f"{of['within_15']:.0%}")
         )
     return rows
 
@@ -254,8 +254,8 @@ def judge(table: AnyTable, layers: LayerJudge | None = None, sampling: Sampling 
 def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:
     """The tables and their machines are the inputs; constants have the names of their machines before them."""
     machines: dict[str, Machine] = {}
-    for each in tables:
-        for name, machine in machines_of(each).items():
+    for table in tables:
+        for name, machine in machines_of(table).items():
             machines[_unused(name, machine, machines)] = machine
     inputs = {
         "tables": [table_inputs(each.table) for each in tables],

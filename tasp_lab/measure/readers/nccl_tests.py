@@ -144,8 +144,8 @@ def _runs(text: str, name: str) -> list[_Run]:
     for number, line in enumerate(text.splitlines(), 1):
         named = _PROGRAM.search(line) if "_perf" in line else None
         if "#" not in line:
-            if found := _line_of(line, FilePosition(name, number)):
-                run_of(found[0]).lines.append(found[1])
+            if fields := _line_of(line, FilePosition(name, number)):
+                run_of(fields[0]).lines.append(fields[1])
             elif named:
                 program, program_line = named[1], number
         elif match := _PREAMBLE.fullmatch(line):

@@ -265,15 +265,15 @@ def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
     return [part.table(name) for part in results if isinstance(part, _Matrix) or part.entries]
 
 
-def _add_transfer(found: Sequence[_Matrix | _Transfers], place: FilePosition, cells: Sequence[str]) -> None:
+def _add_transfer(results: Sequence[_Matrix | _Transfers], place: FilePosition, cells: Sequence[str]) -> None:
     """Store a transfer from one GPU to another."""
     bandwidth, time, size_bytes, source, _, destination = cells
     if source.startswith("R"):
         raise place.error("a transfer between hosts", "the GPUs of one host")
     ends = [_GPU_MEMORY.fullmatch(end) for end in (source, destination)]
-    if not found or not isinstance(found[-1], _Transfers):
+    if not results or not isinstance(results[-1], _Transfers):
         raise place.error("a transfer before any test", "a line 'Test 1:' above it")
     if ends[0] and ends[1]:
         place.positive(time, "time")
         bandwidth_bytes_per_s = place.positive(bandwidth, "bandwidth") * 1e9
-        found[-1].entries.append((int(ends[0][1]), int(ends[1][1]), bandwidth_bytes_per_s, int(size_bytes)))
+        results[-1].entries.append((int(ends[0][1]), int(ends[1][1]), bandwidth_bytes_per_s, int(size_bytes)))

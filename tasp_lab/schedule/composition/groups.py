@@ -49,7 +49,7 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
         raise ScheduleError(
             f"schedule {schedule.name!r}: the groups have not each of the ranks 0 to {groups.size - 1} once"
         )
-    count, task, own_part = len(groups), schedule.task, schedule.initial_part
+    count, task, part = len(groups), schedule.task, schedule.initial_part
     return Schedule(
         name=f"{count} x {schedule.name}",
         world_size=groups.size,
@@ -60,17 +60,17 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
         steps=ReplicatedSteps(schedule.steps, groups, len(schedule.blocks)),
         task=None if task is None else StackedTask((task,) * count, (len(schedule.blocks),) * count, ranks=groups),
         fused=schedule.fused,
-        initial_part=None if own_part is None else _placed(np.broadcast_to(own_part, schedule.initial.shape), groups),
+        initial_part=None if part is None else _placed(np.broadcast_to(part, schedule.initial.shape), groups),
         kept=None if schedule.kept is None else _placed(schedule.kept, groups),
     )
 
 
-def _placed(own: npt.NDArray[T], groups: IntArray) -> npt.NDArray[T]:
+def _placed(table: npt.NDArray[T], groups: IntArray) -> npt.NDArray[T]:
     """An array (world_size, blocks) of one group, repeated for the ranks and blocks of each group; 0 elsewhere."""
-    blocks = own.shape[1]
-    placed = np.zeros((groups.size, len(groups) * blocks), dtype=own.dtype)
+    blocks = table.shape[1]
+    placed = np.zeros((groups.size, len(groups) * blocks), dtype=table.dtype)
     for group, ranks in enumerate(groups):
-        placed[ranks, group * blocks : (group + 1) * blocks] = own
+        placed[ranks, group * blocks : (group + 1) * blocks] = table
     return placed
 
 
@@ -116,10 +116,10 @@ def over_groups(inner: Schedule, outer: Schedule, *, inner_first: bool = False) 
     >>> [int(step_bytes.sum()) for step_bytes in over_groups(inner, outer).bytes_sent()]
     [1600, 800, 800, 800, 800, 800]
     """
-    for each in (inner, outer):
-        check_no_calls(each, "expected a collective on each level")
-        if each.blocks.pools:
-            raise ScheduleError(f"schedule {each.name!r} receives into buffers, expected copies that stay")
+    for schedule in (inner, outer):
+        check_no_calls(schedule, "expected a collective on each level")
+        if schedule.blocks.pools:
+            raise ScheduleError(f"schedule {schedule.name!r} receives into buffers, expected copies that stay")
     ranks, blocks = inner.world_size * outer.world_size, len(inner.blocks) * len(outer.blocks)
     check_size(f"{inner.name} over {outer.name}", ranks, blocks)
     first, second = (inner, outer) if inner_first else (outer, inner)
@@ -226,11 +226,11 @@ def _product_part(name: str, inner: Schedule, outer: Schedule) -> IntArray | Non
     if inner.initial_part is None and outer.initial_part is None:
         return None
     parts = []
-    for each in (outer, inner):
-        own = np.broadcast_to(-1 if each.initial_part is None else each.initial_part, each.initial.shape)
-        parts.append(np.where(each.blocks.parts == 1, 0, own))
-        if (parts[-1][each.initial] < 0).any():
-            raise ScheduleError(f"{name}: {each.name!r} starts with complete sums and the other one with parts")
+    for schedule in (outer, inner):
+        part = np.broadcast_to(-1 if schedule.initial_part is None else schedule.initial_part, schedule.initial.shape)
+        parts.append(np.where(schedule.blocks.parts == 1, 0, part))
+        if (parts[-1][schedule.initial] < 0).any():
+            raise ScheduleError(f"{name}: {schedule.name!r} starts with complete sums and the other one with parts")
     outer_part, inner_part = parts
     combined: IntArray = outer_part[:, None, :, None] * inner.blocks.parts + inner_part[:, None, :]
     return combined.reshape(inner.world_size * outer.world_size, -1)

@@ -92,8 +92,8 @@ def stacked(
     check_size(f"a stack of {len(layers)} layers", layers[0].world_size, sum(counts))
     inputs = _inputs(layers, tasks, forward_of)
     begin = [0]
-    for each in layers[:-1]:
-        begin.append(begin[-1] + len(each.steps) + 1 - overlap)
+    for layer in layers[:-1]:
+        begin.append(begin[-1] + len(layer.steps) + 1 - overlap)
     costs = [_per_rank(each, layers[0].world_size) for each in (dense_flops, dense_backward_flops)]
     dense, between = _dense(layers, inputs, costs)
     last = len(layers) - 1
@@ -153,12 +153,12 @@ def _forward_of(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> list[
     if 2 * forward != len(layers):
         raise ScheduleError(f"{forward} forward and {len(layers) - forward} backward passes, expected equally many")
     for number in range(forward, len(layers)):
-        own, its = len(layers) - 1 - number, tasks[number]
-        forward_task = tasks[own]
+        layer, its = len(layers) - 1 - number, tasks[number]
+        forward_task = tasks[layer]
         ends = forward_task.result_layout, forward_task.layout
         if (its.workload, its.layout, its.result_layout) != (forward_task.workload, *ends):
             raise ScheduleError(
-                f"layer {number}, {layers[number].name!r}, is no backward pass of layer {own}, {layers[own].name!r}"
+                f"layer {number}, {layers[number].name!r}, is no backward pass of layer {layer}, {layers[layer].name!r}"
             )
     return [None] * forward + list(reversed(range(forward)))
 
@@ -179,18 +179,18 @@ def _inputs(layers: Sequence[Schedule], tasks: Sequence[LayerTask], forward_of: 
     read: list[Mapping[int, BoolArray]] = [{}]
     for number in range(1, len(layers)):
         schedule, task, forward = layers[number], tasks[number], forward_of[number]
-        own = task.contract.inputs(schedule.world_size)
+        inputs = task.contract.inputs(schedule.world_size)
         reads = {number - 1: layers[number - 1].final}
         if forward is not None:
             of_forward = reads.get(forward, False) | layers[forward].final | layers[forward].initial
             blocks, same = task.saved(tasks[forward])
             left = schedule.initial[:, blocks] & _kept(layers[forward])[:, same]
-            own[:, blocks] |= left
+            inputs[:, blocks] |= left
             of_forward[:, same] |= left
             reads[forward] = of_forward
         if task.passing == "forward" or forward is not None:
-            _check_all_made(number, schedule, own)
-        made.append(own)
+            _check_all_made(number, schedule, inputs)
+        made.append(inputs)
         read.append(reads)
     return _Inputs(made, read)
 
@@ -235,8 +235,8 @@ def _by_kind(
     for layer, table in read.items():
         kinds = layers[layer].blocks.kind
         for kind in np.unique(kinds[table.any(axis=0)]).tolist():
-            own = kinds == kind
-            lists.append(BlockLists.of([np.flatnonzero(row & own) + first_block[layer] for row in table]))
+            of_kind = kinds == kind
+            lists.append(BlockLists.of([np.flatnonzero(row & of_kind) + first_block[layer] for row in table]))
     return tuple(lists)
 
 
@@ -315,7 +315,7 @@ def in_chunks(schedule: Schedule, chunks: int) -> Schedule:
         cut = _cut(schedule.blocks, schedule.task, chunks)
     except ScheduleError as error:
         raise ScheduleError(f"schedule {schedule.name!r} in {chunks} chunks: {error}") from None
-    own_part, block = schedule.initial_part, np.empty(cut.number.size, dtype=np.int64)
+    part, block = schedule.initial_part, np.empty(cut.number.size, dtype=np.int64)
     block[cut.number] = np.arange(len(cut.number))[:, None]
     return Schedule(
         name=schedule.name,
@@ -327,7 +327,7 @@ def in_chunks(schedule: Schedule, chunks: int) -> Schedule:
         steps=ChunkedSteps(schedule.steps, cut.number),
         task=cut.task,
         fused=schedule.fused,
-        initial_part=None if own_part is None else np.broadcast_to(own_part, schedule.initial.shape)[:, block],
+        initial_part=None if part is None else np.broadcast_to(part, schedule.initial.shape)[:, block],
         kept=None if schedule.kept is None else schedule.kept[:, block],
     )
 

@@ -27,10 +27,10 @@ def check_world_sizes(schedules: Sequence[Schedule]) -> None:
     if not schedules:
         raise ScheduleError("nothing to compose, expected one schedule or more")
     first = schedules[0]
-    for each in schedules[1:]:
-        if each.world_size != first.world_size:
+    for schedule in schedules[1:]:
+        if schedule.world_size != first.world_size:
             raise ScheduleError(
-                f"schedule {each.name!r} is for {each.world_size} ranks, {first.name!r} for {first.world_size}"
+                f"schedule {schedule.name!r} is for {schedule.world_size} ranks, {first.name!r} for {first.world_size}"
             )
 
 
