@@ -53,7 +53,7 @@ from tasp_lab.prediction.results import Refused, label, layer_constants, pass_of
 from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of

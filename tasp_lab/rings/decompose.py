@@ -32,9 +32,10 @@ from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings.closed_forms import closed_forms, gray_ring
 from tasp_lab.rings.complete_digraph import verify_cycles
 from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET, SearchBudget, is_searchable
+from tasp_lab.rings.problem import is_searchable
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.rings.search import RingSearch
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching, maximum_flow
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.rings.problem import SearchBudget
+from tasp_lab.rings.search_budget import SearchBudget
 
 
 def regular_part(linked: BoolArray, degree: int, random: Random) -> BoolArray | None:

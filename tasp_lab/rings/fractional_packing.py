@@ -23,8 +23,9 @@ from scipy.sparse import csr_array, eye_array, hstack, vstack
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.rings.factors import SWITCHING_OPERATIONS, disjoint_rings, rings_of
-from tasp_lab.rings.problem import RingProblem, SearchBudget
+from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of, ring_rate_bytes_per_s
+from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology, Vertex
 
 _MAX_DENOMINATOR = 200

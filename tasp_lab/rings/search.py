@@ -36,8 +36,9 @@ from tasp_lab.rings.fractional_packing import (
     integral_packing,
     with_exact_shares,
 )
-from tasp_lab.rings.problem import RingProblem, SearchBudget
+from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of
+from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology
 
 MAX_LISTED = 6000

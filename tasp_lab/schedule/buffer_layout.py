@@ -16,7 +16,12 @@ it is given away. Any other sum lands in the buffer of its step or, without a po
 is joined from there, as do all sums that are wider at home than on the wire. Resident copies of bound kinds at the rank
 that owns them are tensors of the caller, into which nothing is received; at other ranks they lie in the memory.
 
-Layouts are derived for several ranks at once: both ends of a message know that of the other one.
+Example: a ring of four ranks passes blocks of 8 bytes through a pool of two buffers. The memory of a rank has 24 bytes:
+its own block at offset 0, one buffer at 8 and one at 16. What comes at steps 0 and 2 lies at 8, what comes at step 1 at
+16. If two rings brought a block each, buffers would have 16 bytes: offsets 8 and 24, and a second block 8 bytes behind
+the first.
+
+Layouts are derived for several ranks at once, since a message needs the offsets at both of its ends.
 """
 
 from __future__ import annotations
@@ -122,19 +127,21 @@ class Layouts:
         self._arrives = self._parts.operation < derived.first_call
         self._resident = self._parts.since == RESIDENT
         resident, resident_offset, end = self._resident_copies()
+        # First what lands in buffers, behind the resident copies.
         self.received: IntArray = np.full(len(self._at), OUTSIDE)
         lands = self._landing()
         landed, end = self._fill_buffers(lands, end)
         self.received[lands] = np.where(self._arrives[lands], landed, OUTSIDE)
+        # Then the other arrivals at resident copies: in their place, or at staging places behind all buffers.
         coming = np.flatnonzero(self._resident & self._arrives & ~np.isin(np.arange(len(self._at)), lands))
         is_sum, rank, block = sums(self._blocks), self._parts.rank[coming], self._parts.block[coming]
         elsewhere = outside(schedule, rank, block) | wide_at_home(self._blocks)[block]
         in_place = ~elsewhere & (~is_sum[block] | self._alone(coming))
         places, staged = coming[in_place], coming[~in_place]
-        found = np.searchsorted(resident, self._copy_keys(self._parts)[places])
-        self.received[places] = resident_offset[found]
+        self.received[places] = resident_offset[np.searchsorted(resident, self._copy_keys(self._parts)[places])]
         self.received[staged], end = self._one_after_another(staged, end)
         self.memory_bytes = end
+        # A table of all copies by key, for `sent` and `of`; of parts of one copy in a buffer the first has its offset.
         away = lands[~self._resident[lands]]
         first, at = np.unique(self._copy_keys(self._parts)[away], return_index=True)
         keys = np.concatenate([resident, first])
@@ -199,10 +206,12 @@ class Layouts:
         pool, step, at = self._blocks.pool[parts.block[lands]], parts.step[lands], self._at[lands]
         buffer = (at * len(pools) + pool) * self._steps + step
         order = np.lexsort((*self._grouping(lands), buffer))
+        # The offset within a buffer is a running sum of sizes, in sorted order, less its value where the buffer starts.
         size, starts = self._size[parts.block[lands[order]]], np.flatnonzero(np.diff(buffer[order], prepend=-1))
         before = np.cumsum(size) - size
         within = np.empty_like(before)
         within[order] = before - np.repeat(before[starts], np.diff(np.append(starts, len(order))))
+        # All buffers of a pool are as large as the fullest one, so buffer s mod b begins at a multiple of that size.
         most = np.zeros((len(self._ranks), len(pools)), dtype=np.int64)
         np.maximum.at(most, (at, pool), within + self._size[parts.block[lands]])
         count = np.array([each.buffers for each in pools], dtype=np.int64)
@@ -235,6 +244,7 @@ class Layouts:
             moved = np.flatnonzero(transfers.gives & concerned[transfers.block])
             gifts = (transfers.source * len(blocks) + transfers.block)[moved] * self._steps + transfers.step[moved]
             gifts.sort()
+            # The epoch of an arrival: how many gifts of all copies precede it, so it grows with each gift of its copy.
             copy = (rank * len(blocks) + block) * self._steps
             before, epoch = (np.searchsorted(gifts, copy + step, side=side) for side in ("left", "right"))
             _, cell = np.unique(copy * (len(gifts) + 1) + epoch, return_inverse=True)
@@ -375,13 +385,13 @@ class _Sizes:
 
     def _added(self, calls: tuple[Calls, ...]) -> IntArray:
         """The copies that calls add to, each once."""
-        sizes = [np.zeros(0, dtype=np.int64)]
+        copies = [np.zeros(0, dtype=np.int64)]
         for group in calls:
             assert self._schedule.task is not None, "a schedule with calls has a task"
             for _, batch in group.batches():
                 effects = self._schedule.task.effects(batch)
-                sizes.append(distinct(batch.rank[effects.call] * self._count + effects.block))
-        return distinct(np.concatenate(sizes))
+                copies.append(distinct(batch.rank[effects.call] * self._count + effects.block))
+        return distinct(np.concatenate(copies))
 
     def _fill(self, arriving: IntArray, added: IntArray) -> None:
         """Account for the buffers of a step: arrivals, and copies to which only calls add."""
@@ -402,8 +412,8 @@ class _Sizes:
         staged = np.where(alone, 0, arrivals + (before == _ALONE))
         called = added[~np.isin(added, copies)]
         moved = called[self._content[called] == _ALONE]
-        for each, count in ((copies, staged), (moved, np.ones_like(moved))):
-            rank, block = self._places(each)
+        for changed, count in ((copies, staged), (moved, np.ones_like(moved))):
+            rank, block = self._places(changed)
             np.add.at(self._staged, rank, count * self._blocks.bytes[block])
         self._content[copies] = np.where(alone, _ALONE, _SEVERAL)
         self._content[called] = _SEVERAL
