@@ -18,7 +18,7 @@ from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import NO_PASSES
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
-from tasp_lab.measure.accuracy import TableAccuracy, WorkRow, own_tables
+from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
 from tasp_lab.measure.accuracy.judged import machine_for
 from tasp_lab.measure.accuracy.layer import LayerJudge, RowRun, check_row, groups_of, is_right, row_run
 from tasp_lab.measure.readers import LayerTable, find_all_tables
@@ -33,7 +33,7 @@ class Row:
     """A judged row that counts, in its table."""
 
     table: LayerTable
-    judged: WorkRow
+    judged: MeasuredRow
 
     @property
     def what(self) -> str:
@@ -90,9 +90,9 @@ def judge(path: Path) -> TableAccuracy:
     return LayerJudge(FEW_SAMPLES).judge(table)
 
 
-def counted(table: TableAccuracy) -> list[WorkRow]:
+def counted(table: TableAccuracy) -> list[MeasuredRow]:
     """The rows that count."""
-    return [row for row in table.rows if isinstance(row, WorkRow) and row.in_scope]
+    return [row for row in table.rows if row.in_scope]
 
 
 def trials_of(reason: Reason, rows: Sequence[Row]) -> list[Trial]:

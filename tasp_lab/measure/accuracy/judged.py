@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Self
 
 import numpy as np
 
@@ -31,74 +31,20 @@ CLOSE = (0.05, 0.15)
 """Errors up to these count as close: `within_5` and `within_15`."""
 
 
-class JudgedRow(Protocol):
-    """A measured row and its prediction; `reason` is why it does not count, empty if it does."""
-
-    @property
-    def measured_s(self) -> float | None: ...
-    @property
-    def predicted_s(self) -> float | None: ...
-    @property
-    def relative_error(self) -> float | None: ...
-    @property
-    def in_scope(self) -> bool: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def regime(self) -> Regime | None: ...
-    @property
-    def shape(self) -> Mapping[str, object]: ...
-    @property
-    def interval(self) -> Interval | None: ...
-
-
 @dataclass(frozen=True)
-class RowAccuracy:
-    """The measured and the predicted time of one size of a collective, in seconds, and whether the row counts.
+class MeasuredRow:
+    """A measured time beside its prediction, in seconds; None where there is none.
 
-    The residual of its `interval` is without the source of the table, or without its provider.
-    """
-
-    size_bytes: int
-    measured_s: float
-    predicted_s: float
-    in_scope: bool
-    interval: Interval | None = None
-
-    @property
-    def relative_error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.predicted_s / self.measured_s - 1
-
-    @property
-    def reason(self) -> str:
-        """Why the row does not count."""
-        return "" if self.in_scope else "smaller than the sizes that count"
-
-    @property
-    def regime(self) -> Regime | None:
-        """None, as only layers have regimes."""
-        return None
-
-    @property
-    def shape(self) -> Mapping[str, object]:
-        """The size, by column."""
-        return {"size_bytes": self.size_bytes}
-
-
-@dataclass(frozen=True)
-class WorkRow:
-    """The measured and the predicted time of a layer or kernel, in seconds; None where there is none.
-
-    `shape` are its columns, and what it was predicted as. `work` is what rows share that do the same, and `schedule`
-    how a row does it: rows of one `work` may be ranked. The residual of `interval` is without the source of the table.
+    `reason` is why it does not count, empty if it does. `shape` are its columns, and what it was predicted as. `work`
+    is what rows share that do the same, and `schedule` how a row does it: rows of one `work` may be ranked. The
+    residual of its `interval` is without the source of the table, or without its provider. Only layers have a `regime`.
     """
 
     measured_s: float | None
     predicted_s: float | None
-    reason: str
-    regime: Regime | None
-    shape: Mapping[str, object]
+    reason: str = ""
+    regime: Regime | None = None
+    shape: Mapping[str, object] = field(default_factory=dict)
     work: tuple[object, ...] = ()
     schedule: str = ""
     interval: Interval | None = None
@@ -114,12 +60,32 @@ class WorkRow:
         return self.predicted_s / self.measured_s - 1 if self.predicted_s is not None and self.measured_s else None
 
 
-def errors_of(rows: Sequence[JudgedRow]) -> Errors:
+@dataclass(frozen=True)
+class SizeRow(MeasuredRow):
+    """A size of a collective, which always has both times."""
+
+    measured_s: float
+    predicted_s: float
+    size_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls, size_bytes: int, measured_s: float, predicted_s: float, counts: bool, interval: Interval | None = None
+    ) -> Self:
+        reason, shape = "" if counts else "smaller than the sizes that count", {"size_bytes": size_bytes}
+        return cls(measured_s, predicted_s, reason, shape=shape, interval=interval, size_bytes=size_bytes)
+
+    @property
+    def relative_error(self) -> float:
+        return self.predicted_s / self.measured_s - 1
+
+
+def errors_of(rows: Sequence[MeasuredRow]) -> Errors:
     """Relative errors of the rows that count, an array (rows,)."""
     return np.array([error for row in rows if row.in_scope and (error := row.relative_error) is not None])
 
 
-def is_inside(row: JudgedRow) -> bool | None:
+def is_inside(row: MeasuredRow) -> bool | None:
     """Whether the measured time of a row is inside its interval; None without either."""
     if row.interval is None or row.measured_s is None:
         return None
@@ -143,7 +109,7 @@ class TableAccuracy:
 
     table: AnyTable
     reason: str
-    rows: tuple[JudgedRow, ...]
+    rows: tuple[MeasuredRow, ...]
     dominant_rule: str = ""
     ranking_right: float | None = None
     ranking_groups: int = 0
@@ -224,10 +190,10 @@ class CollectiveAccuracy(TableAccuracy):
     """A table of a collective."""
 
     table: MeasuredTable
-    rows: tuple[RowAccuracy, ...]
+    rows: tuple[SizeRow, ...]
 
 
-def row_dict(row: JudgedRow) -> dict[str, object]:
+def row_dict(row: MeasuredRow) -> dict[str, object]:
     """A row for a script."""
     return {
         **row.shape,

@@ -27,7 +27,7 @@ from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, Worklo
 from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import Regime, TableAccuracy, WorkRow, machine_for, reason_of
+from tasp_lab.measure.accuracy.judged import MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
@@ -314,7 +314,7 @@ def one_name(schedule: str) -> str:
     return "ulysses" if split.endswith("x1") else ring or schedule
 
 
-def groups_of(rows: Sequence[WorkRow]) -> list[Group]:
+def groups_of(rows: Sequence[MeasuredRow]) -> list[Group]:
     """The groups that are no ties: of each work that several schedules do, those rows that count."""
     groups: defaultdict[tuple[object, ...], Group] = defaultdict(dict)
     for row in rows:
@@ -340,7 +340,7 @@ def is_right(group: Group) -> bool:
     return is_fastest(group, min(group, key=lambda name: group[name].predicted_s))
 
 
-def ranking(rows: Sequence[WorkRow]) -> tuple[float | None, int]:
+def ranking(rows: Sequence[MeasuredRow]) -> tuple[float | None, int]:
     """The share of groups whose fastest schedule is predicted to be the fastest, None without any; their number."""
     groups = groups_of(rows)
     return (sum(map(is_right, groups)) / len(groups) if groups else None), len(groups)
@@ -368,7 +368,7 @@ class LayerJudge:
         right, groups = ranking(rows)
         return TableAccuracy(table, _reason(rows), rows, ranking_right=right, ranking_groups=groups)
 
-    def _row(self, table: LayerTable, row: LayerRow) -> WorkRow:
+    def _row(self, table: LayerTable, row: LayerRow) -> MeasuredRow:
         """A row with its prediction, or with as much as is known."""
         shape, stated = shape_of(table, row), table.headers.get("out_of_scope", "")
         regime: Regime | None = "whole-model" if is_whole_model(row) else None
@@ -377,18 +377,18 @@ class LayerJudge:
             layers = check_row(table, row)
             measured_s = measured_time_s(table, row, layers[0])
             if stated:
-                return WorkRow(measured_s, None, stated, regime, shape)
+                return MeasuredRow(measured_s, None, stated, regime, shape)
             run = row_run(table, row, layers)
             predicted_s, device_s = self.time_s(run), self.time_s(run.with_instant_host())
         except TaspLabError as error:
-            return WorkRow(measured_s, None, stated or reason_of(error), regime, shape)
+            return MeasuredRow(measured_s, None, stated or reason_of(error), regime, shape)
         reason, regime = _regime(table, row, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "runtime": run.runtime, "kernel": run.kernel}
         counts = bool(self.sampling.samples) and regime == "gpu-bound"
         within = layer_regime(run.machine, predicted_s)
         interval = residual_interval(predicted_s, within, left_out_with(table)) if counts else None
         work = (run.machine.topology.name, run.options.passes, *layers)
-        return WorkRow(measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval)
+        return MeasuredRow(measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval)
 
     def time_s(self, run: RowRun) -> float:
         """The predicted time of all passes, the mean of all packings."""
@@ -425,7 +425,7 @@ def _regime(table: LayerTable, row: LayerRow, host_share: float) -> tuple[str, R
     return "", "gpu-bound"
 
 
-def _reason(rows: tuple[WorkRow, ...]) -> str:
+def _reason(rows: tuple[MeasuredRow, ...]) -> str:
     """Why no row counts: the most frequent reason; empty if one does."""
     if any(row.in_scope for row in rows):
         return ""
