@@ -1,4 +1,4 @@
-"""The checks of ``gpu-check`` find the faults that they are for; what needs a GPU is played by fakes."""
+"""The checks of `runtime.checks` find the faults that they are for; what needs a GPU is played by fakes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.checks import hardware
+from runtime.checks.delays import DelayedRuns
+from runtime.checks.hardware import OPERATIONS, RankInventory, bus_bandwidth, check_same_gpus, measure_operation
+from runtime.checks.kernels import check_kernels, check_linear_kernels
+from runtime.checks.lost_ranks import Loss
+from runtime.checks.training import Recipe, difference_learnt, difference_of_losses, train_alone, train_together
+from runtime.checks.watch import CheckedGroup, End, Watch
 from runtime.executor.message_io import MessageIO
 from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Streams
 from runtime.executor.transports import TRANSPORTS, OrdinaryMemory, make_transport
-from runtime.gpu_check import inventory, library
-from runtime.gpu_check.delays import DelayedRuns
-from runtime.gpu_check.failures import Loss
-from runtime.gpu_check.group import CheckedGroup
-from runtime.gpu_check.inventory import RankInventory, check_same_gpus
-from runtime.gpu_check.kernels import check_kernels, check_linear_kernels
-from runtime.gpu_check.library import OPERATIONS, bus_bandwidth, measure_operation
-from runtime.gpu_check.training import Recipe, difference_learnt, difference_of_losses, train_alone, train_together
-from runtime.gpu_check.watch import End, Watch
 from runtime.kernels import linear_attention as linear
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.registry import KERNELS
@@ -39,7 +37,7 @@ from tasp_lab.workload.layer import Workload
 from tests.support.ranks import on_ranks
 
 CPU = torch.device("cpu")
-IMPORTED_BY_RANKS = ("runtime.gpu_check.training", "runtime.gpu_check.delays")
+IMPORTED_BY_RANKS = ("runtime.checks.training", "runtime.checks.delays")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,7 +93,7 @@ class WrongKernel:
 )
 def test_a_wrong_kernel_is_named(fault: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = {"wrong": WrongKernel(fault), "reference": KERNELS["reference"]}
-    monkeypatch.setattr("runtime.gpu_check.kernels.KERNELS", kernels)
+    monkeypatch.setattr("runtime.checks.kernels.KERNELS", kernels)
     with pytest.raises(RunError, match=f"kernel wrong, .* mask .*, {named}: error"):
         list(check_kernels(CPU, 33, (16,)))
 
@@ -118,13 +116,13 @@ def library_on_rank() -> list[float]:
 
 def wrong_library_on_rank() -> str:
     """A library that delivers one wrong byte."""
-    right = library._all_gather
+    right = hardware._all_gather
 
     def wrong(received: torch.Tensor, sent: torch.Tensor) -> None:
         right(received, sent)
         received[5] += 1
 
-    library._all_gather = wrong
+    hardware._all_gather = wrong
     try:
         measure_operation(CheckedGroup(), "all_gather", 1200, 1)
     except RunError as error:
@@ -227,7 +225,7 @@ def trained_on_rank(fault: str) -> tuple[float, float]:
     """The differences of losses and of what was learnt."""
     recipe = Recipe(48, 2, 8, steps=6)
     if fault:
-        import runtime.gpu_check.training as training
+        import runtime.checks.training as training
 
         right = training.attention
 
@@ -278,9 +276,9 @@ class FakeGpus:
 
 
 def ranks_on(gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> list[RankInventory]:
-    monkeypatch.setattr(inventory.torch, "cuda", gpus)
+    monkeypatch.setattr(hardware.torch, "cuda", gpus)
     n = gpus.device_count()
-    return [inventory.inventory_of_rank(rank, torch.device("cuda", rank), n) for rank in range(n)]
+    return [hardware.inventory_of_rank(rank, torch.device("cuda", rank), n) for rank in range(n)]
 
 
 def test_equal_gpus_with_peer_access_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +308,7 @@ def test_a_library_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     monkeypatch.setattr(dist, "all_reduce", broken)
     with pytest.raises(RunError, match=r"nccl cannot start: NCCL error in: .*; run again with NCCL_DEBUG=INFO") as told:
-        inventory.check_library(CPU, 2)
+        hardware.check_library(CPU, 2)
     assert len(str(told.value).splitlines()) == 1
 
 
