@@ -22,8 +22,7 @@ from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_registry import choose_linear_kernel
 from runtime.kernels.partials import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
-from runtime.sequence_parallel.autograd import copies_of_others, load_copies_of_others
-from runtime.sequence_parallel.layer import AttentionLayer
+from runtime.sequence_parallel.layer import AttentionLayer, copies_of_others, load_copies_of_others
 from runtime.sequence_parallel.linear_layer import LinearLayer, state_blocks
 from runtime.sequence_parallel.sharding import shard, unshard
 from tasp_lab.core.errors import RunError
