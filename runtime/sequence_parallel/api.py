@@ -21,17 +21,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TypedDict, Unpack
+from functools import lru_cache
+from typing import ClassVar, TypedDict, Unpack
 
 import torch
 
 from runtime.executor.messages import Group
-from runtime.executor.transports import make_transport
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
+    LayerCall,
     attention_proposal,
     call_layer,
     check_lengths,
@@ -40,7 +40,6 @@ from runtime.sequence_parallel.calls import (
     lengths_of,
     passes_to_run,
     uncompiled,
-    wants_gradients,
     workload_of_shard,
 )
 from runtime.sequence_parallel.layer import SoftmaxPasses
@@ -154,12 +153,12 @@ def attention_with_lse(
         cached_keys=int(cached_keys), scale=scale, topology=topology, kernel=kernel, transport=transport,
         options=options, group=group, timeout_s=timeout_s,
     )  # fmt: skip
-    out, lse = call_layer(layer, group, topology, timeout_s)
+    out, lse = call_layer(layer)
     return out, lse
 
 
 @dataclass
-class _SoftmaxCall:
+class _SoftmaxCall(LayerCall):
     """A call of `attention_with_lse`; see `LayerCall`."""
 
     q: torch.Tensor
@@ -172,21 +171,13 @@ class _SoftmaxCall:
     cu_seqlens: Sequence[int] | torch.Tensor | None
     cached_keys: int
     scale: float | None
-    topology: Topology | None
     kernel: str
-    transport: str
     options: AttentionOptions
-    group: Group
-    timeout_s: float
-    apart: Sequence[str] = ("positions", "queries")
+    apart: ClassVar[Sequence[str]] = ("positions", "queries")
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
         return self.q, self.k, self.v
-
-    @cached_property
-    def gradients(self) -> bool:
-        return wants_gradients(*self.inputs)
 
     def propose(self, number: int) -> Proposal:
         q, cached_keys = self.q, self.cached_keys
@@ -197,15 +188,13 @@ class _SoftmaxCall:
             )
         self.documents = documents_in(self.cu_seqlens)
         self.chosen = choose_kernel(self.kernel, q.dtype, q.device, q.shape[3])
-        self.sender = make_transport(self.transport, self.timeout_s, self.group, q.device, number)
         self.to_run = passes_to_run(self.options, self.gradients)
         scale = workload.head_dim**-0.5 if self.scale is None else self.scale
         if not math.isfinite(scale):
             raise WorkloadError(f"scale: {scale}, expected a finite number")
         return attention_proposal(
             "softmax", self.k.shape[1], workload, self.documents, self.options, schedule=_schedule_name(self.schedule),
-            topology=None if self.topology is None else self.topology.name, gradients=self.gradients,
-            transport=self.transport, channels=self.sender.channels, queries=q.shape[1], cached_keys=cached_keys,
+            **self.proposed_transport(q.device, number), queries=q.shape[1], cached_keys=cached_keys,
             scale=float(scale),
         )  # fmt: skip
 
@@ -224,9 +213,9 @@ class _SoftmaxCall:
             check_lengths(built[0].name, task.layout, lengths, task.lengths_of(tensor), what)
         return built
 
-    def described(self, passes: Sequence[Schedule]) -> str:
-        name = self.schedule if isinstance(self.schedule, str) else passes[0].name
-        return described_layer(name, _task_of(passes[0]).workload)
+    def described(self, schedules: Sequence[Schedule]) -> str:
+        name = self.schedule if isinstance(self.schedule, str) else schedules[0].name
+        return described_layer(name, _task_of(schedules[0]).workload)
 
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> SoftmaxPasses:
         backward = schedules[1] if len(schedules) > 1 else None

@@ -3,7 +3,7 @@
 `call_layer` drives every public function of this package. What is particular to softmax attention, to linear attention
 and to a change of layout is a `LayerCall`::
 
-    out, lse = call_layer(SoftmaxCall(q, k, v, ...), group, topology, timeout_s=300.0)
+    out, lse = call_layer(SoftmaxCall(q, k, v, ...))
 
 1. Each rank proposes its arguments (`LayerCall.propose`), and all ranks compare them.
 2. All build the same schedules (`LayerCall.build`), one for each pass.
@@ -14,10 +14,11 @@ and to a change of layout is a `LayerCall`::
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from functools import lru_cache
-from typing import Any, ParamSpec, Protocol, TypeVar
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from runtime.executor.copies import Copies, Work
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Group, Transport
+from runtime.executor.transports import make_transport
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.agreement import Call, Proposal, agree
 from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
@@ -67,56 +69,77 @@ class LayerPasses(Protocol):
         """The outputs, by number, through which no gradient flows."""
 
 
-class LayerCall(Protocol):
+@dataclass(kw_only=True)
+class LayerCall(ABC):
     """What is particular to a kind of layer in `call_layer`; one instance per call and rank.
 
     `apart` names what may differ between the proposals of ranks.
     """
 
-    apart: Sequence[str]
+    group: Group
+    topology: Topology | None
+    transport: str
+    timeout_s: float
+    apart: ClassVar[Sequence[str]] = ("positions",)
 
     @property
-    def gradients(self) -> bool:
-        """Whether the call is differentiated."""
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
+    @abstractmethod
+    def inputs(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors with respect to which the call is differentiated, and None."""
 
+    @abstractmethod
     def propose(self, number: int) -> Proposal:
         """Check this rank's arguments, and describe them for the other ranks; `number` is that of the call.
 
         The first name is ``kind``: ranks that call another function have other names.
         """
 
+    @abstractmethod
     def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
         """The schedules, one for each pass. Raises `TaspLabError` where shards do not fit them."""
 
-    def described(self, passes: Sequence[Schedule]) -> str:
+    @abstractmethod
+    def described(self, schedules: Sequence[Schedule]) -> str:
         """The layer in few words, for errors."""
 
+    @abstractmethod
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> LayerPasses | None:
         """The passes on this rank; None if the outputs are the inputs."""
 
+    @cached_property
+    def gradients(self) -> bool:
+        """Whether the call is differentiated."""
+        return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in self.inputs)
 
-def call_layer(layer: LayerCall, group: Group, topology: Topology | None, timeout_s: float) -> tuple[Any, ...]:
+    def proposed_transport(self, device: torch.device, number: int) -> dict[str, object]:
+        """Choose how messages of this call are sent, and describe it for the other ranks."""
+        self.sender = make_transport(self.transport, self.timeout_s, self.group, device, number)
+        return {
+            "topology": None if self.topology is None else self.topology.name,
+            "gradients": self.gradients,
+            "transport": self.transport,
+            "channels": self.sender.channels,
+        }
+
+
+def call_layer(layer: LayerCall) -> tuple[Any, ...]:
     """The outputs of a layer on this rank; all ranks of the group call it.
 
     Raises `RunError` where ranks do not agree or one is lost, and what the layer raises on any rank.
     """
     if not dist.is_initialized():
         raise RunError("no process group: call torch.distributed.init_process_group first, or start with torchrun")
-    rank = dist.get_rank(group)
+    rank = dist.get_rank(layer.group)
     if rank < 0:
         raise RunError("this process is not part of the group")
-    call = Call(group, timeout_s)
+    call = Call(layer.group, layer.timeout_s)
     own: Proposal | TaspLabError
     try:
         own = layer.propose(call.number)
     except TaspLabError as error:
         own = error  # the other ranks wait for a proposal, so this rank raises once all have exchanged theirs
     everyone = call.agree(own, layer.apart)
-    schedules = _built_together(layer, everyone, topology, group, timeout_s)
+    schedules = _built_together(layer, everyone)
     call.layer = layer.described(schedules)
     passes = layer.passes(schedules, everyone, rank)
     if passes is None:
@@ -159,22 +182,20 @@ class _Differentiable(torch.autograd.Function):
             raise RunError(f"{error}, in the backward pass of {call.described(computed_as)}") from None
 
 
-def _built_together(
-    layer: LayerCall, everyone: Sequence[Proposal], topology: Topology | None, group: Group, timeout_s: float
-) -> tuple[Schedule, ...]:
+def _built_together(layer: LayerCall, everyone: Sequence[Proposal]) -> tuple[Schedule, ...]:
     """The schedules that all ranks build. Raises `RunError` if they differ.
 
     They can only with a topology, as a search for its rings may end differently on every rank.
     """
-    if topology is None:
+    if layer.topology is None:
         return layer.build(everyone, _mesh(len(everyone)))
     own: Proposal | TaspLabError
     try:
-        built = layer.build(everyone, topology)
+        built = layer.build(everyone, layer.topology)
         own = {"rings": "".join(schedule.digest for schedule in built)}
     except TaspLabError as error:
         own = error
-    agree(own, group, timeout_s)
+    agree(own, layer.group, layer.timeout_s)
     return built
 
 
@@ -208,10 +229,6 @@ def load_blocks(copies: Copies, blocks: Sequence[int], left: torch.Tensor) -> No
         place = copies.data(block, copies.part.resident[block])
         place.copy_(left[start : start + len(place)])
         start += len(place)
-
-
-def wants_gradients(*tensors: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
 def lengths_of(everyone: Sequence[Proposal], name: str = "positions") -> list[int]:

@@ -15,17 +15,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, Literal, TypedDict, Unpack, overload
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 
 import torch
 
 from runtime.executor.messages import Group, Transport
-from runtime.executor.transports import make_transport
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
+    LayerCall,
     attention_proposal,
     call_layer,
     check_lengths,
@@ -36,7 +36,6 @@ from runtime.sequence_parallel.calls import (
     passes_to_run,
     run_pass,
     uncompiled,
-    wants_gradients,
     workload_of_shard,
 )
 from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
@@ -148,12 +147,12 @@ def linear_attention(
         cu_seqlens=cu_seqlens, return_final_state=bool(return_final_state), topology=topology, kernel=kernel,
         transport=transport, options=options, group=group, timeout_s=timeout_s,
     )  # fmt: skip
-    out, state = call_layer(layer, group, topology, timeout_s)
+    out, state = call_layer(layer)
     return (out, state) if return_final_state else out
 
 
 @dataclass
-class _LinearCall:
+class _LinearCall(LayerCall):
     """A call of `linear_attention`; see `LayerCall`."""
 
     q: Tensor
@@ -167,21 +166,13 @@ class _LinearCall:
     mask: Mask
     cu_seqlens: Sequence[int] | Tensor | None
     return_final_state: bool
-    topology: Topology | None
     kernel: str
-    transport: str
     options: AttentionOptions
-    group: Group
-    timeout_s: float
-    apart: Sequence[str] = ("positions", "initial_state")
+    apart: ClassVar[Sequence[str]] = ("positions", "initial_state")
 
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
         return self.q, self.k, self.v, self.gates, self.initial_state
-
-    @cached_property
-    def gradients(self) -> bool:
-        return wants_gradients(*self.inputs)
 
     def propose(self, number: int) -> Proposal:
         q, k = self.q, self.k
@@ -192,12 +183,10 @@ class _LinearCall:
         self.documents = documents_in(self.cu_seqlens)
         check_state(workload, self.initial_state, k.device)
         self.chosen = choose_linear_kernel(self.kernel, q.dtype, q.device)
-        self.sender = make_transport(self.transport, self.timeout_s, self.group, q.device, number)
         self.to_run = passes_to_run(self.options, self.gradients)
         return attention_proposal(
             "linear", q.shape[1], workload, self.documents, self.options, schedule=self.schedule,
-            topology=None if self.topology is None else self.topology.name, gradients=self.gradients,
-            transport=self.transport, channels=self.sender.channels, decays=described_decays(self.decays),
+            **self.proposed_transport(q.device, number), decays=described_decays(self.decays),
             kernel=self.chosen.name, initial_state=self.initial_state is not None, final_state=self.return_final_state,
         )  # fmt: skip
 
@@ -212,8 +201,8 @@ class _LinearCall:
         check_lengths(self.schedule, layout, lengths, [layout.length(rank) for rank in range(layout.world_size)])
         return built
 
-    def described(self, passes: Sequence[Schedule]) -> str:
-        return described_layer(self.schedule, _task_of(passes[0]).workload)
+    def described(self, schedules: Sequence[Schedule]) -> str:
+        return described_layer(self.schedule, _task_of(schedules[0]).workload)
 
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> LinearPasses:
         last = max((each for each, length in enumerate(lengths_of(everyone)) if length), default=-1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -25,16 +25,15 @@ import torch.distributed as dist
 
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Group, Transport
-from runtime.executor.transports import make_transport
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.calls import (
     DTYPE_NAMES,
+    LayerCall,
     call_layer,
     check_lengths,
     lengths_of,
     part_of,
     uncompiled,
-    wants_gradients,
 )
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Pass
@@ -77,48 +76,37 @@ def relayout(
     Raises `WorkloadError` for a tensor that does not fit the layout, `ScheduleError` for layouts that do not fit each
     other, `RunError` when the ranks don't agree or one is lost. What is wrong is found before data moves.
     """
-    layer = _RelayoutCall(x, before, after, group, topology, transport, timeout_s)
-    (out,) = call_layer(layer, group, topology, timeout_s)
+    layer = _RelayoutCall(
+        x, before, after, group=group, topology=topology, transport=transport, timeout_s=timeout_s
+    )  # fmt: skip
+    (out,) = call_layer(layer)
     moved: Tensor = out
     return moved
 
 
 @dataclass
-class _RelayoutCall:
+class _RelayoutCall(LayerCall):
     """A call of `relayout`; see `LayerCall`."""
 
     x: Tensor
     before: SequenceLayout
     after: SequenceLayout
-    group: Group
-    topology: Topology | None
-    transport: str
-    timeout_s: float
-    apart: Sequence[str] = ("positions",)
 
     @property
     def inputs(self) -> tuple[Tensor]:
         return (self.x,)
-
-    @cached_property
-    def gradients(self) -> bool:
-        return wants_gradients(self.x)
 
     def propose(self, number: int) -> Proposal:
         x = self.x
         self.workload = _workload_of(x, self.before)
         for layout in (self.before, self.after):
             _check_world_size(layout, dist.get_world_size(self.group))
-        self.sender = make_transport(self.transport, self.timeout_s, self.group, x.device, number)
         return {
             "kind": RELAYOUT,
             "positions": x.shape[1],
             "before": _described(self.before),
             "after": _described(self.after),
-            "topology": None if self.topology is None else self.topology.name,
-            "gradients": self.gradients,
-            "transport": self.transport,
-            "channels": self.sender.channels,
+            **self.proposed_transport(x.device, number),
             "batch": self.workload.batch,
             "elements": self.workload.head_dim,
             "dtype": self.workload.dtype,
@@ -131,7 +119,7 @@ class _RelayoutCall:
         passes: Pass = "both" if self.gradients else "forward"
         return _built(topology, self.workload, before, self.after, passes)
 
-    def described(self, passes: Sequence[Schedule]) -> str:
+    def described(self, schedules: Sequence[Schedule]) -> str:
         before, after = self.before, self.after
         return f"{RELAYOUT} of {before.sequence:,} positions, {before.name} to {after.name}, {self.workload.dtype}"
 
