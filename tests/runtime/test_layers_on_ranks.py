@@ -33,7 +33,7 @@ from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.schedules.linear.registry import LINEAR
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh, nodes
-from tasp_lab.topology.renumbered import renumbered
+from tasp_lab.topology.derived import renumbered
 from tasp_lab.workload.layer import Workload
 from tests.support.home_dtype import with_home_dtype
 from tests.support.rank_layers import (
