@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from runtime import attention, attention_with_lse
 from runtime.kernels.registry import KERNELS, choose_kernel
-from runtime.protocol.jobs import RankLocation, RunSchedule
+from runtime.protocol.jobs import RunSchedule
 from runtime.protocol.records import RankRecord, merge_records
-from runtime.ranks.launcher import LaunchedRanks, launch
+from runtime.ranks.launcher import LaunchedRanks
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.schedule.channels import channels
@@ -318,13 +318,6 @@ def test_one_rank_needs_no_other() -> None:
 # The trials of `validate`: schedules that no name has, on ranks of the launcher
 
 WORLD_SIZE = 4
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LaunchedRanks]:
-    """Ranks that live for all tests."""
-    with launch([RankLocation()] * WORLD_SIZE) as launched:
-        yield launched
 
 
 def assert_runs(ranks: LaunchedRanks, schedule: Schedule, transport: str) -> None:
