@@ -28,6 +28,8 @@ from runtime.executor.transports import TRANSPORTS, OrdinaryMemory, make_transpo
 from runtime.kernels import linear_attention as linear
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.registry import KERNELS
+from runtime.protocol.jobs import RunSchedule
+from runtime.ranks.torchrun import HIGH_PRIORITY
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_schedules
@@ -146,6 +148,27 @@ def test_a_wrong_byte_of_the_library_is_seen() -> None:
 @pytest.mark.parametrize(("operation", "share"), [("sendrecv", 1.0), ("alltoall", 0.75), ("all_gather", 0.75)])
 def test_bus_bandwidth_is_that_of_nccl_tests(operation: str, share: float) -> None:
     assert bus_bandwidth(operation, 2**20, 0.5, 4) == 2**21 * share
+
+
+def priorities_on_rank() -> tuple[list[tuple[str, str, bool]], str]:
+    """On a rank, with groups of gloo in place of NCCL's: priorities, torch's variable, and whether a schedule ran."""
+    made = {"normal": dist.new_group(backend="gloo"), "high": dist.new_group(backend="gloo")}
+    hardware._group_with = made.__getitem__  # type: ignore[assignment]
+    os.environ[HIGH_PRIORITY] = "before"
+    group: Any = SimpleNamespace(on_gpu=True)
+    job, found = RunSchedule(collective("ring", full_mesh(2), 96), "p2p", repeats=1, warm_ups=1), []
+    for priority, ranks in hardware.ranks_by_priority(group):
+        assert ranks._group is made[priority]
+        records = ranks.perform(job, 60)
+        found.append((priority, os.environ[HIGH_PRIORITY], all(isinstance(each, list) for each in records)))
+    return found, os.environ[HIGH_PRIORITY]
+
+
+@pytest.mark.distributed
+def test_schedules_run_over_groups_of_both_priorities() -> None:
+    """torch reads its variable when a group is made; it is afterwards what it was."""
+    expected = [("normal", "0", True), ("high", "1", True)], "before"
+    assert on_ranks(priorities_on_rank, 2) == [expected, expected]
 
 
 # delays
