@@ -306,7 +306,11 @@ def _joins(derived: Dependencies, layout: RankLayout) -> tuple[Join, ...]:
 
 
 def waits_of(derived: Dependencies, joins: Sequence[Join]) -> Mapping[int, tuple[Condition, ...]]:
-    """What each operation waits for: what the edges say, with joins in place of what they join."""
+    """What each operation waits for: the edges of its dependencies, with joins in place of what they join.
+
+    Example: a rank adds an arrival (operation 4) and the result of a call (9) to one copy by join 12, and sends the
+    copy on (2). The edges are 4 -> 2 and 9 -> 2; here 12 waits for 4 and 9, and 2 waits for 12 alone.
+    """
     joined = {(operation, join.place.block): join.operation for join in joins for operation in join.operations}
     joins_of: defaultdict[int, list[int]] = defaultdict(list)
     for (operation, _), number in joined.items():

@@ -1,7 +1,6 @@
 """The steps of ``tasp-lab gpu-check``, in their order; `tasp_lab.validation.gpu_check` runs them on every rank.
 
-Most steps run what other
-commands and tests run, too:
+Most steps run what other commands and tests run, too:
 
 ====  ===============  ====================================================================================
 step  name             what runs
