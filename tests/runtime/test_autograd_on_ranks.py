@@ -535,7 +535,7 @@ def moved(state: Tensor | None, work: Workload, source: int, destination: int) -
     return None
 
 
-@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("world_size", [2, 5])
 def test_a_sequence_goes_on_from_the_state_of_its_prefix(world_size: int) -> None:
     """Outputs and gradients of both parts are those of the whole sequence."""
     decays = ("none", "head", "scalar", "channel")

@@ -114,7 +114,9 @@ def names_of(work: Workload, world_size: int, variants: bool = False) -> list[st
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 6, 8])
 def test_softmax_layers_by_name(world_size: int) -> None:
-    cases = [Case(work, name) for work in SOFTMAX for name in names_of(work, world_size)]
+    """On five ranks and more, which take longest, some of the layers each."""
+    layers = {5: SOFTMAX[::2], 6: SOFTMAX[1::2], 8: SOFTMAX[:3]}.get(world_size, SOFTMAX)
+    cases = [Case(work, name) for work in layers for name in names_of(work, world_size)]
     names = {case.schedule for case in cases}
     assert {"token-ring", "zigzag-token-ring"} <= names
     assert ("ulysses" in names) == (HEADS % world_size == 0)
@@ -123,7 +125,8 @@ def test_softmax_layers_by_name(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [4, 6, 8])
 def test_variants_of_families(world_size: int) -> None:
-    cases = [Case(work, name) for work in SOFTMAX[::2] for name in names_of(work, world_size, variants=True)]
+    layers = {4: SOFTMAX[::2], 6: SOFTMAX[:1], 8: SOFTMAX[4:]}[world_size]
+    cases = [Case(work, name) for work in layers for name in names_of(work, world_size, variants=True)]
     splits = {4: ["2x2"], 6: ["2x3", "3x2"], 8: ["2x4", "4x2"]}[world_size]
     assert {f"double-ring:{split}:tasp" for split in splits} <= {case.schedule for case in cases}
     check(cases, world_size)
@@ -150,7 +153,8 @@ def test_circulations_along_every_dataflow(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_linear_layers(world_size: int) -> None:
-    cases = [Case(work, name) for work in LINEAR_LAYERS for name in LINEAR if applies(name, work)]
+    layers = LINEAR_LAYERS[::2] if world_size == 8 else LINEAR_LAYERS
+    cases = [Case(work, name) for work in layers for name in LINEAR if applies(name, work)]
     assert {case.schedule for case in cases} == set(LINEAR)
     check(cases, world_size)
 
@@ -259,7 +263,7 @@ def forward_on_rank(cases: Sequence[tuple[Workload, str]], transport: str) -> li
     return found
 
 
-@pytest.mark.parametrize(("world_size", "transport"), [(3, "all-to-all"), (5, "batched"), (7, "p2p"), (8, "p2p")])
+@pytest.mark.parametrize(("world_size", "transport"), [(3, "all-to-all"), (5, "batched"), (7, "p2p")])
 def test_forward_passes_alone(world_size: int, transport: str) -> None:
     """float32: relative error below 1e-5; half precision: at most 1.5 times that of one process in the same dtype."""
     cases = [(work, name) for work in FORWARD for name in schedules_for(work, world_size)]
