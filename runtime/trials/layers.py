@@ -1,6 +1,6 @@
-"""Trials of real attention: layers on random tensors, equal on all ranks, compared with a single process.
+"""Trials of real attention, softmax and linear: layers on random tensors, equal on all ranks, checked in float64.
 
-Some rows are compared in float64: of the result in a forward pass; in a backward pass of the gradients of queries and,
+Of softmax attention some rows are compared in float64: of the result in a forward pass; in a backward pass of the gradients of queries and,
 if the shards of all ranks are available, of the gradients of keys and values.
 """
 
@@ -245,7 +245,7 @@ def _document(task: AttentionTask, position: int) -> int:
     return int(np.searchsorted(task.workload.document_starts, position, side="right"))
 
 
-# Trials of linear attention: layers on random tensors, equal on all ranks, compared with float64.
+# Linear attention: all rows are compared.
 
 
 DECAY_RATE = 0.1
