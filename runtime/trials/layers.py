@@ -1,7 +1,7 @@
 """Trials of real attention, softmax and linear: layers on random tensors, equal on all ranks, checked in float64.
 
-Of softmax attention some rows are compared in float64: of the result in a forward pass; in a backward pass of the gradients of queries and,
-if the shards of all ranks are available, of the gradients of keys and values.
+Of softmax attention some rows are compared: of the result in a forward pass; in a backward pass of the gradients of
+queries and, if the shards of all ranks are available, of the gradients of keys and values.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ import datetime
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from runtime.calibration import (
     Calibration,
@@ -30,7 +31,7 @@ from runtime.calibration import (
 )
 from runtime.protocol.jobs import RankLocation, Ranks
 from runtime.ranks.launcher import launch
-from tasp_lab.core.choices import BackendKind, FabricKind
+from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
 from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.errors import QuantityError, RunError
 from tasp_lab.core.files import write_whole
@@ -41,6 +42,7 @@ from tasp_lab.core.units import format_bandwidth, format_time
 from tasp_lab.machines.catalogue import LAUNCH, machine_file
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
@@ -48,7 +50,9 @@ from tasp_lab.prediction.provenance import (
     machine_inputs,
     plain,
 )
+from tasp_lab.schedules.registry import Work
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 
 LINKS_BYTES_PER_S_PER_CORE = 40e6
 """The bytes per second that one core can forward over all links of an emulated fabric and stay mostly idle.
@@ -102,6 +106,51 @@ def check_fabric(scale: float | None, fabric: FabricKind) -> None:
     for module in ("torch", "pyroute2") if fabric == "emulated" else ("torch",):
         if importlib.util.find_spec(module) is None:
             raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
+
+
+def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
+    """Raise `QuantityError` for an impossible scale or number of repeats, and `RunError` for a missing package."""
+    if repeats < 1:
+        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
+    check_fabric(scale, fabric)
+
+
+def check_waits(work: Work, kernel: str, fabric: FabricKind) -> None:
+    """Raise `QuantityError` where kernel calls are not waits of the times of a kernel."""
+    if not isinstance(work, Workload) or fabric != "emulated":
+        raise QuantityError(
+            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
+            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
+        )
+
+
+def check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for overrides of what does not determine a run."""
+    for each in (each for each in overrides if not each.startswith(LAYER)):
+        if fabric == "local":
+            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
+        real = rate == "real" or (rate is None and fabric != "emulated")
+        if (real and ".compute" in each) or (each.startswith("compute") and (real or rate is not None)):
+            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
+
+
+def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for a layer that is only predicted, and where the kernels of a hybrid would be real.
+
+    Nothing makes inputs of layers of results.
+    """
+    if isinstance(work, Workload) and work.dtype == WHAT_IF_DTYPE:
+        raise QuantityError(f"dtype {work.dtype!r}: is predicted only, expected one of bf16, fp16, fp32 on a fabric")
+    if isinstance(work, Workload) and work.kind == "hybrid" and is_real(work, rate, fabric):
+        raise QuantityError(
+            f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "
+            "runs them: python -m experiments.train_gpt --layers"
+        )
+
+
+def is_real(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> bool:
+    """Whether kernels are executed."""
+    return isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
 
 
 def expected_fabric_s(topology: Topology, runs_s: float) -> float:

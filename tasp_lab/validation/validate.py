@@ -18,15 +18,13 @@ from runtime.calibration import (
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
 from sim.simulate import engine_of, simulate
-from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
-from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.choices import BackendKind, FabricKind
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.prediction.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -77,11 +75,15 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import (
     calibrate_ranks,
     check_backend,
-    check_fabric,
+    check_kernels,
+    check_overrides,
+    check_runs,
+    check_waits,
     default_scale,
     expected_fabric_s,
     fabric_constants,
     fit_document,
+    is_real,
     start_ranks,
     why_not_comparable,
 )
@@ -311,9 +313,9 @@ def validate(
     check_names(names, work)
     check_kernels(work, parse_compute(compute), fabric)
     if kernel is not None:
-        _check_waits(work, kernel, fabric)
+        check_waits(work, kernel, fabric)
     rate = parse_compute(compute)
-    _check_overrides(overrides, rate, fabric)
+    check_overrides(overrides, rate, fabric)
     asked = None if kernel is None else compute
     machine = chosen_machine(wires(machine), "auto", asked, kernel, overrides, without_links, links)
     rings, given = RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
@@ -336,7 +338,7 @@ def validate(
         schedule for name in names for schedule in build_schedules(name, machine.topology, work, decomposition, options)
     ]
     topology, speeds = machine.topology, machine.rank_speeds
-    real = _is_real(work, rate, fabric)
+    real = is_real(work, rate, fabric)
     timed: Compute = ComputeRate(rate) if isinstance(rate, float) else INSTANT
     if fabric == "emulated":
         own = _own_compute(machine, work) if rate is None else INSTANT
@@ -372,55 +374,10 @@ def validate(
     return Comparison(fabric, scale or 1.0, calibration, runs, reports, provenance, environment)
 
 
-def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
-    """Raise `QuantityError` for an impossible scale or number of repeats, and `RunError` for a missing package."""
-    if repeats < 1:
-        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
-    check_fabric(scale, fabric)
-
-
-def _check_waits(work: Work, kernel: str, fabric: FabricKind) -> None:
-    """Raise `QuantityError` where kernel calls are not waits of the times of a kernel."""
-    if not isinstance(work, Workload) or fabric != "emulated":
-        raise QuantityError(
-            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
-            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
-        )
-
-
-def _check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for overrides of what does not determine a run."""
-    for each in (each for each in overrides if not each.startswith(LAYER)):
-        if fabric == "local":
-            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
-        real = rate == "real" or (rate is None and fabric != "emulated")
-        if (real and ".compute" in each) or (each.startswith("compute") and (real or rate is not None)):
-            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
-
-
 def _own_compute(machine: Machine, work: Work) -> Compute:
     """The machine's own compute rates, or those that are assumed."""
     machine = with_compute(machine)
     return (with_assumptions(machine, work) if isinstance(work, Workload) else machine).compute
-
-
-def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for a layer that is only predicted, and where the kernels of a hybrid would be real.
-
-    Nothing makes inputs of layers of results.
-    """
-    if isinstance(work, Workload) and work.dtype == WHAT_IF_DTYPE:
-        raise QuantityError(f"dtype {work.dtype!r}: is predicted only, expected one of bf16, fp16, fp32 on a fabric")
-    if isinstance(work, Workload) and work.kind == "hybrid" and _is_real(work, rate, fabric):
-        raise QuantityError(
-            f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "
-            "runs them: python -m experiments.train_gpt --layers"
-        )
-
-
-def _is_real(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> bool:
-    """Whether kernels are executed."""
-    return isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
 
 
 def _nominal(topology: Topology, fabric: FabricKind, compute: Compute, rank_speeds: tuple[Number, ...]) -> Machine:
