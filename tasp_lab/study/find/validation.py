@@ -18,7 +18,8 @@ from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.study.find.crossovers_report import axis_text
 from tasp_lab.study.find.nearest import NearPoint
-from tasp_lab.validation.validate import Run, default_scale, expected_fabric_s, validate
+from tasp_lab.validation.fabrics import default_scale, expected_fabric_s
+from tasp_lab.validation.validate import Run, validate
 
 CSV, JSON = "validated.csv", "validated.json"
 
@@ -138,7 +139,7 @@ def measure_points(
 
 
 def _scale(near: NearPoint, repeats: int) -> float:
-    """The scale of the fabric for a point, see `tasp_lab.validation.validate.default_scale`."""
+    """The scale of the fabric for a point, see `tasp_lab.validation.fabrics.default_scale`."""
     topology = load_machine(near.points[0].machine, library="ideal").topology
     return default_scale(topology, (repeats + 1) * sum(near.times_s))
 

@@ -1,4 +1,4 @@
-"""The checks of ``gpu-check`` find the faults that they are for; what needs a GPU is played by fakes."""
+"""The checks of `runtime.checks` find the faults that they are for; what needs a GPU is played by fakes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.checks import hardware
+from runtime.checks.delays import DelayedRuns
+from runtime.checks.hardware import OPERATIONS, RankInventory, bus_bandwidth, check_same_gpus, measure_operation
+from runtime.checks.kernels import check_kernels, check_linear_kernels
+from runtime.checks.lost_ranks import Loss
+from runtime.checks.training import Recipe, difference_learnt, difference_of_losses, train_alone, train_together
+from runtime.checks.watch import CheckedGroup, End, Watch
 from runtime.executor.message_io import MessageIO
 from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Streams
 from runtime.executor.transports import TRANSPORTS, OrdinaryMemory, make_transport
-from runtime.gpu_check import inventory, library
-from runtime.gpu_check.delays import DelayedRuns
-from runtime.gpu_check.failures import Loss
-from runtime.gpu_check.group import CheckedGroup
-from runtime.gpu_check.inventory import RankInventory, check_same_gpus
-from runtime.gpu_check.kernels import check_kernels, check_linear_kernels
-from runtime.gpu_check.library import OPERATIONS, bus_bandwidth, measure_operation
-from runtime.gpu_check.training import Recipe, difference_learnt, difference_of_losses, train_alone, train_together
-from runtime.gpu_check.watch import End, Watch
 from runtime.kernels import linear_attention as linear
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.registry import KERNELS
+from runtime.protocol.jobs import RunSchedule
+from runtime.ranks.torchrun import HIGH_PRIORITY
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_schedules
@@ -39,7 +39,7 @@ from tasp_lab.workload.layer import Workload
 from tests.support.ranks import on_ranks
 
 CPU = torch.device("cpu")
-IMPORTED_BY_RANKS = ("runtime.gpu_check.training", "runtime.gpu_check.delays")
+IMPORTED_BY_RANKS = ("runtime.checks.training", "runtime.checks.delays")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,7 +95,7 @@ class WrongKernel:
 )
 def test_a_wrong_kernel_is_named(fault: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = {"wrong": WrongKernel(fault), "reference": KERNELS["reference"]}
-    monkeypatch.setattr("runtime.gpu_check.kernels.KERNELS", kernels)
+    monkeypatch.setattr("runtime.checks.kernels.KERNELS", kernels)
     with pytest.raises(RunError, match=f"kernel wrong, .* mask .*, {named}: error"):
         list(check_kernels(CPU, 33, (16,)))
 
@@ -118,13 +118,13 @@ def library_on_rank() -> list[float]:
 
 def wrong_library_on_rank() -> str:
     """A library that delivers one wrong byte."""
-    right = library._all_gather
+    right = hardware._all_gather
 
     def wrong(received: torch.Tensor, sent: torch.Tensor) -> None:
         right(received, sent)
         received[5] += 1
 
-    library._all_gather = wrong
+    hardware._all_gather = wrong
     try:
         measure_operation(CheckedGroup(), "all_gather", 1200, 1)
     except RunError as error:
@@ -148,6 +148,27 @@ def test_a_wrong_byte_of_the_library_is_seen() -> None:
 @pytest.mark.parametrize(("operation", "share"), [("sendrecv", 1.0), ("alltoall", 0.75), ("all_gather", 0.75)])
 def test_bus_bandwidth_is_that_of_nccl_tests(operation: str, share: float) -> None:
     assert bus_bandwidth(operation, 2**20, 0.5, 4) == 2**21 * share
+
+
+def priorities_on_rank() -> tuple[list[tuple[str, str, bool]], str]:
+    """On a rank, with groups of gloo in place of NCCL's: priorities, torch's variable, and whether a schedule ran."""
+    made = {"normal": dist.new_group(backend="gloo"), "high": dist.new_group(backend="gloo")}
+    hardware._group_with = made.__getitem__  # type: ignore[assignment]
+    os.environ[HIGH_PRIORITY] = "before"
+    group: Any = SimpleNamespace(on_gpu=True)
+    job, found = RunSchedule(collective("ring", full_mesh(2), 96), "p2p", repeats=1, warm_ups=1), []
+    for priority, ranks in hardware.ranks_by_priority(group):
+        assert ranks._group is made[priority]
+        records = ranks.perform(job, 60)
+        found.append((priority, os.environ[HIGH_PRIORITY], all(isinstance(each, list) for each in records)))
+    return found, os.environ[HIGH_PRIORITY]
+
+
+@pytest.mark.distributed
+def test_schedules_run_over_groups_of_both_priorities() -> None:
+    """torch reads its variable when a group is made; it is afterwards what it was."""
+    expected = [("normal", "0", True), ("high", "1", True)], "before"
+    assert on_ranks(priorities_on_rank, 2) == [expected, expected]
 
 
 # delays
@@ -227,7 +248,7 @@ def trained_on_rank(fault: str) -> tuple[float, float]:
     """The differences of losses and of what was learnt."""
     recipe = Recipe(48, 2, 8, steps=6)
     if fault:
-        import runtime.gpu_check.training as training
+        import runtime.checks.training as training
 
         right = training.attention
 
@@ -278,9 +299,9 @@ class FakeGpus:
 
 
 def ranks_on(gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> list[RankInventory]:
-    monkeypatch.setattr(inventory.torch, "cuda", gpus)
+    monkeypatch.setattr(hardware.torch, "cuda", gpus)
     n = gpus.device_count()
-    return [inventory.inventory_of_rank(rank, torch.device("cuda", rank), n) for rank in range(n)]
+    return [hardware.inventory_of_rank(rank, torch.device("cuda", rank), n) for rank in range(n)]
 
 
 def test_equal_gpus_with_peer_access_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +331,7 @@ def test_a_library_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     monkeypatch.setattr(dist, "all_reduce", broken)
     with pytest.raises(RunError, match=r"nccl cannot start: NCCL error in: .*; run again with NCCL_DEBUG=INFO") as told:
-        inventory.check_library(CPU, 2)
+        hardware.check_library(CPU, 2)
     assert len(str(told.value).splitlines()) == 1
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from runtime.checks.watch import CheckedGroup
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Streams, streams_for
 from runtime.executor.views import Views
-from runtime.gpu_check.group import CheckedGroup
 from runtime.trials.patterns import PatternWork, fill, verify, verify_reads
 from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
