@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tasp_lab.study.frames import first_is_faster
 
 from tasp_lab import predict
 from tasp_lab.core.errors import StudyError
@@ -20,7 +21,6 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import answers, constants_of, evaluate, groups, question_of
 from tasp_lab.study.point import Point, key_of
 from tasp_lab.study.rows import Row
-from tasp_lab.study.winners import first_is_faster
 from tasp_lab.workload.layer import Workload
 
 MACHINES = st.sampled_from(["full-mesh:4", "h100-4", "mi300x-4", "nodes:2x2"])

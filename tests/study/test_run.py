@@ -23,6 +23,7 @@ from tasp_lab.core.errors import OutputError, StudyError
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study
+from tasp_lab.study.table import table
 from tests.conftest import ROOT, Tell
 from tests.support.signals import hear_interrupts
 from tests.support.studies import SMALL, study_of
@@ -62,10 +63,10 @@ def test_the_files_of_a_folder_are_what_was_asked(tmp_path: Path) -> None:
     assert set(folder.unanswered()["schedule"]) == {"usp:2x2"}
     assert folder.study.baseline == "ring-attention"
     assert folder.provenance()["command"] == "tasp-lab study run small.toml"
-    table = pd.read_csv(tmp_path / "points.csv")
-    assert table["key"].tolist() == [row["key"] for row in result.rows]
-    assert table["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
-    assert set(table["n"]) == {2, 4}
+    written = pd.read_csv(tmp_path / "points.csv")
+    assert written["key"].tolist() == [row["key"] for row in result.rows]
+    assert written["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
+    assert set(written["n"]) == {2, 4}
     assert len(pd.read_csv(tmp_path / "unanswered.csv")) == DONE["does not apply"]
 
 
@@ -171,12 +172,12 @@ def test_an_interrupted_study_shows_what_it_has(tmp_path: Path, tell: Tell) -> N
     times = {row["key"]: row["time_s"] for row in whole}
     assert all(times[row["key"]] == row["time_s"] for row in folder.rows().to_dict("records"))
     assert folder.study.baseline == "ring-attention"
-    assert f"{kept} of 24 points so far" in str(folder.show())
+    assert f"{kept} of 24 points so far" in str(table(folder))
     code, out, err = tell("study", "show", str(tmp_path), "--json")
     assert code == 0, err
     assert (json.loads(out)["rows_so_far"], json.loads(out)["points"]) == (kept, 24)
     study.run(tmp_path)
-    assert "so far" not in str(StudyFolder(tmp_path).show())
+    assert "so far" not in str(table(StudyFolder(tmp_path)))
     assert len(StudyFolder(tmp_path).rows()) == DONE["ok"]
 
 
@@ -191,7 +192,7 @@ def test_while_a_study_grows_its_old_files_are_not_shown(tmp_path: Path) -> None
 def test_a_study_that_has_no_row_yet_is_refused_as_before(tmp_path: Path) -> None:
     interrupted(load_study(SMALL), tmp_path, 0)
     with pytest.raises(StudyError, match=r"nothing was run yet, expected points\.parquet or results\.sqlite"):
-        StudyFolder(tmp_path).show()
+        table(StudyFolder(tmp_path))
 
 
 def test_progress_says_how_many_points_do_not_apply(tmp_path: Path, tell: Tell) -> None:
