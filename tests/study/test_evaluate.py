@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasp_lab.study.frames import first_is_faster
 
 from tasp_lab import predict
 from tasp_lab.core.errors import StudyError
@@ -19,6 +18,7 @@ from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.ring_choice import ring_candidates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import answers, constants_of, evaluate, groups, question_of
+from tasp_lab.study.frames import first_is_faster
 from tasp_lab.study.point import Point, key_of
 from tasp_lab.study.rows import Row
 from tasp_lab.workload.layer import Workload

@@ -22,7 +22,7 @@ from tasp_lab.machines.machine import ComputeRate, Constant, Machine
 from tasp_lab.prediction.layer_times import PreparedMachine
 from tasp_lab.schedules.attention.registry import ATTENTION, AttentionSpec, attention_layout, attention_schedules
 from tasp_lab.study.file import Study
-from tasp_lab.study.find.asked import asked
+from tasp_lab.study.lookup import study_at
 from tasp_lab.study.point import Point
 from tasp_lab.study.store import RESULTS
 from tasp_lab.workload.layer import Workload
@@ -87,7 +87,7 @@ def test_a_schedule_whose_code_changed_is_answered_anew(
         monkeypatch.setitem(ATTENTION, name, like(each))  # type: ignore[arg-type]
         (row,) = study_with(name).run(tmp_path).rows
         assert row["time_s"] == pytest.approx(expected[each], rel=1e-9)
-        assert asked(tmp_path).evaluate(next(study_with(name).points()))["time_s"] == row["time_s"]
+        assert study_at(tmp_path).evaluate(next(study_with(name).points()))["time_s"] == row["time_s"]
 
 
 def test_what_a_schedule_is_built_from_may_be_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +123,12 @@ def test_finders_take_stored_rows_without_building(tmp_path: Path, monkeypatch: 
     study = load_study(study_of(schedule={"name": ["ring-attention", "ulysses"]}))
     rows = study.run(tmp_path).rows
     points, counted = list(study.points()), Counted(monkeypatch)
-    assert [asked(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
+    assert [study_at(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
     assert counted.since() == {}
     (tmp_path / RESULTS).unlink()  # a folder that was passed on without its store: the files have the rows
-    assert [asked(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
+    assert [study_at(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
     assert counted.since() == {"candidates": 16}
-    assert asked(tmp_path).known.keys() == {row["key"] for row in rows}
+    assert study_at(tmp_path).known.keys() == {row["key"] for row in rows}
 
 
 def test_a_schedule_of_ones_own_is_built_but_not_simulated_again(

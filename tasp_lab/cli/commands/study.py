@@ -364,15 +364,13 @@ def crossover(
     Example: tasp-lab study crossover longctx/ --along nic.bandwidth --from x0.25 --to x4
     """
     from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
-    from tasp_lab.study.find.asked import asked, interval_of
-    from tasp_lab.study.find.chosen import those_at
-    from tasp_lab.study.find.crossover_question import crossover_question
-    from tasp_lab.study.find.crossovers import find_crossovers
+    from tasp_lab.study.crossover import crossover_question, find_crossovers
+    from tasp_lab.study.lookup import interval_of, points_at, study_at
 
-    given = asked(path)
+    source = study_at(path)
     chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
     question = crossover_question(
-        given.study.find.get("crossover", {}),
+        source.study.find.get("crossover", {}),
         along=along,
         between=between or (),
         margin=margin,
@@ -381,8 +379,8 @@ def crossover(
         sampling=chosen,
     )
     with Progress(lines_only=json) as shown:
-        points = those_at(given.study.points(), at or "")
-        found = find_crossovers(points, question, given.evaluate, interval_of(chosen), shown.line)
+        points = points_at(source.study.points(), at or "")
+        found = find_crossovers(points, question, source.evaluate, interval_of(chosen), shown.line)
     tell(found, json)
 
 
@@ -416,14 +414,12 @@ def sensitivity(
 
     Example: tasp-lab study sensitivity longctx/ --at h100-8x8,128Ki --of time --between tasp --method sobol
     """
-    from tasp_lab.study.find.asked import asked
-    from tasp_lab.study.find.chosen import chosen
-    from tasp_lab.study.find.sensitivity import find_sensitivity
-    from tasp_lab.study.find.sensitivity_question import sensitivity_question
+    from tasp_lab.study.lookup import one_point_at, study_at
+    from tasp_lab.study.sensitivity import find_sensitivity, sensitivity_question
 
-    study = asked(path).study
+    asked = study_at(path).study
     question = sensitivity_question(
-        study.find.get("sensitivity", {}),
+        asked.find.get("sensitivity", {}),
         of=of,
         between=between or (),
         at=at,
@@ -434,7 +430,7 @@ def sensitivity(
         seed=seed,
     )
     with Progress(lines_only=json) as shown:
-        found = find_sensitivity(chosen(study.points(), question.at), question, study.baseline, shown.line)
+        found = find_sensitivity(one_point_at(asked.points(), question.at), question, asked.baseline, shown.line)
     tell(found, json)
 
 
@@ -457,20 +453,17 @@ def validate(
     Example: tasp-lab study validate longctx/ --top 5
     """
     from tasp_lab.machines.sampling import NO_SAMPLES
-    from tasp_lab.study.find.asked import asked_in
-    from tasp_lab.study.find.chosen import those_at
-    from tasp_lab.study.find.crossover_question import crossover_question
-    from tasp_lab.study.find.crossovers import searched
-    from tasp_lab.study.find.nearest import nearest
-    from tasp_lab.study.find.validation import check_validation, measure_points
+    from tasp_lab.study.crossover import crossover_question, crossovers
+    from tasp_lab.study.lookup import points_at, study_in
+    from tasp_lab.study.validation import check_validation, measure_points, nearest
 
     check_validation(folder, top, repeat)
-    given = asked_in(folder)
+    source = study_in(folder)
     question = crossover_question(
-        given.study.find.get("crossover", {}), along=along, between=between or (), sampling=NO_SAMPLES
+        source.study.find.get("crossover", {}), along=along, between=between or (), sampling=NO_SAMPLES
     )
     with Progress(lines_only=json) as shown:
-        points = those_at(given.study.points(), at or "")
-        groups = searched(points, question, given.evaluate, progress=shown.line)
-        found = measure_points(nearest(groups, top), question.along, folder, repeat, shown.line)
-    tell(found, json)
+        points = points_at(source.study.points(), at or "")
+        found = crossovers(points, question, source.evaluate, progress=shown.line)
+        measured = measure_points(nearest(found, top), question.along, folder, repeat, shown.line)
+    tell(measured, json)
