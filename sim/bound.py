@@ -17,7 +17,7 @@ from tasp_lab.schedules.hybrid.bound import hybrid_bound_s
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask
 from tasp_lab.schedules.linear.bound import linear_bound_s
 from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.topology.limits import like
+from tasp_lab.topology.cuts import like
 
 ROUNDING = 1e-9
 """By how much of itself a time in floating point may lie below its bound."""

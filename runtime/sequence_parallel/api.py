@@ -27,7 +27,8 @@ from typing import TypedDict, Unpack
 import torch
 import torch.distributed as dist
 
-from runtime.executor.transports import Group, make_transport
+from runtime.executor.messages import Group
+from runtime.executor.transports import make_transport
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Call, Proposal
 from runtime.sequence_parallel.autograd import Plan, attend

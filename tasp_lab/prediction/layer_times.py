@@ -13,8 +13,8 @@ from operator import add
 
 import numpy as np
 
+from sim.host import busy_s
 from sim.simulate import simulate
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.kernel_compute import MERGE, PARTS
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.sampling import Sampling

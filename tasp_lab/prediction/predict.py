@@ -9,11 +9,11 @@ from typing import TypeVar, Unpack
 
 from sim.array.from_rings import is_ring_schedule
 from sim.bound import least_s
+from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.units import Number
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import Runtime
@@ -52,7 +52,7 @@ from tasp_lab.prediction.results import Refused, label, layer_constants, pass_of
 from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of
@@ -127,7 +127,7 @@ def predict(
         a hybrid, a stack of them.
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.edits`.
+        `tasp_lab.topology.derived`.
     overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; `without_links` and `links`
         apply to the overridden machine.
     decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default

@@ -26,7 +26,7 @@ from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import Call, as_arrays, buffers_of, calls_of, with_buffers
