@@ -107,7 +107,7 @@ def attention_with_lse(
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
     several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
     must want gradients, or none of them. Passes are not captured in CUDA graphs
-    (docs/decisions/0020-copy-engines-and-graphs.md).
+    (docs/why/predictions.md#20-copy-engines-no-cuda-graphs).
 
     Parameters
     ----------

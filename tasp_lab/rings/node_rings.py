@@ -27,7 +27,7 @@ conjugates it. Rail-aligned rings close exactly if the product of the permutatio
 ``u`` odd, ``m`` = 2
     Impossible for any order of the nodes: every ring changes the local rank in every node.
 
-``docs/decisions/0007-rail-aligned-rings.md`` has the proofs.
+``docs/why/rings.md#7-rail-aligned-rings`` has the proofs.
 
 References
 ----------
