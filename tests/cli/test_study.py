@@ -1,10 +1,11 @@
-"""``tasp-lab study crossover``, ``sensitivity`` and ``validate`` as a user types them."""
+"""``tasp-lab study`` as a user types it: views of a study, crossovers, sensitivities, and runs on the fabric."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -12,6 +13,132 @@ import pytest
 
 from tasp_lab import Workload, predict
 from tests.conftest import Command
+from tests.support.study_folders import row, study_rows, write_study
+
+
+@pytest.fixture
+def folder(command: Command) -> Path:
+    return write_study(command.folder / "longctx")
+
+
+def test_show_prints_tables_json_and_csv(command: Command, folder: Path) -> None:
+    done = command("study", "show", "longctx", "--rows", "machine,model", "--columns", "seq", "--csv", "out.csv")
+    assert done.returncode == 0, done.stderr
+    assert "long-context-training: winner over length" in done.stdout
+    assert len(list(csv.DictReader((command.folder / "out.csv").read_text().splitlines()))) == 72
+    found = json.loads(command("study", "show", "longctx", "--sort=-speedup", "--limit", "2", "--json").stdout)
+    assert (found["study"], found["baseline"], len(found["rows"])) == (
+        "long-context-training",
+        "zigzag-ring-attention",
+        2,
+    )
+    assert found["rows"][0]["speedup"] > found["rows"][1]["speedup"] > 1
+    assert found["counts"] == {"ok": 202, "settled": 6, "does not apply": 8, "failed": 0}
+    pivot = (
+        "--rows",
+        "schedule",
+        "--columns",
+        "seq",
+        "--value",
+        "speedup",
+        "--where",
+        "machine == 'h100-8' and heads == 32",
+    )
+    cells = json.loads(command("study", "show", "longctx", *pivot, "--json").stdout)
+    assert (cells["rows"], cells["columns"], cells["value"], len(cells["cells"])) == (
+        ["schedule"],
+        ["seq"],
+        "speedup",
+        24,
+    )
+    assert cells["held"]["model"] == "llama-3-8b"
+
+
+def test_plot_writes_a_picture_and_its_data(command: Command, folder: Path) -> None:
+    done = command("study", "plot", "longctx", "--x", "seq", "--y", "machine", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["output"] == str(Path("longctx") / "plots" / "machine-seq.svg")
+    assert (command.folder / found["output"]).read_bytes().startswith(b"<?xml")
+    assert len(found["points"]) == 72
+    one = ("--where", "model == 'llama-3-8b' and machine == 'h100-8'")
+    assert command("study", "plot", "longctx", *one, "--output", "times.png").returncode == 0
+    assert (command.folder / "times.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_diff_exits_with_0_whether_or_not_there_is_one(command: Command, folder: Path) -> None:
+    write_study(command.folder / "other", [each for each in study_rows() if each["seq"] > 8192])
+    for other, count in (("longctx", 0), ("other", 27)):
+        done = command("study", "diff", "longctx", other, "--json")
+        assert done.returncode == 0, done.stderr
+        assert len(json.loads(done.stdout)["only_a"]) == count
+        assert command("study", "diff", "longctx", other).returncode == 0
+
+
+def test_report_writes_one_page(command: Command, folder: Path) -> None:
+    done = command("study", "report", "longctx", "--where", "seq <= 16Ki", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["output"] == str(Path("longctx") / "report.html")
+    assert found["questions"] == found["tables"]["winners"] == 18
+    assert found["figures"] == {"map": 3, "curves": 9}
+    assert (command.folder / found["output"]).read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        (("show", "nowhere"), "nowhere: no such folder"),
+        (("show", "."), ".: no study there, expected study.toml"),
+        (("diff", "longctx", "."), ".: no study there"),
+        (("show", "longctx", "--limit", "x"), "--limit: 'x', expected a whole number"),
+        (("show", "longctx", "--csv", "no/out.csv"), "cannot write no/out.csv: its folder does not exist"),
+        (("plot", "longctx", "--y", "tim_s"), "unknown column 'tim_s', did you mean 'time_s'?"),
+        (("plot", "longctx", "--output", "out.bmp"), "expected a name that ends in .png, .svg or .pdf"),
+        (("report", "longctx", "--output", "out.pdf"), "cannot write out.pdf: expected a name that ends in .html"),
+        (("report", "longctx", "--output", "no/out.html"), "its folder does not exist"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(
+    command: Command, folder: Path, arguments: tuple[str, ...], telling: str
+) -> None:
+    before = sorted(command.folder.rglob("*"))
+    assert telling in command.refused("study", *arguments)
+    assert sorted(command.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("verb", ["plot", "report"])
+def test_a_folder_that_cannot_be_written(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """The superuser may write anywhere, so the system refuses for it."""
+    real, real_mkdir = os.open, Path.mkdir
+
+    def refuse(path: object, flags: int, *rest: int, **more: int) -> int:
+        if "longctx" in str(path) and flags & os.O_CREAT:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, flags, *rest, **more)  # type: ignore[call-overload, no-any-return]
+
+    def refuse_folder(self: Path, *rest: int, **more: bool) -> None:
+        if "longctx" in str(self):
+            raise PermissionError(13, "Permission denied", str(self))
+        real_mkdir(self, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse_folder)
+    before = sorted(folder.rglob("*"))
+    assert "Permission denied" in command.refused("study", verb, "longctx")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_study_of_one_row_has_everything(command: Command) -> None:
+    write_study(command.folder / "one", [row("h100-8", "llama-3-8b", 8192, "tasp")], asked={})
+    for line in (("show",), ("report",), ("plot", "--x", "seq")):
+        done = command("study", line[0], "one", *line[1:])
+        assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------- crossovers, sensitivities, the fabric
 
 STUDY = """
 [study]
@@ -130,28 +257,13 @@ def test_sensitivity_as_an_object(command: Command, study: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "telling"),
     [
-        (("crossover", "mesh.toml", "--along", "mask"), "'mask' is not numeric"),
-        (("crossover", "mesh.toml", "--along", "sek"), "did you mean 'seq'"),
-        (("crossover", "mesh.toml", "--between", "tasp"), "expected two schedules"),
-        (("crossover", "mesh.toml", "--between", "tasp", "--between", "tasp"), "and itself"),
         (("crossover", "mesh.toml", "--between", "tasp", "--between", "tsap"), "did you mean 'tasp'"),
-        (("crossover", "mesh.toml", "--margin", "100%"), "expected 0 or more and less than 1"),
         (("crossover", "mesh.toml", "--margin", "-5%"), "expected 0 or more and less than 1"),
-        (("crossover", "mesh.toml", "--from", "64Ki", "--to", "8Ki"), "is empty"),
-        (("crossover", "mesh.toml", "--along", "batch"), "the interval has one value at most"),
         (("crossover", "mesh.toml", "--samples", "-1"), "samples: -1"),
-        (("crossover", "mesh.toml", "--at", "machin=h100-8"), "did you mean 'machine'"),
-        (("crossover", "mesh.toml", "--at", "seq=4Ki"), "the interval has one value at most"),
         (("crossover", "nowhere.toml"), "nowhere.toml"),
         (("crossover", "."), "no study there"),
-        (("sensitivity", "mesh.toml"), "no point is chosen"),
-        (("sensitivity", "mesh.toml", "--at", "sek=8Ki"), "did you mean 'seq'"),
-        (("sensitivity", "mesh.toml", "--at", "seq=9Ki"), "no such point"),
-        (("sensitivity", "mesh.toml", "--at", "16Ki", "--of", "speed"), "did you mean 'speedup'"),
         (("sensitivity", "mesh.toml", "--at", "16Ki", "--method", "sobol", "--samples", "48"), "a power of two"),
-        (("sensitivity", "mesh.toml", "--at", "16Ki", "--between", "tsap"), "did you mean 'tasp'"),
         (("sensitivity", "mesh.toml", "--at", "16Ki", "--seed", "-1"), "seed: -1"),
-        (("sensitivity", "mesh.toml", "--at", "16Ki", "--top", "0"), "expected 1 or more"),
         (("validate", "mesh.toml"), "expected the folder that a study was run in"),
         (("validate", "nowhere"), "no such folder"),
         (("validate", ".", "--top", "0"), "top: 0, expected 1 or more"),
@@ -170,10 +282,10 @@ def test_points_nearest_to_a_crossover_are_measured(command: Command) -> None:
     assert "measuring 1 points on the emulated fabric takes about" in done.stderr
     found = json.loads(done.stdout)
     assert found == json.loads((command.folder / "tiny" / "validated.json").read_text())
-    rows = list(csv.DictReader((command.folder / "tiny" / "validated.csv").read_text().splitlines()))
-    assert [row["schedule"] for row in rows] == ["ulysses", "ring-attention"]
-    for row, point in zip(rows, found["points"], strict=True):
-        assert float(row["measured_s"]) == point["measured_s"] > 0
+    lines = list(csv.DictReader((command.folder / "tiny" / "validated.csv").read_text().splitlines()))
+    assert [line["schedule"] for line in lines] == ["ulysses", "ring-attention"]
+    for line, point in zip(lines, found["points"], strict=True):
+        assert float(line["measured_s"]) == point["measured_s"] > 0
         assert point["error"] == pytest.approx(point["predicted_s"] / point["measured_s"] - 1)
         assert point["time_s"] == pytest.approx(_tiny_time_s(point["schedule"], point["seq"]))
 
@@ -182,7 +294,7 @@ def _tiny_time_s(schedule: str, seq: int) -> float:
     return float(predict("full-mesh:4", schedule, Workload(seq, heads=4), samples=0)[0].time_s)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(command: Command, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(command: Command) -> None:
     (command.folder / "tiny").mkdir()
     (command.folder / "tiny" / "study.toml").write_text(TINY)
     (command.folder / "tiny" / "validated.csv").mkdir()

@@ -1,4 +1,4 @@
-"""The winner of a question is its fastest schedule that fits; orders have the probability that `compare` gives them."""
+"""Which columns tell rows apart, which schedule wins, and how sure that is: as probable as `compare` finds it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.core.errors import StudyError
 from tasp_lab.prediction.interval import TIE, Interval
 from tasp_lab.prediction.residual_fit import Residual
 from tasp_lab.prediction.residuals import Regime
+from tasp_lab.study.frames import first_is_faster, varying, winners, with_derived
 from tasp_lab.study.rows import COLUMNS
-from tasp_lab.study.winners import first_is_faster, winners, with_derived
-from tests.support.study_folders import BASELINE, SCHEDULES, row, settled
+from tests.support.study_folders import BASELINE, MACHINES, SCHEDULES, not_applicable, row, settled
 
 times = st.floats(1e-5, 1e2)
 spreads = st.floats(0.01, 0.6)
@@ -126,13 +125,34 @@ def test_a_bound_that_is_a_little_slower_settles_no_order() -> None:
         assert found["second"] is None
 
 
-def test_an_unknown_baseline_is_answered_with_the_nearest() -> None:
-    rows = table([row("h100-8", "llama-3-8b", 8192, "tasp")])
-    with pytest.raises(StudyError, match="unknown baseline 'tas', did you mean 'tasp'"):
-        with_derived(rows, "tas")
-
-
 def test_a_question_without_its_baseline_has_no_speed_up() -> None:
     rows = [row("h100-8", "llama-3-8b", 8192, "tasp"), row("mi300x-8", "llama-3-8b", 8192, BASELINE)]
     found = with_derived(table(rows), BASELINE)["speedup"]
     assert [math.isnan(each) for each in found] == [True, False]
+
+
+def test_columns_that_follow_from_no_other_tell_points_apart() -> None:
+    """`ranks` follows the machine; `kv_heads` is free where there is one model; `buffers` is an axis of its own."""
+    rows = [
+        row(machine, "llama-3-8b", 8192, "tasp", kv_heads=kv_heads, buffers=buffers)
+        for machine in MACHINES
+        for kv_heads in (1, 8)
+        for buffers in (2, 3)
+    ]
+    assert varying(pd.DataFrame(rows)) == ("machine", "kv_heads", "buffers")
+
+
+def test_a_column_that_refused_rows_lack_still_follows() -> None:
+    """Of a machine that was refused nobody knows the nodes."""
+    rows = [row(machine, "llama-3-8b", 8192, name) for machine in MACHINES for name in SCHEDULES]
+    rows += [
+        not_applicable(row(machine, "llama-3-8b", 16384, "tasp"), "no") | {"nodes": None, "ranks": None}
+        for machine in MACHINES
+    ]
+    assert varying(pd.DataFrame(rows)) == ("machine", "seq", "schedule")
+
+
+def test_what_an_override_changes_follows_its_variant() -> None:
+    variants = {"as is": "", "nic-x2": "nic.bandwidth=x2"}
+    rows = [row("h100-4x8", "llama-3-8b", 8192, "tasp", variant=v, overrides=text) for v, text in variants.items()]
+    assert varying(pd.DataFrame(rows)) == ("variant",)

@@ -1,4 +1,4 @@
-"""Contests of two schedules whose times are formulas, so that tests know every crossing."""
+"""Comparisons of two schedules whose times are formulas, so that tests know every crossing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.residual_fit import Residual
 from tasp_lab.prediction.residuals import Regime
-from tasp_lab.study.find.contest import Contest
+from tasp_lab.study.crossover import Comparison
 from tasp_lab.study.point import Point
 from tasp_lab.study.rows import Row
 from tasp_lab.workload.layer import Workload
@@ -22,9 +22,9 @@ REGIME = Regime("layer", "intra", "any", "documented", "modelled")
 POINT = Point("h100-8", "one", Workload(1024, heads=1))
 
 
-def contest(
+def comparison(
     one: Formula, two: Formula, values: Sequence[float], margin: float = 0.0, own: float | None = None
-) -> Contest:
+) -> Comparison:
     """Of schedules ``one`` and ``two``; each time has `own` as spread on one machine, None for no intervals."""
     formulas = {"one": one, "two": two}
 
@@ -37,7 +37,7 @@ def contest(
         residual = Residual(REGIME, 1.0, 0.3, 0.0, own or 0.0, 10, 2, REGIME)
         return Interval(formulas[point.schedule](point.layer.sequence), np.zeros(0), residual)
 
-    return Contest(POINT, ("one", "two"), "seq", values, evaluate, None if own is None else interval_of, margin)
+    return Comparison(POINT, ("one", "two"), "seq", values, evaluate, None if own is None else interval_of, margin)
 
 
 def by_ratio(log_ratio: Formula) -> tuple[Formula, Formula]:
