@@ -8,7 +8,8 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from sim.array.from_rings import is_ring_schedule
-from sim.bound import least_s
+from sim.bounds.collectives import collective_bound_s
+from sim.bounds.least import least_s
 from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
@@ -58,7 +59,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.collectives.kinds import CollectiveKind, collective_bound_s
+from tasp_lab.schedules.collectives.kinds import CollectiveKind
 from tasp_lab.schedules.collectives.registry import kind_of
 from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.schedules.linear.task import LinearTask

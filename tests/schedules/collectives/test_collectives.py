@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from runtime.trials.in_process import run_in_process
 from sim.array.engine import run
+from sim.bounds.collectives import collective_bound_s
 from sim.event.engine import simulate
 from tasp_lab.cli.process import main
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
@@ -27,7 +28,7 @@ from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
-from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s, collective_bound_s, describe
+from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
 from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.schedules.collectives.ring_reductions import (
     RingSumSteps,

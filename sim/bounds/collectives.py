@@ -22,7 +22,7 @@ latencies. On a full mesh and on a switch, sending all messages at once reaches 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -32,6 +32,7 @@ from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.units import Number
+from tasp_lab.schedules.collectives.kinds import CollectiveKind
 from tasp_lab.topology.cuts import bottleneck, like, ranks_behind, ring_cut
 from tasp_lab.topology.graph import Topology
 
@@ -147,3 +148,28 @@ def _bound_of_messages_s(topology: Topology, sources: IntArray, destinations: In
     busy = topology.links[slowest] if slowest < links else topology.shared[slowest - links]
     busy_s = like(topology, int(messages[slowest]) * size_bytes / Fraction(busy.bandwidth_bytes_per_s))
     return busy_s + topology.route(int(sources[first]), int(destinations[first])).latency_s
+
+
+_BOUNDS_S: Mapping[CollectiveKind, Callable[[Topology, int], Number]] = {
+    "AllGather": all_gather_bound_s,
+    "ReduceScatter": reduce_scatter_bound_s,
+    "AllReduce": all_reduce_bound_s,
+    "AllToAll": all_to_all_bound_s,
+    "SendRecv": send_recv_bound_s,
+}
+
+
+def collective_bound_s(kind: CollectiveKind, topology: Topology, shard_bytes: int) -> Number:
+    """Lower bound of a collective in seconds, exact for exact bandwidths.
+
+    `shard_bytes` is that of `tasp_lab.schedules.collectives.kinds`.
+
+    >>> from fractions import Fraction
+    >>> from tasp_lab.topology.builders import full_mesh, switch
+    >>> mesh, star = full_mesh(8, Fraction(10), Fraction(1)), switch(8, Fraction(10), Fraction(1))
+    >>> [collective_bound_s("AllReduce", each, 100) for each in (mesh, star)]      # L + 2S/B, L + 2(n-1)S/P
+    [Fraction(21, 1), Fraction(141, 1)]
+    >>> [collective_bound_s("AllToAll", each, 100) for each in (mesh, star)]       # L + S/B, L + (n-1)S/P
+    [Fraction(11, 1), Fraction(71, 1)]
+    """
+    return _BOUNDS_S[kind](topology, shard_bytes) if topology.world_size > 1 else 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedules.linear.flops import FlopCounts
+from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.passes import receivers
 from tasp_lab.schedules.linear.task import KEY_GRADIENTS, KEYS, QUERIES, RESULTS, LinearTask
 from tasp_lab.topology.cuts import like
@@ -40,17 +40,6 @@ def linear_bound_s(machine: Machine, task: LinearTask) -> Number:
     """
     compute_s = machine.least_compute_s(machine.rate_of(task.workload, task.passing), least_flops(task))
     return max(compute_s, _communication_s(machine.topology, task))
-
-
-def least_flops(task: LinearTask) -> int:
-    """The least FLOPs of a pass, over all ranks."""
-    counts = FlopCounts(task)
-    chunks = np.flatnonzero(task.has_prefix)
-    call, other = task.others(chunks, back=False)
-    pairs = np.zeros(len(chunks), dtype=np.int64)
-    np.add.at(pairs, call, counts.leading[chunks[call]] * counts.trailing[other] * counts.per_pair)
-    by_state = counts.leading[chunks] * counts.per_state
-    return int(counts.within.sum() + np.minimum(pairs, by_state).sum())
 
 
 def _communication_s(topology: Topology, task: LinearTask) -> Number:
