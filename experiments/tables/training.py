@@ -28,8 +28,8 @@ from runtime.fabric.emulated import emulate
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes

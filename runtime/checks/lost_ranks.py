@@ -26,7 +26,7 @@ from runtime.ranks.torchrun import TorchrunRanks, join
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError, TaspLabError
-from tasp_lab.core.leaving import leave
+from tasp_lab.core.process import leave
 from tasp_lab.core.progress import print_line
 from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh

@@ -88,7 +88,7 @@ class PerStep:
 
 # What the per-step executor does, in which stream and in which order, prepared once per rank's part.
 #
-# Each channel of messages (`tasp_lab.schedule.channels`) has a communication stream, and each lane of calls has a
+# Each channel of messages (`tasp_lab.schedule.dependencies`) has a communication stream, and each lane of calls has a
 # stream. What a message, a join or a call waits for is reached in the stream to which it belongs; another stream then
 # waits for a mark in that stream. So a stream waits only for what its own operations need, and channels do not wait
 # for each other.

@@ -50,7 +50,7 @@ from tasp_lab.prediction.stack_choice import StackChoice, choose_stacks
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import (
     AnySchedule,

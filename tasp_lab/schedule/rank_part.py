@@ -26,8 +26,8 @@ from tasp_lab.schedule.dependencies import (
     steps_of,
 )
 from tasp_lab.schedule.messages import joint_messages
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 SCATTERED = -2
@@ -174,9 +174,9 @@ def _messages(rank: int, derived: Dependencies, layouts: Layouts) -> tuple[list[
     received = _places(derived.parts, layouts.received)
     sends, receives = [], []
     columns = (column.tolist() for column in derived.transfers)
-    for operation, (step, source, destination, lane, block, given) in enumerate(zip(*columns, strict=True)):
+    for operation, (step, source, destination, lane, block, gives) in enumerate(zip(*columns, strict=True)):
         if source == rank:
-            sends.append(Row(operation, step, lane, destination, block, *sent[operation], given))
+            sends.append(Row(operation, step, lane, destination, block, *sent[operation], gives))
         else:
             receives.append(Row(operation, step, lane, source, block, *received[operation]))
     return sends, receives
@@ -201,10 +201,10 @@ def _by_lane(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 def _together(rows: Sequence[Row], joint: Sequence[int]) -> tuple[tuple[Row, ...], ...]:
     """The rows of each message in the order of their offsets; messages in the order of steps, lanes and first rows."""
-    found: dict[int, list[Row]] = {}
+    groups: dict[int, list[Row]] = {}
     for row in _by_lane(rows):
-        found.setdefault(joint[row.operation], []).append(row)
-    return tuple(tuple(sorted(each, key=lambda row: row.offset)) for each in found.values())
+        groups.setdefault(joint[row.operation], []).append(row)
+    return tuple(tuple(sorted(each, key=lambda row: row.offset)) for each in groups.values())
 
 
 def _call_rows(
@@ -215,7 +215,7 @@ def _call_rows(
     sizes = _Sizes(schedule.block_bytes.tolist(), schedule.blocks.home_bytes.tolist())
     added = {(part.operation, part.block): part.since for part in parts_of(derived)}
     rows = ((index, each, row) for index, step in enumerate(steps) for each in step.calls for row in each.rows())
-    for number, (index, each, (_, operands, params)) in enumerate(rows):
+    for number, (index, group, (_, operands, params)) in enumerate(rows):
         operation = derived.first_call + number
         adds = [(block, added[operation, block]) for block in table.adds[number].tolist()]
         places = [
@@ -225,8 +225,8 @@ def _call_rows(
         yield CallRow(
             operation,
             index,
-            each.lane,
-            each.kernel,
+            group.lane,
+            group.kernel,
             tuple(_operand(operand, sizes) for operand in places),
             tuple(params),
             tuple(Place(block, layout.offset(block, came), came) for block, came in adds),
@@ -259,12 +259,12 @@ def _operand(places: Sequence[Place], sizes: _Sizes) -> Operand:
             runs[-1].append(place)
         else:
             runs.append([place])
-    found = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
-    if len(found) == 1:
-        return found[0]
-    blocks = tuple(block for each in found for block in each.blocks)
-    since = tuple(step for each in found for step in each.since)
-    return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in found), tuple(found))
+    operands = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
+    if len(operands) == 1:
+        return operands[0]
+    blocks = tuple(block for each in operands for block in each.blocks)
+    since = tuple(step for each in operands for step in each.since)
+    return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in operands), tuple(operands))
 
 
 def _follows(before: Place, after: Place, sizes: _Sizes) -> bool:
@@ -351,17 +351,17 @@ def _condition(derived: Dependencies, operation: int, event: int) -> Condition:
 
 
 def _blocks_of(derived: Dependencies, uses: Uses) -> Mapping[int, set[int]]:
-    found: defaultdict[int, set[int]] = defaultdict(set)
+    blocks: defaultdict[int, set[int]] = defaultdict(set)
     for operation, block in zip(uses.operation.tolist(), uses.block.tolist(), strict=True):
-        found[operation].add(block)
-    return found
+        blocks[operation].add(block)
+    return blocks
 
 
 def _readers_of_residents(derived: Dependencies) -> Mapping[int, list[tuple[int, int]]]:
-    """Those that read the resident copy of a block, each with its step."""
-    reads, found = derived.reads, defaultdict(list)
+    """By block: the operations that read its resident copy, each with its step."""
+    reads, readers = derived.reads, defaultdict(list)
     resident = reads.since == RESIDENT
     columns = (reads.block[resident].tolist(), reads.step[resident].tolist(), reads.operation[resident].tolist())
     for block, step, operation in zip(*columns, strict=True):
-        found[block].append((step, operation))
-    return found
+        readers[block].append((step, operation))
+    return readers

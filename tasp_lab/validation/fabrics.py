@@ -32,9 +32,9 @@ from runtime.calibration import (
 from runtime.protocol.jobs import RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.errors import QuantityError, RunError
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table

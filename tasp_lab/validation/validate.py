@@ -66,7 +66,7 @@ from tasp_lab.prediction.results import (
 )
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import Work, build_schedules, check_names

@@ -29,7 +29,7 @@ from runtime.executor.messages import Message, Wait
 from runtime.executor.transports import Batched
 from runtime.sequence_parallel.layer import SoftmaxPasses
 from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions

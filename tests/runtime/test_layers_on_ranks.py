@@ -23,8 +23,8 @@ from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.core.errors import WorkloadError
-from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition import in_chunks, over_groups
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.schedules.attention.options import AttentionOptions
