@@ -28,14 +28,14 @@ from runtime.fabric.emulated import emulate
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.registry import CIRCULATIONS
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.validation.validate import default_scale
+from tasp_lab.validation.fabrics import default_scale
 
 RECIPE = Recipe(seq=2048, batch=2)
 WORLD_SIZES = (4, 8)

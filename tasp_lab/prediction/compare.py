@@ -50,7 +50,7 @@ from tasp_lab.prediction.stack_choice import StackChoice, choose_stacks
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import (
     AnySchedule,
@@ -64,7 +64,7 @@ from tasp_lab.schedules.registry import (
     uses_rings,
 )
 from tasp_lab.validation.fabric_runs import FabricRuns, with_measurement
-from tasp_lab.validation.validate import check_kernels
+from tasp_lab.validation.fabrics import check_kernels
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.layer_pattern import LAYER_KINDS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, Unpack
 
-from sim.array.from_rings import is_ring_schedule
+from sim.array.from_schedule import is_ring_schedule
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
 from sim.host import busy_s
@@ -53,8 +53,8 @@ from tasp_lab.prediction.results import Refused, label, layer_constants, pass_of
 from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
