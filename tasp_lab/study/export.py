@@ -19,7 +19,7 @@ from tasp_lab.core.version import VERSION
 from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
-from tasp_lab.study.evaluate import prepared
+from tasp_lab.prediction.question import prepared
 from tasp_lab.study.folder import FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY, UNANSWERED
 from tasp_lab.study.needed import needed
 from tasp_lab.study.point import Point

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasp_lab.core.errors import StudyError
-from tasp_lab.study.evaluate import groups, labelled, question_of, sources_of
+from tasp_lab.study.evaluate import groups, labelled, sources_of
 from tasp_lab.study.export import begin_folder, export, provenance, remove_exports
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import STUDY
@@ -58,7 +58,7 @@ def run_study(
     points = list(study.points())
     if not points:
         raise StudyError(f"study {study.name!r} has no points, its filters skip all {study.count:,}")
-    asked = {point: question_of(point) for point in points}
+    asked = {point: point.key() for point in points}
     with ExitStack() as stack:
         kept: Store | _Memory = _Memory() if path is None else stack.enter_context(Store(path))
         progress = _Progress([asked[point] for point in points], done)
@@ -100,7 +100,7 @@ def so_far(folder: Path) -> SoFar:
     """What the store in a folder has of its study. Nothing is built or simulated. Raises `StudyError`."""
     study = load_study(folder / STUDY)
     points = list(study.points())
-    questions = [question_of(point) for point in points]
+    questions = [point.key() for point in points]
     with Store(folder) as store:
         last = store.last()
         found = store.rows(last[each].key for each in questions if each in last)

@@ -112,7 +112,7 @@ class WinnerTable(StudyTable):
     def columns(self) -> list[str]:
         """Of the records."""
         cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
-        return [*self.axes, WINNER, *cells, "binds", "second", "margin", "schedules", "too_close"]
+        return [*self.axes, WINNER, *cells, "bottleneck", "second", "margin", "schedules", "too_close"]
 
     def to_dict(self) -> dict[str, object]:
         return self.selection.to_dict(self.axes) | {"rows": self.records()}
@@ -140,7 +140,7 @@ class WinnerTable(StudyTable):
             *(text_of(each, row[each]) for each in self.axes),
             *(row[WINNER], *times),
             *self._speedups(text_of("speedup", row["speedup"]), speedup),
-            *(text_of("binds", row["binds"]), close_text(row)),
+            *(text_of("bottleneck", row["bottleneck"]), close_text(row)),
         ]
 
     def _speedups(self, *cells: str) -> tuple[str, ...]:

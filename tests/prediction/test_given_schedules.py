@@ -19,6 +19,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.registry import COLLECTIVES
 from tasp_lab.schedules.registry import build_schedules, check_schedules
 from tasp_lab.topology.builders import full_mesh, torus
+from tasp_lab.validation.fabric_runs import run_best
 from tasp_lab.workload.layer import Workload
 from tests.conftest import Tell
 
@@ -156,7 +157,7 @@ def test_compare_ranks_objects_among_names(tell: Tell) -> None:
         (lambda: PREDICT("full-mesh:4", None, 64), "schedules: None of type NoneType, expected names"),
         (lambda: PREDICT("full-mesh:4", [], 64), "schedules: none, expected names of schedules"),
         (lambda: COMPARE("full-mesh:4", LAYER, [REDUCTION]), "computes nothing, expected one for softmax attention"),
-        (lambda: COMPARE("full-mesh:4", LAYER, [FORWARD], measure=1), "only schedules by name run on a fabric"),
+        (lambda: run_best(COMPARE("full-mesh:4", LAYER, [FORWARD]), 1), "only schedules by name run on a fabric"),
     ],
 )  # fmt: skip
 def test_an_object_of_other_work_is_refused_in_one_line(ask: Callable[[], object], message: str) -> None:

@@ -88,7 +88,7 @@ def test_every_picture_can_be_written(study: StudyFolder, asked: dict[str, Any])
         ({"x": "sequ"}, "unknown column 'sequ', did you mean 'seq'?"),
         ({"lines": "schedul"}, "unknown column 'schedul', did you mean 'schedule'?"),
         ({"x": "time_s", "y": "bound_s"}, "x: 'time_s' is a result, expected an axis"),
-        ({"y": "binds"}, "y: 'binds' has no numbers"),
+        ({"y": "bottleneck"}, "y: 'bottleneck' has no numbers"),
         ({"x": "seq", "lines": "seq"}, "expected different columns"),
         ({"panels": ["machine"]}, "'model' has 3 values there"),
         ({"where": "seq > 1Mi"}, "none of 208 rows is left"),

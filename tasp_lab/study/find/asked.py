@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasp_lab.core.errors import StudyError, TaspLabError
-from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.core.errors import StudyError
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.schedules.registry import is_own
-from tasp_lab.study.evaluate import answers, labelled, own_sources, prepared, question_of
+from tasp_lab.study.evaluate import answers, labelled, own_sources
 from tasp_lab.study.file import load_study
 from tasp_lab.study.find.contest import IntervalOf
 from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
@@ -35,7 +35,7 @@ class Asked:
 
     def evaluate(self, point: Point) -> Row:
         """The row of a point: that of the folder if it still holds, else a new one."""
-        key = self.keys.get(question_of(point), "") if is_own(point.schedule) else ""
+        key = self.keys.get(point.key(), "") if is_own(point.schedule) else ""
         if key in self.known:
             return self.known[key]
         (found,) = answers([point], known=self.known)
@@ -76,7 +76,7 @@ def _stored(folder: Path) -> tuple[dict[str, Row], dict[str, str]]:
         return {}, {}
     rows_of_files = StudyFolder(folder).rows()
     done = rows_of_files[rows_of_files["status"] == "ok"]
-    columns = [each for each in ("key", "status", "time_s", "binds") if each in done]
+    columns = [each for each in ("key", "status", "time_s", "bottleneck") if each in done]
     return {str(row["key"]): row for row in done[columns].to_dict("records")}, {}
 
 
@@ -86,11 +86,6 @@ def interval_of(sampling: Sampling) -> IntervalOf | None:
         return None
 
     def found(point: Point) -> Interval | None:
-        sampled = replace(point, sampling=sampling)
-        try:
-            layer = overridden_layer(point.layer, point.overrides)
-            return prepared(sampled).times(point.schedule, layer, point.options).interval
-        except TaspLabError:
-            return None
+        return answer(replace(point, sampling=sampling)).interval
 
     return found

@@ -154,5 +154,5 @@ def _speedup(contest: Contest, indices: Sequence[int]) -> float | None:
 
 
 def _binds(contest: Contest, index: int) -> Binds:
-    first, second = (contest.row(schedule, index).get("binds") for schedule in contest.schedules)
+    first, second = (contest.row(schedule, index).get("bottleneck") for schedule in contest.schedules)
     return (None if first is None else str(first)), (None if second is None else str(second))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tasp_lab.core.errors import TaspLabError, first_line
+from tasp_lab.core.errors import first_line
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.prediction.predict import with_assumptions
-from tasp_lab.prediction.varied_times import fastest_passes, passes_s
-from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.study.evaluate import prepared
+from tasp_lab.prediction.answer import PassAnswer, answer
+from tasp_lab.prediction.question import prepared
 from tasp_lab.study.point import Point
 from tasp_lab.workload.layer import Workload
 
@@ -30,22 +28,28 @@ class OnMachine:
 
     machine: Machine
     layer: Workload
-    passes: dict[str, tuple[Schedule, ...]] = field(default_factory=dict)
+    passes: dict[str, tuple[PassAnswer, ...]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(points: Sequence[Point]) -> OnMachine:
         """The schedules of points. Raises `TaspLabError` for a machine or a layer that does not exist."""
         first = points[0]
-        machine, layer = prepared(first), overridden_layer(first.layer, first.overrides)
-        found = OnMachine(with_assumptions(machine.machine, layer), layer)
+        layer = overridden_layer(first.layer, first.overrides)
+        found = OnMachine(prepared(first).machine_for(layer), layer)
         for each in points:
-            try:
-                found.passes[each.schedule] = fastest_passes(machine, each.schedule, layer, each.options)
-            except TaspLabError as error:
-                found.refused[each.schedule] = first_line(error)
+            answered = answer(each)
+            if answered.applies:
+                found.passes[each.name] = answered.passes
+            elif answered.error is not None:
+                found.refused[each.name] = first_line(answered.error)
         return found
 
     def times_s(self, machine: Machine, schedules: Sequence[str] = ()) -> dict[str, float]:
-        """The times of schedules on a machine like this one in seconds, by name; of all unless some are given."""
-        return {name: passes_s(self.passes[name], machine) for name in schedules or self.passes}
+        """The times of schedules on a machine like this one in seconds, by name; of all unless some are given.
+
+        Rings stay those that schedules go around.
+        """
+        return {
+            name: sum(float(each.on(machine).time_s) for each in self.passes[name]) for name in schedules or self.passes
+        }

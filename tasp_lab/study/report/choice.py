@@ -57,7 +57,7 @@ def hover_text(row: Cells) -> str:
     else:
         ends = range_of("time_s", row["time_low_s"], row["time_high_s"])
         said.append(f"{text_of('time_s', row['time_s'])} ({ends})")
-    for name in ("speedup", "binds", "exposed_share", "bound_share", "memory_bytes"):
+    for name in ("speedup", "bottleneck", "exposed_share", "bound_share", "memory_bytes"):
         if row[name] is not None:
             said.append(f"{title_of(name)} {html.escape(text_of(name, row[name]))}")
     return "<br>".join(said)

@@ -78,7 +78,7 @@ def winner_table(found: WinnerTable) -> PageTable:
             cell("speedup", row["speedup"]),
             range_of("speedup", row["speedup_low"], row["speedup_high"]),
             close_text(row, 4) or NO_VALUE,
-            cell("binds", row["binds"]),
+            cell("bottleneck", row["bottleneck"]),
             cell("bound_share", row["bound_share"]),
             cell("exposed_share", row["exposed_share"]),
         ]
@@ -108,7 +108,7 @@ def change_table(found: WinnerTable, along: str) -> PageTable:
 
 
 def _end(row: Mapping[Any, Any], along: str) -> tuple[Cell, Cell, Cell]:
-    return cell(along, row[along]), row["schedule"], cell("binds", row["binds"])
+    return cell(along, row[along]), row["schedule"], cell("bottleneck", row["bottleneck"])
 
 
 def _clear(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
@@ -117,7 +117,7 @@ def _clear(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
     return {(True, True): "at both ends", (True, False): "before", (False, True): "after"}.get(clear, "no")
 
 
-POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "binds", "memory_bytes", "fits",
+POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits",
                "settled_by", "engine", "key")  # fmt: skip
 
 
