@@ -717,10 +717,16 @@ class Built:
         return lambda share: progress(f"{what}: {share:.0%} simulated")
 
 
-def build(question: Question, on: PreparedMachine | None = None, progress: ProgressCallback = no_progress) -> Built:
+def build(
+    question: Question,
+    on: PreparedMachine | None = None,
+    progress: ProgressCallback = no_progress,
+    collective: CollectiveKind | None = None,
+) -> Built:
     """Build the schedules of a question. Raises `TaspLabError` where they contradict the work or the machine.
 
-    `on` is the machine of the question, where it is at hand.
+    `on` is the machine of the question, where it is at hand. `collective` is what a schedule of a collective does;
+    a schedule object may be of several kinds, as AllGather and SendRecv are the same on two ranks.
     """
     on = prepared(question) if on is None else on
     work, schedule = question.work, question.schedule
@@ -729,7 +735,8 @@ def build(question: Question, on: PreparedMachine | None = None, progress: Progr
         question.options.check_layer(work)
     machine = on.machine_for(work)
     if isinstance(schedule, Schedule):
-        collective = check_schedules([schedule], work, question.options.passes)
+        kind = check_schedules([schedule], work, question.options.passes)
+        collective = collective or kind
         schedule.check_routes(machine.topology)
         return Built(question, on, work, (Candidate((schedule,), machine),), collective)
     check_names([schedule], work)
@@ -754,6 +761,7 @@ def answer(
     on: PreparedMachine | None = None,
     progress: ProgressCallback = no_progress,
     all_times: bool = False,
+    collective: CollectiveKind | None = None,
 ) -> Answer:
     """The answer to a question. Never raises for a schedule that does not apply: then `Answer.reason` is why.
 
@@ -764,6 +772,7 @@ def answer(
     on : the machine of the question, where it is at hand; see `tasp_lab.prediction.question.prepared`.
     progress : called before schedules are built or simulated that take long.
     all_times : see `Built.answer`.
+    collective : see `build`.
 
     >>> found = answer(Question("full-mesh:4", "ulysses", Workload(4096, heads=4)))
     >>> found.status, found.time_s > found.compute_s
@@ -773,7 +782,7 @@ def answer(
     """
     try:
         on = prepared(question) if on is None else on
-        return build(question, on, progress).answer(detail, progress, all_times=all_times)
+        return build(question, on, progress, collective).answer(detail, progress, all_times=all_times)
     except TaspLabError as error:
         return refusal(question, error, on)
 

@@ -133,7 +133,7 @@ def predict(
     sampling = Sampling(samples, seed)
     chosen, options = as_schedules(schedules), as_options(options, **attention)
     work = overridden_layer(as_work(work), overrides)
-    check_schedules(chosen, work, options.passes)
+    collective = check_schedules(chosen, work, options.passes)
     _check_layer_only(work, compute=compute, kernel=kernel, contention=contention, runtime=runtime)
     given = (decomposition,) if isinstance(decomposition, Decomposition) else tuple(decomposition or ())
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
@@ -146,7 +146,9 @@ def predict(
     sought = rings.check_needed(names, given=bool(given))
     questions = [replace(with_machine(question, on.machine), schedule=each) for each in chosen]
     detail: Detail | None = "bottleneck" if explain else None if events is None else "events" if events else "times"
-    answers = [answer(each, detail, on=on, progress=progress, all_times=True) for each in questions]
+    answers = [
+        answer(each, detail, on=on, progress=progress, all_times=True, collective=collective) for each in questions
+    ]
     _check_some_apply(answers)
     applying = [each for each in answers if each.applies]
     machine = applying[0].machine or on.machine
