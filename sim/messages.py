@@ -7,9 +7,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray, numbered
-from tasp_lab.machines.libraries.library import CommLibrary, Message
+from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.schedule.messages import Messages
 from tasp_lab.schedule.schedule import Schedule
+
+
+def call_facts(schedule: Schedule) -> CallFacts:
+    """What a communication library can see of a schedule."""
+    return CallFacts(
+        schedule.world_size,
+        len(schedule.steps),
+        schedule.lanes,
+        int(schedule.block_bytes.sum()),
+        fused=schedule.fused,
+        computes=schedule.task is not None,
+    )
 
 
 class LibraryMessages:
@@ -17,7 +29,7 @@ class LibraryMessages:
 
     def __init__(self, schedule: Schedule, comm_library: CommLibrary) -> None:
         self._schedule = schedule
-        self._comm_library = comm_library.bind(schedule)
+        self._comm_library = comm_library.bind(call_facts(schedule))
         self._known: dict[tuple[int, int, int, bool], Message] = {}
 
     def kinds(

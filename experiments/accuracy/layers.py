@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.common import markdown_table
+from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import INSTANT
 from tasp_lab.measure.accuracy import TableAccuracy, accuracy, own_tables
 from tasp_lab.measure.accuracy.judged import WorkRow, errors_of, row_dict, summary

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from runtime.executor.transports import LAUNCH_ORDER, LostPeer, call_peers, gpu_libraries, reason_of
-from runtime.linux.gpus import has_gpus
+from runtime.executor.messages import LostPeer, call_peers, reason_of
+from runtime.executor.transports import LAUNCH_ORDER, gpu_libraries
+from runtime.linux import has_gpus
 from runtime.protocol.jobs import Job, Result, Value
 from runtime.ranks.run_job import perform
 from tasp_lab.core import leaving

@@ -27,9 +27,9 @@ from sim.array.symmetry import classes_of
 from sim.array.timeline import timeline_of
 from sim.event.engine import MAX_TRANSFERS
 from sim.gc_pause import without_garbage_collection
+from sim.host import messages_under
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.progress import ShareCallback, no_share
-from tasp_lab.machines.host_model.serial_messages import messages_under
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule

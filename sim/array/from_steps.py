@@ -23,9 +23,9 @@ from sim.array.operations import (
     Operations,
     hosts,
 )
+from sim.host import issue_times
 from sim.messages import LibraryMessages
 from tasp_lab.core.arrays import IntArray, numbered
-from tasp_lab.machines.host_model.issue_times import issue_times
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, HOST
 from tasp_lab.schedule.messages import MessageDependencies, Messages

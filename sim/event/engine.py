@@ -24,12 +24,11 @@ from sim.event.launch_queue import Host
 from sim.event.network import Flow, Network
 from sim.event.progress import Progress
 from sim.gc_pause import without_garbage_collection
+from sim.host import issue_times, messages_under
 from sim.max_min import OWN_LIMIT
 from sim.messages import LibraryMessages
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
-from tasp_lab.machines.host_model.issue_times import issue_times
-from tasp_lab.machines.host_model.serial_messages import messages_under
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, SENT

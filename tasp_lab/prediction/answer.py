@@ -19,7 +19,9 @@ from typing import Literal
 import numpy as np
 
 from sim.array.from_rings import is_ring_schedule
-from sim.bound import least_s
+from sim.bounds.collectives import collective_bound_s
+from sim.bounds.least import least_s
+from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.choices import Dataflow, Pass
@@ -34,7 +36,6 @@ from tasp_lab.core.errors import (
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number, format_time
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.kernel_compute import MERGE, PARTS
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
@@ -50,7 +51,7 @@ from tasp_lab.schedule.step import LazySteps
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s, collective_bound_s
+from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.collectives.registry import kind_of
 from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.schedules.linear.task import LinearTask

@@ -13,7 +13,7 @@ from tasp_lab.prediction.inputs import MachineLike, as_topology, check_arguments
 from tasp_lab.prediction.provenance import Provenance, plain, topology_inputs
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,7 +71,7 @@ def decompose(
     ----------
     topology : a topology, a machine, or its name.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.edits`.
+        `tasp_lab.topology.derived`.
     fold, lanes, rail_aligned, search_budget, progress : see `tasp_lab.rings.decompose.decompose`.
 
     Raises `NoDecompositionError` with the reason where there are no such rings, and `TopologyError` for an unknown

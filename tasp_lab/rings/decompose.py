@@ -31,12 +31,10 @@ from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings.closed_forms import closed_forms, gray_ring
 from tasp_lab.rings.complete_digraph import verify_cycles
-from tasp_lab.rings.few_rings import best_few, max_of_one_ring
-from tasp_lab.rings.link_loads import constraint_loads, ring_rate_bytes_per_s
-from tasp_lab.rings.problem import is_searchable
-from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings
+from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
+from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET, SearchBudget, is_searchable
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.rings.search import RingSearch
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 
@@ -204,7 +202,7 @@ def decompose(
         smallest such fold, or unequal shares if neither fold has optimal rings.
     lanes : maximum number of rings.
     rail_aligned : whether every hop between nodes must join equal local ranks; None: where possible.
-    search_budget : operations of the search (see `tasp_lab.rings.search_budget`), used if no closed form is
+    search_budget : operations of the search (see `tasp_lab.rings.problem`), used if no closed form is
         known. A larger budget never gives a lower rate.
     progress : called with each stage of the search.
 

@@ -3,8 +3,8 @@
 Each stage yields rings with a higher rate, until they reach the bound of the narrowest cut:
 
 1. *Equal rings* on uniform links, each link used once, then twice: by enumeration if there are few rings, by switching
-   (`tasp_lab.rings.switching`), and by CP-SAT (`tasp_lab.rings.cp_sat`) if OR-tools is installed. With
-   shared ports or unequal links, by CP-SAT alone, for small instances.
+   (`tasp_lab.rings.factors`), and by CP-SAT (`tasp_lab.rings.cp_sat`) if OR-tools is installed. With shared ports or
+   unequal links, by CP-SAT alone, for small instances.
 2. *Rings with shares*, by linear programming (`tasp_lab.rings.fractional_packing`): over all rings if these can
    be listed; else over the fastest known rings with a few more beside them, since every ring costs messages; else by
    column generation, which chooses up to one ring per constraint.
@@ -25,6 +25,7 @@ from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings import cp_sat
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles
 from tasp_lab.rings.cp_sat import Answer
+from tasp_lab.rings.factors import SWITCHING_OPERATIONS, disjoint_rings
 from tasp_lab.rings.fractional_packing import (
     PATCHING_OPERATIONS,
     Packing,
@@ -35,10 +36,8 @@ from tasp_lab.rings.fractional_packing import (
     integral_packing,
     with_exact_shares,
 )
-from tasp_lab.rings.problem import RingProblem
+from tasp_lab.rings.problem import RingProblem, SearchBudget
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of
-from tasp_lab.rings.search_budget import SearchBudget
-from tasp_lab.rings.switching import SWITCHING_OPERATIONS, disjoint_rings
 from tasp_lab.topology.graph import Topology
 
 MAX_LISTED = 6000

@@ -82,7 +82,7 @@ def _gpus() -> list[str]:
 
 
 def _driver() -> str | None:
-    from runtime.linux.gpus import driver_version
+    from runtime.linux import driver_version
 
     return driver_version()
 
@@ -97,7 +97,7 @@ def _gpu_libraries() -> dict[str, object]:
 
 
 def _variables() -> dict[str, str]:
-    from runtime.linux.gpus import library_variables
+    from runtime.linux import library_variables
 
     return library_variables()
 

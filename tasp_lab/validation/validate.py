@@ -24,8 +24,7 @@ from runtime.calibration import (
     expected_duration_s,
     route_classes,
 )
-from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
 from runtime.ranks.launcher import launch
 from sim.simulate import engine_of, simulate
@@ -69,7 +68,7 @@ from tasp_lab.prediction.provenance import (
 )
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import Work, build_schedules, check_names

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bound import least_s
+from sim.bounds.least import least_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine, topology_document

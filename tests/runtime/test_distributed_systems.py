@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runtime.protocol.jobs import RunSchedule
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import RankLocation, RunSchedule
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
 from tasp_lab.schedule.channels import channels

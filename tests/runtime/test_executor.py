@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Message, Wait
+from runtime.executor.messages import Message, Wait
 from runtime.executor.views import Views
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from runtime.trials.patterns import PatternTrial, pattern

@@ -16,7 +16,8 @@ from itertools import product
 
 import pytest
 
-from runtime.executor.transports import AllToAll, Batched, Message, Wait
+from runtime.executor.messages import Message, Wait
+from runtime.executor.transports import AllToAll, Batched
 from tasp_lab.core.choices import Dataflow
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.schedule.channels import channels

@@ -10,8 +10,8 @@ import pytest
 
 from runtime.executor.copies import Copies
 from runtime.trials.in_process import run_in_process
+from sim.host import busy_s
 from tasp_lab.core.errors import RunError
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule

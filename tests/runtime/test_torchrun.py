@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.linux.gpus import library_variables
+from runtime.linux import library_variables
 from runtime.ranks import torchrun
 from runtime.ranks.torchrun import COLLECTIVE_LIMIT, HIGH_PRIORITY, ON_GPUS, START_LIMIT, choose_backend, join
 from tasp_lab.core import leaving

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.host import busy_s
 from tasp_lab.core.choices import Pass
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.call_shapes import call_shapes, shapes_by_rank
 from tasp_lab.schedule.calls import Calls

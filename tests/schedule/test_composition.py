@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.shares import LOAD_BYTES
+from tasp_lab.rings.rings import LOAD_BYTES
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked

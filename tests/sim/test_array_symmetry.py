@@ -26,7 +26,7 @@ from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_array_engine import assert_agree, libraries

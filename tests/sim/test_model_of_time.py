@@ -1,4 +1,4 @@
-"""The closed forms of docs/model_of_time.md: exact on the SimPy engine, and the same times from the array engine.
+"""The closed forms of docs/how_it_works.md: exact on the SimPy engine, and the same times from the array engine.
 
 S bytes, bandwidth B, latency L of a route, launch cost a of a message, n ranks. None of these schedules sends two
 blocks to one peer in one step on one lane, except the doubling AllGather; so nothing depends on which blocks are one

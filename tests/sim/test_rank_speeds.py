@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
-from sim.bound import least_s
+from sim.bounds.least import least_s
 from sim.event.engine import simulate
-from tasp_lab.machines.busy_times import busy_s
+from sim.host import busy_s
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.shares import split_bytes
+from tasp_lab.rings.rings import split_bytes
 from tasp_lab.schedule.blocks import DATA, Blocks, Kind
 from tasp_lab.schedule.composition.merged_steps import check_no_calls, check_size, joined, moved, tables_joined
 from tasp_lab.schedule.composition.sequence import in_sequence

@@ -47,8 +47,8 @@ from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather
 from tasp_lab.schedules.collectives.gather_steps import shares_along, trimmed
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.parts import equal_parts
 from tasp_lab.workload.layer import Workload
 
 

@@ -9,7 +9,7 @@ may be a ring, TASP, TokenRing, ``kv-and-q-rings`` or Burst; its layout says whi
 the schedule of that name between the groups. With one group it is Ulysses, with groups of one rank the outer schedule.
 
 The rings of an outer schedule such as TASP are those of the topology as it is between groups
-(`tasp_lab.topology.between_groups`). Behind a switch these are the rings of a switch with fewer ranks.
+(`tasp_lab.topology.derived`). Behind a switch these are the rings of a switch with fewer ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tasp_lab.schedules.attention.registry import (
 )
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.ulysses import ulysses
-from tasp_lab.topology.between_groups import between_groups
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import Decomposition, decompose
-from tasp_lab.rings.rings import is_ring
-from tasp_lab.rings.shares import over_lanes, split_bytes
+from tasp_lab.rings.rings import is_ring, over_lanes, split_bytes
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.ring_proof import all_blocks, own_blocks, proves
 from tasp_lab.schedule.schedule import Schedule

@@ -8,10 +8,10 @@ from itertools import permutations
 import pytest
 
 from runtime.protocol.jobs import RunSchedule
+from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab import Workload, predict, validate
 from tasp_lab.core.errors import OverrideError, TaspLabError
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
