@@ -254,7 +254,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "time_low_s",
-        "the 5 % point of the time on a real machine ([decision 23](decisions/0023-intervals.md)); null with "
+        "the 5 % point of the time on a real machine ([decision 23](why/predictions.md#23-intervals)); null with "
         "`--samples 0`; equal to the time on ideal links",
         lambda a: a.time_low_s,
         ALL,

@@ -15,6 +15,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.columns import names
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -32,11 +33,8 @@ ASKED = (
 )  # fmt: skip
 STATUS = {"status", "reason"}
 """The fields that tell a prediction from a schedule that does not apply."""
-PREDICTED = {
-    "schedule", "topology", "world_size", *ASKED, "compute_flops_per_s", "time_s", "bound_s", "compute_s",
-    "communication_s", "contention_s", "ccr", "bytes_sent", "buffer_bytes", "flops", "computes", "decay", "time_low_s",
-    "time_high_s", "interval",
-}  # fmt: skip
+PREDICTED = set(names("layer"))
+"""The fields of every prediction of a layer."""
 MEASURED = {
     "compute", "predicted_s", "nominal_s", "measured_s", "measured_spread_s", "measured_repeats_s", "relative_error",
     "cpu_busy_share", "comparable", "not_comparable",

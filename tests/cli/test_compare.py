@@ -9,6 +9,7 @@ import pytest
 
 from tasp_lab.cli.app import app
 from tasp_lab.prediction import compare as comparison
+from tasp_lab.prediction.columns import names
 from tasp_lab.prediction.tune import SEARCHED
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_names_on
@@ -16,11 +17,7 @@ from tasp_lab.workload.layer import Workload
 from tests.conftest import Command, Tell
 
 LAYER = ("--seq", "4096", "--heads", "8")
-FIELDS = {
-    "schedule", "computes", "applies", "reason", "time_s", "bound_s", "contention_s", "bytes_per_rank", "link_bytes",
-    "buffer_bytes", "ccr", "bottleneck", "measured_s", "measured_prediction_s", "options", "untuned_time_s",
-    "time_low_s", "time_high_s", "first_is_faster", "too_close_to_call",
-}  # fmt: skip
+FIELDS = set(names("ranking"))
 
 
 def test_json_has_every_field(tell: Tell) -> None:
