@@ -19,6 +19,7 @@ from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.machines.compute_rates import AS_16_BIT, compute_of
 from tasp_lab.machines.machine import Constant, Machine
 from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.captions import assumptions
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
@@ -94,7 +95,7 @@ def test_calls_take_as_long_as_in_bf16_which_is_called_assumed(machine: str) -> 
     assert isinstance(bf16, Answer)
     assert fp8.compute_s == bf16.compute_s
     assert fp8.time_s <= bf16.time_s
-    (line,) = fp8.assumptions()
+    (line,) = assumptions(fp8)
     assert f"in fp8, forward, {AS_16_BIT} (" in line
 
 
