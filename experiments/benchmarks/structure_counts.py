@@ -115,7 +115,7 @@ def import_cycles(imports: Mapping[str, Iterable[str]]) -> list[Cycle]:
 
 
 def package_of(name: str, packages: Sequence[str]) -> str:
-    """The package of a module that a reader would name: two levels of ``tasp_lab.schedule.step``, one of ``sim``."""
+    """The package of a module that a reader would name: two levels of ``tasp_lab.schedule.model``, one of ``sim``."""
     root = next(package for package in packages if name == package or name.startswith(f"{package}."))
     below = name.removeprefix(root).strip(".").split(".")
     return f"{root}.{below[0]}" if len(below) > 1 else root

@@ -1,7 +1,7 @@
 """Published tables of layers: each row is run as its library runs it, beside the interval of its prediction.
 
-Tables are judged as in the account of layers (`tasp_lab.measure.accuracy`). A `Reason` names rows and what is changed
-to check it.
+Tables are compared as in the accuracy report of layers (`tasp_lab.measure.accuracy`). A `Reason` names rows and what is
+changed to check it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from pathlib import Path
 from experiments.common import markdown_table
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
 from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.host_model.runtime import NO_PASSES
+from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
-from tasp_lab.measure.accuracy import TableAccuracy, WorkRow, own_tables
-from tasp_lab.measure.accuracy.layer import LayerJudge
-from tasp_lab.measure.accuracy.layer_rows import RowRun, check_row, row_run
-from tasp_lab.measure.accuracy.ranking import groups_of, is_right
+from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
+from tasp_lab.measure.accuracy.layer import LayerEvaluator, RowRun, check_row, groups_of, is_right, row_run
+from tasp_lab.measure.accuracy.table_accuracy import machine_for
 from tasp_lab.measure.readers import LayerTable, find_all_tables
+from tasp_lab.prediction.inputs import with_runtime
 
 Change = Callable[[RowRun], RowRun]
 """What is changed in how a row is run: its machine, its layer."""
@@ -27,30 +30,30 @@ Change = Callable[[RowRun], RowRun]
 
 @dataclass(frozen=True)
 class Row:
-    """A judged row that counts, in its table."""
+    """A row that counts, in its table."""
 
     table: LayerTable
-    judged: WorkRow
+    measured: MeasuredRow
 
     @property
     def what(self) -> str:
         """The layer and how it was run, in words."""
-        shape = self.judged.shape
+        shape = self.measured.shape
         packed = ", packed" if "varlen" in str(shape["mask"]) else ""
         mask = str(shape["mask"]).removeprefix("varlen ")
         batch = f", batch {shape['batch']}" if shape["batch"] not in (None, 1) else ""
         return (
-            f"{shape['profile']}, {self.judged.schedule}{packed}, {shape['pass']}, {mask}, {shape['gpus']} GPUs, "
+            f"{shape['profile']}, {self.measured.schedule}{packed}, {shape['pass']}, {mask}, {shape['gpus']} GPUs, "
             f"{shape['seq_total']} positions, {shape['heads']} heads{batch}"
         )
 
     def has(self, **columns: object) -> bool:
         """Whether columns of the row have these values."""
-        return all(self.judged.shape[name] == value for name, value in columns.items())
+        return all(self.measured.shape[name] == value for name, value in columns.items())
 
     def figure(self, reason: str, predicted_s: float | None = None) -> Figure:
         """The row as a figure; with another prediction the interval has the same width."""
-        interval, measured_s = self.judged.interval, self.judged.measured_s
+        interval, measured_s = self.measured.interval, self.measured.measured_s
         assert interval is not None, "a row that counts has an interval"
         assert measured_s is not None, "a row that counts has a time"
         interval = interval if predicted_s is None else replace(interval, time_s=predicted_s)
@@ -69,27 +72,27 @@ class Reason:
 
 def found_in(files: Iterable[Path], reasons: Sequence[Reason] = ()) -> Found:
     """The rows of all tables, each with the first reason that names it, and the trials of all reasons."""
-    judged = []
+    compared = []
     for path in files:
         progress(path.stem)
-        judged.append(judge(path))
-    rows = [Row(table.table, row) for table in judged for row in counted(table)]  # type: ignore[arg-type]
+        compared.append(evaluate(path))
+    rows = [Row(table.table, row) for table in compared for row in counted(table)]  # type: ignore[arg-type]
     texts = [next((each.text for each in reasons if each.where(row)), NOT_EXPLAINED) for row in rows]
     figures = tuple(row.figure(text) for row, text in zip(rows, texts, strict=True))
     trials = [trial for reason in reasons for trial in trials_of(reason, rows)]
-    return Found(figures, tuple(trials), (tables_text(judged), left_out_text(judged)))
+    return Found(figures, tuple(trials), (tables_text(compared), left_out_text(compared)))
 
 
-def judge(path: Path) -> TableAccuracy:
+def evaluate(path: Path) -> TableAccuracy:
     """A table beside its predictions."""
     (table,) = find_all_tables([path])
     assert isinstance(table, LayerTable), "only layers"
-    return LayerJudge(FEW_SAMPLES).judge(table)
+    return LayerEvaluator(FEW_SAMPLES).evaluate(table)
 
 
-def counted(table: TableAccuracy) -> list[WorkRow]:
+def counted(table: TableAccuracy) -> list[MeasuredRow]:
     """The rows that count."""
-    return [row for row in table.rows if isinstance(row, WorkRow) and row.in_scope]
+    return [row for row in table.rows if row.in_scope]
 
 
 def trials_of(reason: Reason, rows: Sequence[Row]) -> list[Trial]:
@@ -111,9 +114,9 @@ def explains(before: Sequence[Figure], after: Sequence[Figure]) -> str:
 
 def time_s(row: Row, change: Change) -> float:
     """The predicted time of a row on a changed machine."""
-    measured = next(each for each in row.table.rows if each.line == row.judged.shape["line"])
+    measured = next(each for each in row.table.rows if each.line == row.measured.shape["line"])
     run = row_run(row.table, measured, check_row(row.table, measured))
-    return LayerJudge().time_s(change(run))
+    return LayerEvaluator().time_s(change(run))
 
 
 def tables_text(tables: Sequence[TableAccuracy]) -> str:
@@ -147,3 +150,40 @@ def layer_tables(*patterns: str) -> list[Path]:
     """The tables of layers of tasp-lab with these names, in alphabetical order."""
     folder = own_tables() / "layers"
     return [path for pattern in patterns for path in sorted(folder.glob(f"{pattern}.csv"))]
+
+
+# What is changed in how a row of a table is run, to check a reason.
+
+
+def without_contention(run: RowRun) -> RowRun:
+    """Messages take no multiprocessors from kernel calls."""
+    return replace(run, machine=replace(run.machine, contention=NONE))
+
+
+def links_alone(run: RowRun) -> RowRun:
+    """No communication library: messages take their full share of the links."""
+    return replace(run, machine=replace(run.machine, comm_library=IDEAL, contention=NONE))
+
+
+def with_overlap(run: RowRun) -> RowRun:
+    """Messages run beside the kernel calls on their block."""
+    return replace(run, machine=replace(run.machine, runtime=replace(run.machine.runtime, overlaps=True)))
+
+
+def with_full_mask(run: RowRun) -> RowRun:
+    """The layer with a full mask."""
+    return replace(run, layers=tuple(replace(layer, mask="full") for layer in run.layers))
+
+
+def with_network_of(run: RowRun, profile: str, ranks_per_node: int = 8) -> RowRun:
+    """The same on nodes of another profile."""
+    gpus = run.machine.topology.world_size
+    other = machine_for(profile, gpus, gpus // ranks_per_node)
+    machine = replace(run.machine, topology=other.topology, comm_library=other.comm_library)
+    return replace(run, machine=machine)
+
+
+def without_merges(run: RowRun) -> RowRun:
+    """Partial results are merged in no time."""
+    machine = with_runtime(run.machine, replace(run.machine.runtime, passes=NO_PASSES))
+    return replace(run, machine=machine)

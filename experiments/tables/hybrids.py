@@ -22,12 +22,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from experiments.common import Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, write_record
 from experiments.train_gpt.__main__ import WARM_UP
 from experiments.train_gpt.options import Recipe, RunOptions
 from tasp_lab.core.choices import Decay
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 from tasp_lab.schedules.linear.registry import LINEAR
 
 RANKS = 4
@@ -37,7 +37,6 @@ ROUNDS = {"alone": 3, "linear": 3, "softmax": 2, "losses": 1}
 
 SHOWN_STEPS = (1, 50, 100, 150)
 SOFTMAX = ("kv-all-gather", "ring-attention", "zigzag-ring-attention", "tasp", "ulysses")
-RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]
 
 

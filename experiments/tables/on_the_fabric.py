@@ -19,15 +19,14 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology
-from tasp_lab.validation.validate import Run, default_scale
+from tasp_lab.validation.fabrics import default_scale
+from tasp_lab.validation.validate import Run
 
 NO_COMPUTE = 1e30
 """FLOP/s at which kernel calls take no time."""
 
 TARGET = 0.05
 """The relative error that predictions are to keep."""
-
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True)

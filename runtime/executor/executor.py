@@ -25,7 +25,7 @@ from runtime.executor.views import Views
 from runtime.linux import BusyShare, clock_name
 from runtime.protocol.records import RankRecord
 from tasp_lab.core.errors import RunError
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import CallRow, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 

@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter, Token
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.registry import attention_names
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
 from tasp_lab.schedules.collectives.registry import COLLECTIVES

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from sim.array.from_rings import is_ring_schedule
+from sim.array.from_schedule import is_ring_schedule
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
 from sim.host import busy_s
@@ -45,9 +45,9 @@ from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask

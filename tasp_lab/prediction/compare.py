@@ -62,7 +62,7 @@ from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, 
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.schedules.hybrid.registry import LASP_2H, Names, names_of

@@ -13,7 +13,7 @@ from tasp_lab.prediction.inputs import MachineLike, as_topology, check_arguments
 from tasp_lab.prediction.provenance import Provenance, plain, topology_inputs
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 
 
 @dataclass(frozen=True, eq=False, repr=False)

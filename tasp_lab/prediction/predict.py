@@ -52,7 +52,7 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE, Work, check_schedules, names_in, uses_rings
 from tasp_lab.timeline.critical_path import time_by_kind

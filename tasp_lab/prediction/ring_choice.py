@@ -28,7 +28,7 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.rings.closed_forms import closed_forms
 from tasp_lab.rings.decompose import Decomposition, decompose, ring_limit_bytes_per_s
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.registry import USES_RINGS, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.links import Link

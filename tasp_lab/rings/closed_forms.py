@@ -79,19 +79,19 @@ def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_align
     node_count, per_node = groups.shape
     by_node = node_rings(node_count, per_node, rail_aligned=rail_aligned)
     rings = groups.ravel()[by_node]
-    found = 2 if per_node in (3, 5) else 1
-    times = "once" if found == 1 else "twice"
+    least_fold = 2 if per_node in (3, 5) else 1
+    times = "once" if least_fold == 1 else "twice"
     reason = (
         f"({per_node}-K_{per_node}-{per_node})^{node_count}: {len(rings)} rings of Hamiltonian paths inside the nodes "
         f"use every pair inside a node and every NIC {times}"
     )
-    if found == 2:
+    if least_fold == 2:
         reason += f"; K*_{per_node} has no {per_node} Hamiltonian paths that share no pair of ranks"
     if is_rail_aligned(by_node, per_node):
         reason += "; every hop between nodes joins equal local ranks"
-    if fold == 2 and found == 1:
+    if fold == 2 and least_fold == 1:
         return Rings(np.repeat(rings, 2, axis=0), 2, f"{reason}; each ring twice")
-    return Rings(rings, found, reason)
+    return Rings(rings, least_fold, reason)
 
 
 def _nodes_of(topology: Topology) -> IntArray | None:
@@ -174,9 +174,9 @@ def _multiples(digits: IntArray, prime: int, weights: IntArray) -> IntArray:
         # times x, where x to the power of the degree is `reduced`: digits move up, the highest one is reduced
         raised = np.pad(digits[:, :-1], ((0, 0), (1, 0))) + digits[:, -1:] * np.array(reduced)
         times = raised % prime @ weights
-        found = [np.arange(n)]
-        while len(found) < n and (times[found[-1]][1] != 1):
-            found.append(times[found[-1]])
-        if len(found) == n - 1 and np.array_equal(times[found[-1]], found[0]):
-            return np.stack(found)
+        powers = [np.arange(n)]
+        while len(powers) < n and (times[powers[-1]][1] != 1):
+            powers.append(times[powers[-1]])
+        if len(powers) == n - 1 and np.array_equal(times[powers[-1]], powers[0]):
+            return np.stack(powers)
     raise AssertionError(f"a field of {n} elements has a generator")

@@ -1,5 +1,10 @@
 """A decomposition: rings over the ranks of a topology, each with the share of every shard that it carries.
 
+>>> from tasp_lab.topology.builders import full_mesh
+>>> four = decompose(full_mesh(5))
+>>> four, four.rings[:2].tolist(), four.shares[:2]
+(<Decomposition: full-mesh:5, 4 rings of fold 1>, [[0, 1, 2, 3, 4], [0, 2, 4, 1, 3]], (Fraction(1, 4), Fraction(1, 4)))
+
 A *ring* is a directed Hamiltonian cycle of the digraph whose arcs are the ordered pairs of ranks that can exchange
 data, by a link or through switches. A decomposition of fold *k* uses no pair more than *k* times. Rings that share no
 pair share no link either if every pair has its own link; behind switches they share the ports.
@@ -32,9 +37,10 @@ from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings.closed_forms import closed_forms, gray_ring
 from tasp_lab.rings.complete_digraph import verify_cycles
 from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET, SearchBudget, is_searchable
+from tasp_lab.rings.problem import is_searchable
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.rings.search import RingSearch
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 
@@ -246,16 +252,16 @@ def _best(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -
     return _concluded(best, budget)
 
 
-def _concluded(found: Decomposition, budget: SearchBudget) -> Decomposition:
+def _concluded(decomposition: Decomposition, budget: SearchBudget) -> Decomposition:
     """The result, its reason extended by what was not proved, and whether the budget ended the search."""
-    reason = found.reason
-    if not found.proved_optimal:
+    reason = decomposition.reason
+    if not decomposition.proved_optimal:
         reason += (
-            f"; not proved optimal: these carry {format_bandwidth(found.rate_bytes_per_s)}, "
-            f"the proved upper bound is {format_bandwidth(found.ring_limit_bytes_per_s)}"
+            f"; not proved optimal: these carry {format_bandwidth(decomposition.rate_bytes_per_s)}, "
+            f"the proved upper bound is {format_bandwidth(decomposition.ring_limit_bytes_per_s)}"
         )
         reason += "; a larger search budget may find better ones" if budget.ran_out else ""
-    return replace(found, reason=reason, search_complete=not budget.ran_out)
+    return replace(decomposition, reason=reason, search_complete=not budget.ran_out)
 
 
 def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Iterator[Decomposition]:
@@ -281,16 +287,16 @@ def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: S
         if known.fold > fold:
             more = f"; {known.reason}"
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
-    found, note = search.equal_rings(fold, strictly=True)
-    if found is None and fold == 1 and search.problem.is_uniform:
+    equal, note = search.equal_rings(fold, strictly=True)
+    if equal is None and fold == 1 and search.problem.is_uniform:
         most, proved = search.max_disjoint()
         if most is not None:
             note += f"; {len(most)} link-disjoint rings exist" + (", and no more" if proved else "")
-    if found is None:
+    if equal is None:
         raise NoDecompositionError(
             f"{topology.name}: no rings of fold {fold} reach the rate that the cuts allow: {note}{more}"
         )
-    return _concluded(_as_decomposition(topology, found), budget)
+    return _concluded(_as_decomposition(topology, equal), budget)
 
 
 def _with_lanes(
@@ -304,17 +310,17 @@ def _with_lanes(
         one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:
             return one
-    found: list[Decomposition] = []
+    candidates: list[Decomposition] = []
     for part in _rounds(budget):
         try:
-            found.append(_few(topology, lanes, rail_aligned, part))
+            candidates.append(_few(topology, lanes, rail_aligned, part))
         except NoDecompositionError:
-            if not found:
+            if not candidates:
                 raise
-        if found[-1].proved_optimal:
+        if candidates[-1].proved_optimal:
             break
-    best = max(found, key=lambda each: each.rate_bytes_per_s)
-    return replace(best, search_complete=found[0].search_complete)
+    best = max(candidates, key=lambda each: each.rate_bytes_per_s)
+    return replace(best, search_complete=candidates[0].search_complete)
 
 
 def _rounds(budget: SearchBudget) -> list[SearchBudget]:
@@ -335,8 +341,8 @@ def _few(topology: Topology, lanes: int, rail_aligned: bool | None, budget: Sear
         return full
     known = Rings(full.rings.astype(np.int64), full.fold, full.reason, full.shares)
     limit = ring_limit_bytes_per_s(topology, full.rate_bytes_per_s)
-    found = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
-    return _concluded(found, budget)
+    few = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
+    return _concluded(few, budget)
 
 
 def _as_decomposition(topology: Topology, found: Rings) -> Decomposition:

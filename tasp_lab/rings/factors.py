@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching, maximum_flow
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.rings.problem import SearchBudget
+from tasp_lab.rings.search_budget import SearchBudget
 
 
 def regular_part(linked: BoolArray, degree: int, random: Random) -> BoolArray | None:
@@ -270,13 +270,13 @@ def disjoint_rings(
 
 def _successors(linked: BoolArray, rings: IntArray | None) -> list[IntArray]:
     """The successor of each vertex on those rings that the digraph contains."""
-    found = []
+    factors = []
     for ring in [] if rings is None else rings:
         successors = np.empty_like(ring)
         successors[ring] = np.roll(ring, -1)
         if linked[np.arange(len(ring)), successors].all():
-            found.append(successors)
-    return found
+            factors.append(successors)
+    return factors
 
 
 def _complete(linked: BoolArray, count: int, kept: list[IntArray], random: Random) -> IntArray | None:

@@ -23,8 +23,9 @@ from scipy.sparse import csr_array, eye_array, hstack, vstack
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.rings.factors import SWITCHING_OPERATIONS, disjoint_rings, rings_of
-from tasp_lab.rings.problem import RingProblem, SearchBudget
+from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of, ring_rate_bytes_per_s
+from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology, Vertex
 
 _MAX_DENOMINATOR = 200
@@ -160,7 +161,7 @@ def improve(problem: RingProblem, packing: Packing, find: FindRing) -> Packing |
     """
     prices = problem.uses.T @ packing.prices
     raised = prices.copy()
-    found: list[IntArray] = []
+    new_rings: list[IntArray] = []
     for _ in range(_RINGS_PER_ROUND):
         ring = find(raised)
         if ring is None:
@@ -168,12 +169,12 @@ def improve(problem: RingProblem, packing: Packing, find: FindRing) -> Packing |
         arcs = problem.arc_at[ring, np.roll(ring, -1)]
         if prices[arcs].sum() > 1 - _MIN_GAIN:
             break
-        found.append(ring)
+        new_rings.append(ring)
         raised[arcs] += 1 / problem.world_size
-    if not found:
+    if not new_rings:
         return None
     latest = packing.pool[-max(_MIN_POOL, len(problem.bandwidths)) :]
-    return best_packing(problem, np.concatenate([packing.rings, latest, np.array(found)]))
+    return best_packing(problem, np.concatenate([packing.rings, latest, np.array(new_rings)]))
 
 
 def improvement_operations(problem: RingProblem, packing: Packing) -> int:

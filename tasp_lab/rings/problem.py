@@ -17,7 +17,6 @@ from scipy.sparse import csr_array
 
 from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.core.errors import NoDecompositionError
-from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.topology.graph import Topology
 
 MAX_ARCS = 1024 * 1023
@@ -77,9 +76,9 @@ class RingProblem:
     @cached_property
     def arc_at(self) -> IntArray:
         """Int array (world_size, world_size): the number of the arc; -1 where there is none."""
-        found = np.full((self.world_size, self.world_size), -1, dtype=np.int64)
-        found[self.arcs[:, 0], self.arcs[:, 1]] = np.arange(len(self.arcs))
-        return found
+        arc_at = np.full((self.world_size, self.world_size), -1, dtype=np.int64)
+        arc_at[self.arcs[:, 0], self.arcs[:, 1]] = np.arange(len(self.arcs))
+        return arc_at
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -116,15 +115,15 @@ class RingProblem:
         >>> len(RingProblem.of(hypercube(3)).all_rings(100))
         12
         """
-        found: list[tuple[int, ...]] = []
+        rings: list[tuple[int, ...]] = []
         steps_left = 20 * max_rings
         for ring in self._rings_in_order():
             steps_left -= 1
             if ring is not None:
-                found.append(ring)
-            if len(found) > max_rings or steps_left < 0:
+                rings.append(ring)
+            if len(rings) > max_rings or steps_left < 0:
                 return None
-        return np.array(found, dtype=np.int64).reshape(-1, self.world_size)
+        return np.array(rings, dtype=np.int64).reshape(-1, self.world_size)
 
     def _rings_in_order(self) -> Iterator[tuple[int, ...] | None]:
         """All rings by backtracking; None for each step back."""
@@ -144,76 +143,3 @@ class RingProblem:
             choices.append(iter(successors[following]))
             if len(path) == self.world_size and closes[following]:
                 yield tuple(path)
-
-
-# A work budget for searches, counted and not timed, so that results do not depend on the machine or its load.
-#
-# The unit is an *operation*: about a microsecond on one core. The searches state the cost of what they count (swaps of
-# arcs, entries of matrices, units of CP-SAT's deterministic time). A search checks its budget between units of work
-# whose order does not depend on the budget, so a larger budget repeats the same work and then does more.
-
-
-DEFAULT_SEARCH_BUDGET = 30_000_000
-"""Default number of operations of a search: about half a minute."""
-
-
-class SearchBudget:
-    """The remaining operations of a search.
-
-    `progress` is called with each stage of the search. `ran_out` is whether a larger budget could have changed the
-    result, because this budget ended some part of the search.
-
-    Raises `NoDecompositionError` for a budget below 1.
-
-    >>> budget = SearchBudget(100)
-    >>> first = budget.half()
-    >>> first.spend(30)
-    >>> budget.left, first.left
-    (70, 20)
-    """
-
-    def __init__(
-        self, operations: int, progress: ProgressCallback = no_progress, *, parent: SearchBudget | None = None
-    ) -> None:
-        if operations < 1 and parent is None:
-            raise NoDecompositionError(f"a search budget of {operations} operations: expected 1 or more")
-        self.left = operations
-        self.progress = progress
-        self.ran_out = False
-        self._parent = parent
-
-    def half(self) -> SearchBudget:
-        """A budget for a part of the search: half of the remaining operations."""
-        return SearchBudget(self.left // 2, self.progress, parent=self)
-
-    def at_most(self, operations: int) -> SearchBudget:
-        """A budget for a part of the search: `operations`, or the remaining ones if fewer."""
-        part = SearchBudget(min(operations, self.left), self.progress, parent=self)
-        part._is_capped = operations <= self.left
-        return part
-
-    _is_capped = False
-    """Whether this budget does not depend on the size of its parent."""
-
-    def spend(self, operations: int) -> None:
-        """Subtract completed work, at most what remains, here and in the parent budget."""
-        counted = min(operations, self.left)
-        self.left -= counted
-        if self._parent is not None:
-            self._parent.spend(counted)
-
-    def allows_more(self) -> bool:
-        """Whether operations remain; if not, the budget counts as having ended the search."""
-        if not self.left:
-            self._run_out()
-        return self.left > 0
-
-    def exhaust(self) -> None:
-        """Spend the remaining operations on work that they did not complete."""
-        self.spend(self.left)
-        self._run_out()
-
-    def _run_out(self) -> None:
-        self.ran_out = True
-        if self._parent is not None and not self._is_capped:
-            self._parent._run_out()

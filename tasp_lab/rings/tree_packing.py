@@ -27,8 +27,9 @@ from scipy.sparse import csr_array, diags_array
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET, RingProblem, SearchBudget
+from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, ExactArray, loads_of_pairs
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut
 from tasp_lab.topology.graph import Topology
 
@@ -68,10 +69,10 @@ def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
     merged = np.full((len(others) + 1,) * 2, np.inf)  # the cycle comes last
     merged[:-1, :-1] = costs[np.ix_(others, others)]
     merged[:-1, -1], merged[-1, :-1] = into.min(axis=1), out.min(axis=0)
-    found = cheapest_tree(merged, int(np.searchsorted(others, root)))
-    parents[others] = np.append(others, -1)[found[:-1]]
+    contracted = cheapest_tree(merged, int(np.searchsorted(others, root)))
+    parents[others] = np.append(others, -1)[contracted[:-1]]
     parents[others] = np.where(parents[others] < 0, ring[out.argmin(axis=0)], parents[others])
-    parents[ring[into[found[-1]].argmin()]] = others[found[-1]]
+    parents[ring[into[contracted[-1]].argmin()]] = others[contracted[-1]]
     return parents
 
 
@@ -359,9 +360,9 @@ def _as_packing(topology: Topology, trees: list[IntArray], carried: FloatArray, 
     kept: list[int] = []
     shares: list[Fraction] = []
     for root in range(topology.world_size):
-        own = np.flatnonzero((parents[:, root] == root) & (carried > _MIN_SHARE * carried.max()))
-        kept += own.tolist()
-        shares += _exact_shares(carried[own])
+        of_root = np.flatnonzero((parents[:, root] == root) & (carried > _MIN_SHARE * carried.max()))
+        kept += of_root.tolist()
+        shares += _exact_shares(carried[of_root])
     return TreePacking(topology, parents[kept], tuple(shares), limit)
 
 

@@ -114,7 +114,7 @@ class _Graph:
         return int(self.capacities[inside[self.tails] & ~inside[self.heads]].sum())
 
     def backward(self) -> _Graph:
-        """The same with every edge reversed."""
+        """The graph with every edge reversed."""
         return replace(self, tails=self.heads, heads=self.tails)
 
     def min_rank(self) -> BoolArray:

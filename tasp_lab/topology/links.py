@@ -56,7 +56,7 @@ class Link:
 class LinkTable(Protocol):
     """The links of a topology as arrays. Links are numbered as they are listed, vertices with the ranks first.
 
-    Nothing here is as large as all links unless it is asked for all of them.
+    Only the properties of all links take memory for all links.
     """
 
     @property
@@ -121,7 +121,7 @@ class LinkTable(Protocol):
 class MeshLinks(Sequence[Link]):
     """Identical links from every rank to every other: those of rank 0 in order, then those of rank 1, ...
 
-    They are made when asked for, since a mesh of 4096 ranks has 16.8 million.
+    Each is made when it is accessed, since a mesh of 4096 ranks has 16.8 million.
 
     >>> MeshLinks(3, 50e9, 0.0)[3].name
     '1->2'

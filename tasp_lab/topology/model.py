@@ -23,7 +23,7 @@ MIN_BANDWIDTH_BYTES_PER_S, MAX_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
 """Far below any scaled-down link and far above any real link, so that all results are finite."""
 
 MAX_LATENCY_S = 1e9
-"""Thirty years."""
+"""Thirty years: more than the latency of any real link, and finite."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -254,7 +254,7 @@ class RouteTable:
         return of_entries, _incidence([exits for _, exits in crossings], self._world_size)
 
     def routes(self, sources: IntArray, destinations: IntArray) -> tuple[IntArray, FloatArray]:
-        """As `Topology.routes`, for hops between different ranks."""
+        """The routes in the form of `Topology.routes`, for hops between different ranks."""
         paths = self._paths(sources, destinations)
         return self._with_shared(paths), self._table.latencies_s(paths).sum(axis=1)
 

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from tasp_lab.core.cores import usable_cores
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import on_one_line
 
 _PACKAGES = ("tasp_lab", "sim", "runtime")

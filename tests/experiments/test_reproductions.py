@@ -13,8 +13,20 @@ from hypothesis import strategies as st
 
 from experiments.reproductions import report
 from experiments.reproductions.__main__ import main
-from experiments.reproductions.changes import links_alone, with_full_mask, with_network_of, without_merges
-from experiments.reproductions.layers import Change, Reason, Row, counted, explains, found_in, judge, trials_of
+from experiments.reproductions.layers import (
+    Change,
+    Reason,
+    Row,
+    counted,
+    evaluate,
+    explains,
+    found_in,
+    links_alone,
+    trials_of,
+    with_full_mask,
+    with_network_of,
+    without_merges,
+)
 from experiments.reproductions.registry import NAMES, reproduction
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
 from experiments.reproductions.token_ring import result as token_ring
@@ -115,9 +127,9 @@ def rows(tmp_path: Path) -> list[Row]:
     """Two rows of a table: a ring on eight H800, and one of twice the positions, each measured to take 3 ms."""
     path = tmp_path / "rings.csv"
     path.write_text(f"# profile: h800\n# source: github.com/a/b\n{COLUMNS}\n{ROW}\n{ROW.replace('16384', '32768')}\n")
-    judged = judge(path)
-    assert isinstance(judged.table, LayerTable)
-    return [Row(judged.table, row) for row in counted(judged)]
+    compared = evaluate(path)
+    assert isinstance(compared.table, LayerTable)
+    return [Row(compared.table, row) for row in counted(compared)]
 
 
 def test_rows_outside_have_the_first_reason_that_names_them(rows: list[Row]) -> None:

@@ -40,8 +40,9 @@ from tasp_lab.rings.fractional_packing import (
     integral_packing,
     with_exact_shares,
 )
-from tasp_lab.rings.problem import DEFAULT_SEARCH_BUDGET, RingProblem, SearchBudget
+from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, constraint_loads, ring_rate_bytes_per_s
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.topology.builders import bidirectional_ring, circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.cuts import ring_cut
 from tasp_lab.topology.derived import with_links, without_links
@@ -894,7 +895,7 @@ from tasp_lab.rings import cp_sat as exact_search
 from tasp_lab.topology.builders import hypercube
 from tasp_lab.rings.cp_sat import rings_within
 from tasp_lab.rings.problem import RingProblem
-from tasp_lab.rings.problem import SearchBudget
+from tasp_lab.rings.search_budget import SearchBudget
 
 wait = exact_search.wait
 

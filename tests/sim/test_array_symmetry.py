@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
 from sim.array.event_loop import Record, Run
-from sim.array.from_steps import step_operations
+from sim.array.from_schedule import step_operations
 from sim.array.operations import CALL, TRANSFER, Operations
 from sim.array.quotient import program_of
 from sim.array.recurrence import end_s, is_contention_free, record_of

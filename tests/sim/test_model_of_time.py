@@ -19,8 +19,8 @@ from sim.array import engine as array_engine
 from sim.event.engine import simulate
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring, switch

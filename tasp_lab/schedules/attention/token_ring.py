@@ -44,8 +44,8 @@ from tasp_lab.core.arrays import IntArray
 from tasp_lab.rings.closed_forms import balanced_rings
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
 from tasp_lab.schedules.attention.forward import check_size, rings_for
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes, dataflow_of
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout

@@ -15,7 +15,7 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.rings.rings import split_count
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.double_ring_routes import routes_of

@@ -19,9 +19,9 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS

@@ -27,8 +27,8 @@ from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.predict import predict
 from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
 from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.schedules.collectives.ring_reductions import (
