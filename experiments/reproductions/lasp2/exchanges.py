@@ -14,7 +14,7 @@ from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.topology.graph import SharedCapacity
 
 LAYERS, HEADS, HEAD_DIM, GPUS = 16, 16, 128, 64
@@ -62,7 +62,7 @@ def layer(sequence: int) -> Workload:
 
 
 @cache
-def both_passes(fabric: str, schedule: str, sequence: int) -> LayerPrediction:
+def both_passes(fabric: str, schedule: str, sequence: int) -> Answer:
     """Both passes of a layer by a schedule, as published: nothing trimmed, gradients of keys in 16 bits."""
     options: dict[str, object] = {} if schedule in ("lasp", "all-scan") else {"trim": False}
     if schedule.startswith("ring"):
@@ -70,7 +70,7 @@ def both_passes(fabric: str, schedule: str, sequence: int) -> LayerPrediction:
     found = predict(
         a100_nodes(FABRICS[fabric]), schedule, layer(sequence), passes="both", events=False, samples=0, **options,  # type: ignore[arg-type]
     )[-1]  # fmt: skip
-    assert isinstance(found, LayerPrediction)
+    assert isinstance(found, Answer)
     return found
 
 

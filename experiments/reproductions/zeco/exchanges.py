@@ -16,8 +16,8 @@ from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import INSTANT, Machine
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.linear.registry import linear_schedules
 
@@ -71,7 +71,7 @@ def forward_ms(gpus: int, schedule: str, library: str = "auto", pieces: int | No
     machine = h100(gpus, library)
     if schedule == "multi-ring-lasp-2":  # on rings that the simulation finds
         prediction = predict(machine, schedule, layer(gpus), events=False)[-1]
-        assert isinstance(prediction, LayerPrediction)
+        assert isinstance(prediction, Answer)
         return 1e3 * float(prediction.communication_s)
     options = AttentionOptions(pieces=pieces) if pieces else AttentionOptions()
     (found,) = linear_schedules(schedule, machine.topology, layer(gpus), None, options)

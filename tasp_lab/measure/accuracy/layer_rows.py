@@ -15,8 +15,7 @@ from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.flop_counts import attention_flops, pairs_of
 from tasp_lab.measure.readers.layer_table import PASSES
 from tasp_lab.measure.readers.systems import library_run
-from tasp_lab.prediction.inputs import with_runtime
-from tasp_lab.prediction.predict import with_compute
+from tasp_lab.prediction.inputs import with_compute, with_runtime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import build_schedules
