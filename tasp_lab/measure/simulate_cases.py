@@ -7,7 +7,7 @@ from copy import copy
 
 import numpy as np
 
-from sim.array.repeated import RepeatedRun
+from sim.array.engine import RepeatedRun
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import Case

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
-from sim.array.repeated import RepeatedRun
+from sim.array.engine import RepeatedRun
 from sim.event import engine
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
