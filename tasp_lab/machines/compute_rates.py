@@ -18,10 +18,10 @@ import msgspec
 
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import TopologyError
-from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.intervals import stated_interval
-from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Constant, Kind
-from tasp_lab.machines.records import ConstantRecord, Record
+from tasp_lab.core.records import Record
+from tasp_lab.machines.constants import CONSTANTS, Kind
+from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates
+from tasp_lab.machines.parameters import Constant, Parameter, parse_interval
 
 COMPUTE_RATES: Mapping[str, Kind] = {name: spec.kind for name, spec in CONSTANTS.items() if spec.kind is not None}
 """Constants of compute rates, like ``328.6TFLOP/s``, to dtype and pass."""
@@ -38,26 +38,22 @@ AS_16_BIT = "assumed: as bf16; fp8 kernels are faster where a GPU has them, so c
 
 
 class _AcceleratorFile(Record, frozen=True, forbid_unknown_fields=True):
-    constants: tuple[ConstantRecord, ...]
+    constants: tuple[Constant, ...]
 
 
-def compute_of(constants: Iterable[Constant]) -> ComputeRate | ComputeRates:
-    """The compute rates that these constants define; `INSTANT` without any.
+def compute_of(parameters: Iterable[Parameter]) -> ComputeRate | ComputeRates:
+    """The compute rates that these parameters define; `INSTANT` without any.
 
     A dtype and pass without a constant gets the rate of the nearest that has one, marked as an assumption: backward the
     rate of forward, fp32 that of bf16. So is fp8, which has no constants: `AS_16_BIT`.
 
-    >>> found = compute_of([Constant("compute_rate", "2TFLOP/s", "a measurement")])
+    >>> found = compute_of([Parameter("compute_rate", 2e12, "a measurement")])
     >>> found.rate("bf16", "forward").source, found.rate("bf16", "backward").source
     ('a measurement', 'assumed: as bf16 forward (a measurement)')
-
-    Raises `QuantityError` for a malformed rate.
     """
     known = {
-        COMPUTE_RATES[each.name]: ComputeRate(
-            CONSTANTS[each.name].parse(each.value), each.source, each.source.startswith("assum")
-        )
-        for each in constants
+        COMPUTE_RATES[each.name]: ComputeRate(each.number, each.source, each.assumed)
+        for each in parameters
         if each.name in COMPUTE_RATES
     }
     if not known:
@@ -86,25 +82,26 @@ def accelerator_names() -> list[str]:
 
 
 @cache
-def accelerator_constants(name: str) -> tuple[Constant, ...]:
-    """The constants of an accelerator. Raises `TopologyError` for an unknown name.
+def accelerator_parameters(name: str) -> tuple[Parameter, ...]:
+    """The parameters of an accelerator. Raises `TopologyError` for an unknown name.
 
-    >>> [constant.value for constant in accelerator_constants("h100")]
+    >>> [parameter.text for parameter in accelerator_parameters("h100")]
     ['327.9TFLOP/s', '290.6TFLOP/s', '67TFLOP/s', '132']
     """
     if name not in accelerator_names():
         raise TopologyError(f"accelerator {name!r} is unknown: expected one of {', '.join(accelerator_names())}")
     data = (files("tasp_lab.machines") / "accelerators" / f"{name}.toml").read_bytes()
     records = msgspec.toml.decode(data, type=_AcceleratorFile).constants
-    return tuple(
-        Constant(each.name, each.value, each.source, "", *stated_interval(each, f"accelerator {name!r}"))
-        for each in records
-    )
+    found = []
+    for record in records:
+        low, high = parse_interval(record, f"accelerator {name!r}")
+        found.append(replace(Parameter.parse(record.name, record.value, record.source), low=low, high=high))
+    return tuple(found)
 
 
-def with_accelerator(constants: tuple[Constant, ...], accelerator: str | None) -> tuple[Constant, ...]:
-    """Constants of a machine, with those of its accelerator that it does not override."""
+def with_accelerator(parameters: tuple[Parameter, ...], accelerator: str | None) -> tuple[Parameter, ...]:
+    """Parameters of a machine, with those of its accelerator that it does not override."""
     if accelerator is None:
-        return constants
-    stated = {constant.name for constant in constants}
-    return constants + tuple(each for each in accelerator_constants(accelerator) if each.name not in stated)
+        return parameters
+    stated = {parameter.name for parameter in parameters}
+    return parameters + tuple(each for each in accelerator_parameters(accelerator) if each.name not in stated)

@@ -15,13 +15,14 @@ import msgspec
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
-from tasp_lab.machines.compute_rates import AS_16_BIT, COMPUTE_RATES, accelerator_constants, compute_of
+from tasp_lab.machines.compute_rates import AS_16_BIT, COMPUTE_RATES, accelerator_parameters, compute_of
 from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing
 from tasp_lab.machines.kernel_model.memory import bound_s
-from tasp_lab.machines.machine import Compute, ComputeRate, Constant, Machine
+from tasp_lab.machines.machine import Compute, ComputeRate, Machine
+from tasp_lab.machines.parameters import Parameter, Parameters
 from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
 
 PARTS = {
@@ -132,14 +133,14 @@ def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
     return kind == "softmax" and dtype != "fp32"
 
 
-def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Constant, ...]:
+def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Parameter, ...]:
     """The constants behind the time of a kernel: those of the GPU, and of the pass and head dimension."""
     gpu, variant = kernel.gpu, kernel.variant(passing, head_dim)
     of_gpu = [_constant(f"{gpu.name} {name}", name, value) for name, value in _known(gpu)]
     of_pass = [_constant(f"{kernel.name} {passing} {name}", name, value) for name, value in _known(variant)]
     design = variant.design
     tile = f"{design.rows} x {design.columns}, {design.slots} per SM, {design.order}, split keys: {design.split}"
-    return (*of_gpu, *of_pass, Constant(f"{kernel.name} {passing} tile", tile, design.source))
+    return (*of_gpu, *of_pass, Parameter(f"{kernel.name} {passing} tile", tile, design.source))
 
 
 def _known(part: msgspec.Struct) -> Iterable[tuple[str, KernelConstant]]:
@@ -147,9 +148,10 @@ def _known(part: msgspec.Struct) -> Iterable[tuple[str, KernelConstant]]:
     return ((name, value) for name, value in found if isinstance(value, KernelConstant))
 
 
-def _constant(label: str, name: str, constant: KernelConstant) -> Constant:
+def _constant(label: str, name: str, constant: KernelConstant) -> Parameter:
     value, low, high = (_text(name, each) for each in (constant.value, constant.low, constant.high))
-    return Constant(label, value if low == high else f"{value} ({low} to {high})", constant.source)
+    written = value if low == high else f"{value} ({low} to {high})"
+    return Parameter(label, constant.value, constant.source, low=constant.low, high=constant.high, written=written)
 
 
 def _text(name: str, value: float) -> str:
@@ -161,15 +163,15 @@ def _text(name: str, value: float) -> str:
     return format_flops(value) if name.endswith("flops") or name == "rate" else f"{value:.4g}"
 
 
-def compute_on(constants: Sequence[Constant], accelerator: str) -> Compute:
-    """How ranks compute that have these constants: by the default kernel of their accelerator, if it has kernels.
+def compute_on(parameters: Parameters, accelerator: str) -> Compute:
+    """How ranks compute that have these parameters: by the default kernel of their accelerator, if it has kernels.
 
     Rates for 16 bit that the machine states itself, unlike its accelerator, hold instead.
     """
-    rates = compute_of(constants)
+    rates = compute_of(parameters.values())
     if not kernels_on(accelerator):
         return rates
-    own = [each for each in constants if each not in accelerator_constants(accelerator)]
+    own = [each for each in parameters.values() if each not in accelerator_parameters(accelerator)]
     if any(COMPUTE_RATES.get(each.name, ("fp32",))[0] != "fp32" for each in own):
         return rates
     return KernelCompute(attention_kernel(accelerator), rates)

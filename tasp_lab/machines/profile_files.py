@@ -12,6 +12,7 @@ line.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from importlib.resources import files
@@ -21,13 +22,20 @@ from typing import Annotated, Literal
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
+from tasp_lab.core.records import Record
 from tasp_lab.machines.compute_rates import with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
-from tasp_lab.machines.library_constants import DependentRecord, checked_constants, library_constants
-from tasp_lab.machines.machine import Constant, Machine, NetworkKind
-from tasp_lab.machines.profile import SIZE, Library, Profile
-from tasp_lab.machines.records import Record
+from tasp_lab.machines.machine import Machine, NetworkKind
+from tasp_lab.machines.parameters import (
+    DependentConstant,
+    Parameter,
+    Parameters,
+    library_parameters,
+    parse_constants,
+)
+from tasp_lab.machines.profile import SIZE, Profile
+from tasp_lab.machines.system import Library
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 
 
@@ -36,7 +44,7 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
     summary: str
     library: Library
     inside: Literal["switch", "full-mesh"]
-    constants: tuple[DependentRecord, ...]
+    constants: tuple[DependentConstant, ...]
     ranks_per_node: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 8
     nodes_per_domain: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 1
     aliases: dict[str, str] = msgspec.field(default_factory=dict)
@@ -148,10 +156,10 @@ def profile_document(profile: Profile) -> str:
         "aliases": dict(profile.aliases),
         "machines": dict(profile.machines),
         "constants": [
-            {"name": c.name, "value": c.value, "source": c.source}
-            | ({"at": c.at} if c.at else {})
-            | ({"interval": [c.low, c.high]} if c.low else {})
-            for c in profile.constants
+            {"name": each.name, "value": each.text, "source": each.source}
+            | ({} if each.at is None else {"at": each.at_text})
+            | ({} if each.interval_texts is None else {"interval": list(each.interval_texts)})
+            for each in profile.parameters.values()
         ],
     }
     return msgspec.toml.encode(head).decode()
@@ -173,23 +181,20 @@ def _read(where: str, data: bytes) -> Profile:
 
 def _profile(record: _ProfileFile) -> Profile:
     """The profile of a file, with what it does not override: of its accelerator, its base and its library."""
-    found = checked_constants(record.constants)
-    for shared in (
-        with_accelerator((), record.accelerator),
-        _base_constants(record),
-        library_constants(record.library),
-    ):
-        stated = {constant.name for constant in found}
-        found += tuple(constant for constant in shared if constant.name not in stated)
+    own = parse_constants(record.constants)
+    shared = [*with_accelerator((), record.accelerator), *_base_parameters(record), *library_parameters(record.library)]
+    found = {parameter.name: parameter for parameter in own}
+    for parameter in shared:
+        found.setdefault(parameter.name, parameter)
     accelerator = record.accelerator or (_built_in(record.base).accelerator if record.base else "")
     return Profile(
         record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
-        found, record.aliases, record.machines, accelerator, record.network,
+        Parameters(found.values()), record.aliases, record.machines, accelerator, record.network,
     )  # fmt: skip
 
 
-def _base_constants(record: _ProfileFile) -> tuple[Constant, ...]:
-    """The constants of the base. Raises `ProfileError` for one that is unknown or of another library."""
+def _base_parameters(record: _ProfileFile) -> tuple[Parameter, ...]:
+    """The parameters of the base. Raises `ProfileError` for one that is unknown or of another library."""
     if record.base is None:
         return ()
     if record.base not in profile_names():
@@ -197,7 +202,7 @@ def _base_constants(record: _ProfileFile) -> tuple[Constant, ...]:
     base = _built_in(record.base)
     if base.library != record.library:
         raise ProfileError(f"base {record.base!r} is of {base.library}, expected one of {record.library}")
-    return base.constants
+    return tuple(base.parameters.values())
 
 
 def _check_sizes(profile: Profile) -> None:
@@ -208,7 +213,7 @@ def _check_sizes(profile: Profile) -> None:
 
 def _check_parts(profile: Profile) -> None:
     """Check that no payload exceeds its line rate."""
-    has = profile.has
-    for part in (spec for spec in CONSTANTS.values() if spec.is_part and has(spec.name) and has(spec.depends_on)):
-        if profile.number(part.name) > profile.number(part.depends_on):
+    numbers = profile.parameters.numbers
+    for part in (spec for spec in CONSTANTS.values() if spec.is_part):
+        if numbers.get(part.name, 0.0) > numbers.get(part.depends_on, math.inf):
             raise ProfileError(f"{part.name} is more than {part.depends_on}")

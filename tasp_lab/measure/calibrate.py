@@ -83,7 +83,7 @@ class FileCalibration(Report):
 
     def records(self) -> list[dict[str, object]]:
         """A row per constant."""
-        sources = {constant.name: constant.source for constant in self.found.profile.constants}
+        sources = {each.name: each.source for each in self.found.profile.parameters.values()}
         return [flat(_constant_document(finding, sources[finding.name])) for finding in self.found.findings]
 
     def parts(self) -> list[Part]:
@@ -99,7 +99,7 @@ class FileCalibration(Report):
 
     def to_dict(self) -> dict[str, object]:
         found = self.found
-        sources = {constant.name: constant.source for constant in found.profile.constants}
+        sources = {each.name: each.source for each in found.profile.parameters.values()}
         return {
             "profile": found.profile.name,
             "library": found.profile.library,
@@ -247,7 +247,7 @@ def calibrate_files(
     kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
     held_out_s, too_few = _held_out(read, predict, names, progress)
-    found = replace(found, findings=kept + others, before_s=predict(read.profile), held_out_s=held_out_s)
+    found = replace(found, findings=kept + others, before_s=predict(read.profile.parameters), held_out_s=held_out_s)
     return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
 
 
@@ -271,7 +271,7 @@ def _held_out(
             )
         except FitError as error:
             return np.zeros(0), f"too few for a fit to {len(kept)} of them: {error}"
-        found[aside] = predict.of_rows(aside)(fit.profile)
+        found[aside] = predict.of_rows(aside)(fit.profile.parameters)
     return found, ""
 
 
@@ -312,7 +312,7 @@ def read_measurements(
     figures = [figure for table in pairs for figure in pair_figures(table, choice.profile)]
     of_pairs = [each for each in pair_findings(figures, choice.profile) if not names or each.name in names]
     inputs = {
-        "profile": {"name": choice.profile.name, "sha256": sha256(plain(choice.profile.constants))},
+        "profile": {"name": choice.profile.name, "sha256": sha256(plain(tuple(choice.profile.parameters.values())))},
         "size": choice.size,
         "tables": [table_inputs(table) for table in tables],
         "pairs": [{"file": Path(table.name).name, "sha256": sha256(plain(replace(table, name="")))} for table in pairs],
@@ -321,12 +321,14 @@ def read_measurements(
     }
     return Measurements(
         choice.profile,
-        with_findings(choice.profile, of_pairs, datetime.date.today().isoformat()),
+        choice.profile.with_parameters(
+            with_findings(choice.profile.parameters, of_pairs, datetime.date.today().isoformat())
+        ),
         cases,
         tuple(left_out),
         tuple(figures),
         tuple(of_pairs),
-        Provenance(inputs, machine_constants(choice.profile.constants), ("array",) if cases else ()),
+        Provenance(inputs, machine_constants(choice.profile.parameters.values()), ("array",) if cases else ()),
     )
 
 

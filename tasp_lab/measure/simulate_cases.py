@@ -9,6 +9,7 @@ import numpy as np
 
 from sim.array.repeated import RepeatedRun
 from tasp_lab.core.arrays import FloatArray
+from tasp_lab.machines.parameters import Parameters
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import Case
 from tasp_lab.schedules.collectives.library_calls import library_schedule
@@ -19,6 +20,7 @@ class Simulated:
     """Predict all rows of the cases; schedules and topologies are built once, only the library changes."""
 
     def __init__(self, profile: Profile, cases: Sequence[Case]) -> None:
+        self._systems = {case.size: profile.system(case.size) for case in cases}
         self._rows = [(case.size, run) for case in cases for run in _runs(profile, case)]
 
     def of_rows(self, rows: Sequence[int]) -> Simulated:
@@ -27,9 +29,9 @@ class Simulated:
         part._rows = [self._rows[row] for row in rows]
         return part
 
-    def __call__(self, profile: Profile) -> FloatArray:
+    def __call__(self, parameters: Parameters) -> FloatArray:
         """The predicted seconds of all rows, in their order."""
-        libraries = {size: profile.comm_library(size) for size in dict.fromkeys(size for size, _ in self._rows)}
+        libraries = {size: system.comm_library(parameters.numbers) for size, system in self._systems.items()}
         return np.array([run.time_s(libraries[size]) for size, run in self._rows])
 
 

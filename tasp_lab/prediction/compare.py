@@ -211,7 +211,11 @@ def _in_order(
 def _constants(machine: Machine, candidates: Iterable[Candidate]) -> tuple[UsedConstant, ...]:
     """The constants that the predictions of the candidates used."""
     predictions = [each.prediction for each in candidates if each.prediction is not None]
-    return machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions)
+    return (
+        machine_constants(machine.parameters.values())
+        + runtime_constants(machine.runtime)
+        + layer_constants(predictions)
+    )
 
 
 def _search_complete(tried: Sequence[Decomposition]) -> bool | None:

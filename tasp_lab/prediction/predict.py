@@ -193,7 +193,9 @@ def predict(
             "sampling": plain(sampling),
             **overrides_inputs(overrides),
         },
-        machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions),
+        machine_constants(machine.parameters.values())
+        + runtime_constants(machine.runtime)
+        + layer_constants(predictions),
         tuple(sorted(one_schedule.engines)),
         all(each.search_complete for each in candidates) if any(map(uses_rings, names)) else None,
     )

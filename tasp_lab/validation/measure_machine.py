@@ -17,7 +17,8 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_bandwidth, format_time
 from tasp_lab.machines.catalogue import LAUNCH, machine_file
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.prediction.provenance import Provenance, host_environment, machine_inputs, plain
 from tasp_lab.validation.validate import (
     Comparison,
@@ -132,8 +133,10 @@ def measured_machine(measured: Comparison, date: str) -> Machine:
     machine = measured.calibration.machine
     how = f"{measured.fabric} fabric" + (f", scale {measured.scale:.6g}" if measured.fabric == "emulated" else "")
     where = f"on {date}, {how}"
-    constants = (_launch(measured.calibration, where), *_of_routes(measured.calibration, where))
-    return replace(machine, summary=f"{machine.topology.name} as measured {where}", constants=constants)
+    constants = [_launch(measured.calibration, where), *_of_routes(measured.calibration, where)]
+    return replace(
+        machine, summary=f"{machine.topology.name} as measured {where}", parameters=Parameters.of_constants(constants)
+    )
 
 
 def _launch(calibration: Calibration, where: str) -> Constant:

@@ -66,15 +66,15 @@ def test_every_machine_of_the_catalogue_is_described_and_sourced(name: str) -> N
     machine = load_machine(name)
     assert machine.topology.name == name
     assert machine.summary
-    assert machine.constants
-    assert all(constant.source.strip() and constant.value.strip() for constant in machine.constants)
+    assert machine.parameters
+    assert all(constant.source.strip() and constant.text.strip() for constant in machine.parameters.values())
 
 
 @pytest.mark.parametrize("name", catalogue_names())
 def test_every_number_of_the_catalogue_is_one_of_its_constants(name: str) -> None:
     """Half a latency counts too: both links of a way through a switch share it. So does a spine of two nodes' NICs."""
     machine = load_machine(name, library="ideal")
-    texts = {constant.name: constant.value for constant in machine.constants}
+    texts = {constant.name: constant.text for constant in machine.parameters.values()}
     bandwidths = {parse_bandwidth_bytes_per_s(text) for key, text in texts.items() if key.endswith("bandwidth")}
     latencies = {parse_time_s(text) for key, text in texts.items() if key.endswith("latency")}
     found = {bandwidth for bandwidth, _ in numbers_of(machine)}
@@ -226,7 +226,7 @@ def test_the_explicit_form_reads_numbers_and_texts_with_units(tmp_path: Path) ->
     machine = load_machine(write(tmp_path, PAIR | {"summary": "two", "shared": shared, "constants": [BANDWIDTH]}))
     assert machine.topology.links == (Link(0, 1, 5e10, 1e-6), Link(1, 0, 5e10, 1e-6))
     assert machine.topology.shared[0].bandwidth_bytes_per_s == 5e10
-    assert (machine.summary, machine.constants[0].source) == ("two", "a data sheet")
+    assert (machine.summary, next(iter(machine.parameters.values())).source) == ("two", "a data sheet")
 
 
 @pytest.mark.parametrize("document", [PAIR | {"constants": [RATE]}, SWITCH | {"constants": [BANDWIDTH, RATE, LATENCY]}])

@@ -13,8 +13,8 @@ from sim.array.repeated import RepeatedRun
 from sim.event import engine
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
+from tasp_lab.machines.parameters import Change, changed
 from tasp_lab.machines.profile_files import load_profile
-from tasp_lab.measure.fit.findings import with_numbers
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_calls import library_schedule
@@ -75,9 +75,11 @@ def test_members_of_a_family(
     schedule = library_schedule(name, machine.topology, 2**power)
     run = RepeatedRun(schedule, machine.topology, machine.comm_library)
     for rate, payload in factors:
-        changed = {"ring_rate": rate, "link_payload": payload, "link_many_payload": payload, "message_launch": 1 / rate}
-        values = {each: profile.number(each) * factor for each, factor in changed.items() if profile.has(each)}
-        library = with_numbers(profile, values.items()).comm_library(member[1])
+        factors_of = {
+            "ring_rate": rate, "link_payload": payload, "link_many_payload": payload, "message_launch": 1 / rate
+        }  # fmt: skip
+        changes = {each: Change(factor) for each, factor in factors_of.items() if each in profile.parameters}
+        library = profile.system(member[1]).comm_library(changed(profile.parameters, changes).numbers)
         expected_s = array_engine.run(schedule, Machine(machine.topology, library)).time_s
         assert run.time_s(library) == pytest.approx(expected_s, rel=1e-9)
 

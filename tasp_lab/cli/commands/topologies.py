@@ -154,5 +154,5 @@ def _print_machine(machine: Machine) -> None:
     )
     rows = [(ends, str(count), bandwidth, latency) for (ends, bandwidth, latency), count in kinds.items()]
     print_table(f"{topology.name}: {topology.world_size} ranks", ("links", "count", "bandwidth", "latency"), rows)
-    for constant in machine.constants:
+    for constant in machine.parameters.values():
         print(f"{constant.name} = {constant.value}\n    {constant.source}")

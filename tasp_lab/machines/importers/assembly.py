@@ -12,7 +12,8 @@ from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import format_bandwidth, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.importers.pcie import pcie_links, pcie_switches, without_idle
 from tasp_lab.machines.importers.survey import Given, Survey
-from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Link, Switch, Topology, both_ways
 
@@ -62,7 +63,7 @@ def assemble(survey: Survey, name: str, given: Given) -> Machine:
         if getattr(given, word) is not None and word not in {constant.name for constant in constants}:
             raise TopologyError(f"{word} was given, but the machine has no link that it is of")
     topology = Topology(name, survey.gpu_count, tuple(links), switches=tuple(switches))
-    return Machine(topology, summary=_summary(survey, has_pcie), constants=tuple(constants))
+    return Machine(topology, summary=_summary(survey, has_pcie), parameters=Parameters.of_constants(constants))
 
 
 def _fabric_links(survey: Survey) -> Iterator[Link]:

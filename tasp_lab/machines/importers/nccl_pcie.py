@@ -11,7 +11,7 @@ from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.elements import Element
 from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH, Branch, Leaf, PcieSurvey
 from tasp_lab.machines.importers.survey import Given
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 _PAYLOAD = {2.5: (8, 10), 5.0: (8, 10), 8.0: (128, 130), 16.0: (128, 130), 32.0: (128, 130), 64.0: (242, 256)}
 """For each speed in GT/s how many of how many bits carry data (PCI Express Base Specification 1.0 to 6.0)."""

@@ -22,7 +22,7 @@ from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.importers.elements import Element, read_elements
 from tasp_lab.machines.importers.nccl_pcie import survey_pcie
 from tasp_lab.machines.importers.survey import Given, Nic, Pair, Survey, nics_of, shown
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 _NVLINK_RATES = {
     "60": ("20GB/s", "NVLink 1 (NVIDIA Tesla P100 white paper: 4 links, 160 GB/s both ways)"),

@@ -17,7 +17,7 @@ from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.matrix import Matrix
 from tasp_lab.machines.importers.pcie import Branch, Leaf, PcieSurvey
 from tasp_lab.machines.importers.survey import Pair, groups, shown
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 _PIX, _PXB, _NODE, _SYS = range(4)
 

@@ -24,7 +24,7 @@ from tasp_lab.machines.importers.matrix import GPU, Matrix, read_matrix
 from tasp_lab.machines.importers.nvidia_pcie import LEVELS, NEARNESS, survey_pcie
 from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH
 from tasp_lab.machines.importers.survey import Given, Nic, Pair, Survey, groups, nics_of, shown
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 MAX_LINKS = 18
 """The most NVLinks of one GPU, Hopper and Blackwell (NVIDIA/nccl 081eafaf, src/graph/xml.cc, maxNvLinks)."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 from tasp_lab.topology.graph import Link, Switch, both_ways
 from tasp_lab.topology.links import SwitchKind
 

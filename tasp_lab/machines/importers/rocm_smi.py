@@ -18,7 +18,7 @@ from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.matrix import GPU, Matrix, read_matrix
 from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH, Branch, Leaf, PcieSurvey
 from tasp_lab.machines.importers.survey import Given, Pair, Survey, shown
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 LINK_BANDWIDTH = Constant(
     "link_bandwidth",

@@ -11,7 +11,7 @@ import networkx as nx
 
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.pcie import PcieSurvey
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 _Device = TypeVar("_Device", bound=Hashable)
 
@@ -33,7 +33,7 @@ class Given:
         """The constant with the given value, or else the default.
 
         >>> Given(link_bandwidth="50GB/s").constant(Constant("link_bandwidth", "25GB/s", "a data sheet"))
-        Constant(name='link_bandwidth', value='50GB/s', source='given to the import', at='', low='', high='')
+        Constant(name='link_bandwidth', value='50GB/s', source='given to the import', interval=None)
         """
         text: str | None = getattr(self, default.name)
         if text is None:

@@ -1,4 +1,4 @@
-"""Findings: what a calibration determines of each constant, and the profile that follows."""
+"""Findings: what a calibration determines of each parameter, and the parameters that follow."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.machine import Constant
-from tasp_lab.machines.profile import Profile
-from tasp_lab.measure.fit.robust_fit import Parameter
+from tasp_lab.machines.parameters import Change, Parameters, changed
+from tasp_lab.measure.fit.robust_fit import Estimate
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,15 @@ class Finding:
         return self.high / self.low if self.low else math.inf
 
 
-def fitted(profile: Profile, name: str, found: Parameter, origin: str) -> Finding:
-    """The finding of a fitted constant."""
-    before = profile.number(name)
+def fitted(parameters: Parameters, name: str, found: Estimate, origin: str) -> Finding:
+    """The finding of a fitted parameter."""
+    before = parameters.numbers[name]
     return Finding(name, before, found.value, found.low, found.high, found.identifiable, found.why, origin)
 
 
-def not_fitted(profile: Profile, name: str, why: str) -> Finding:
-    """The finding of a constant that keeps its value."""
-    before = profile.number(name)
+def not_fitted(parameters: Parameters, name: str, why: str) -> Finding:
+    """The finding of a parameter that keeps its value."""
+    before = parameters.numbers[name]
     return Finding(name, before, before, 0.0, math.inf, identifiable=False, why=why)
 
 
@@ -60,30 +59,16 @@ def reasons(findings: Iterable[Finding]) -> str:
     return "; ".join(f"{', '.join(group)}: {why}" for why, group in names.items())
 
 
-def with_numbers(profile: Profile, values: Iterable[tuple[str, float]]) -> Profile:
-    """The profile with other values of constants, clamped to what is possible (`Profile.clamped`)."""
-    texts = {name: CONSTANTS[name].format(profile.clamped(name, float(value)), 17) for name, value in values}
-    return replace(
-        profile,
-        constants=tuple(
-            profile.restated(constant, texts[constant.name], constant.source) if constant.name in texts else constant
-            for constant in profile.constants
-        ),
-    )
-
-
-def with_findings(profile: Profile, findings: Iterable[Finding], date: str) -> Profile:
-    """The profile with the identifiable ones of these constants. Their sources name the measurements and the date."""
-    new = {finding.name: finding for finding in findings if finding.identifiable}
-
-    def constant(old: Constant) -> Constant:
-        if old.name not in new:
-            return old
-        spec, found = CONSTANTS[old.name], new[old.name]
-        value = spec.format(profile.clamped(old.name, found.value))
-        low, high = (spec.format(end, 4) for end in (found.low, found.high))
-        new_one = profile.restated(old, value, f"fitted to {found.origin}, 95 % {low} to {high}, on {date}")
-        holds = spec.parse(low) <= spec.parse(value) <= spec.parse(high)
-        return replace(new_one, low=low, high=high) if holds else new_one
-
-    return replace(profile, constants=tuple(constant(old) for old in profile.constants))
+def with_findings(parameters: Parameters, findings: Iterable[Finding], date: str) -> Parameters:
+    """The parameters with the identifiable ones of these. Their sources name the measurements and the date."""
+    found = parameters
+    for finding in (each for each in findings if each.identifiable and each.name in parameters):
+        spec = CONSTANTS[finding.name]
+        possible = changed(found, {finding.name: Change(0, finding.value)}).numbers[finding.name]
+        # as a file of the profile states them
+        value, low, high = spec.rounded(possible, 6), spec.rounded(finding.low, 4), spec.rounded(finding.high, 4)
+        found = changed(found, {finding.name: Change(0, value)}, clamp=False)
+        source = f"fitted to {finding.origin}, 95 % {spec.format(finding.low, 4)} to {spec.format(finding.high, 4)}"
+        new = replace(found[finding.name], source=f"{source}, on {date}")
+        found = found.with_parameters([replace(new, low=low, high=high) if low <= value <= high else new])
+    return found

@@ -23,6 +23,8 @@ from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.overrides import overridden, override_names
 from tasp_lab.machines.overrides.machine import constant_names
+from tasp_lab.machines.own_links import with_stated
+from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter
 from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.profile_files import load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
@@ -44,8 +46,7 @@ def time_s(machine: Machine | str, overrides: Sequence[str] = (), work: Workload
 
 
 def number(machine: Machine, name: str) -> float:
-    constant = next(each for each in machine.constants if each.name == name)
-    return CONSTANTS[name].parse(constant.value)
+    return machine.parameters[name].number
 
 
 def flops_per_s(machine: Machine) -> list[object]:
@@ -63,7 +64,7 @@ def test_x1_and_plus_0_change_nothing_of_any_name(text: str) -> None:
             assert replace(found.topology, name="") == replace(machine.topology, name=""), name
             assert (found.comm_library, found.contention) == (machine.comm_library, machine.contention), name
             assert flops_per_s(found) == flops_per_s(machine), name
-            known = zip(found.constants, machine.constants, strict=False)
+            known = zip(found.parameters.values(), machine.parameters.values(), strict=False)
             assert all(log_ends(one) == log_ends(other) and one.value == other.value for one, other in known), name
     assert time_s(text, ["link.latency=x1", "compute.rate=x1"], LAYER) == time_s(text, (), LAYER)
 
@@ -84,10 +85,8 @@ def test_a_factor_and_its_inverse_change_nothing_but_rounding(text: str, data: s
 
 def in_a_file(profile: Profile, name: str, value: str) -> Machine:
     """A member of the profile whose file has another value of a constant."""
-    old = profile.constant(name)
-    assert old is not None
-    changed = profile.with_constant(profile.restated(old, value, "a data sheet"))
-    found = changed.member("2x4", "h100-2x4")
+    stated = Parameter.parse(name, value, "a data sheet")
+    found = with_stated(profile, [stated]).member("2x4", "h100-2x4")
     assert found is not None
     return found
 
@@ -151,8 +150,7 @@ def test_exact_numbers_stay_exact() -> None:
 def test_what_hangs_together_moves_together() -> None:
     """Payloads follow the line rate; the latency of a hop has the wire's in it."""
     machine = overridden(load_machine("h100-2x4"), ["nic.bandwidth=x2", "nic.latency=+1us", "nic_hop_ll128=x2"])
-    profile = replace(load_profile("h100"), constants=machine.constants)
-    assert [profile.number(name) for name in ("nic_payload", "nic_ring_rate")] == [94e9, 96e9]
+    assert [machine.parameters.numbers[name] for name in ("nic_payload", "nic_ring_rate")] == [94e9, 96e9]
     names = ("nic_latency", "nic_hop_ll", "nic_hop_ll128", "nic_hop_simple", "link_hop_ll")
     assert [number(machine, name) * 1e6 for name in names] == pytest.approx([3.7, 3.7, 10, 15, 0.6])
 
@@ -162,10 +160,10 @@ def test_the_order_does_not_matter(text: str) -> None:
     texts = ["nic.bandwidth=x2", "link.0-node0=x0.5", "nic.latency=+1us", "link.bandwidth=x3", "compute.rate=x0.9"]
     first, *others = (overridden(load_machine(text), order) for order in permutations(texts))
     for other in others:
-        assert replace(other, topology=replace(other.topology, name=first.topology.name), constants=()) == replace(
-            first, constants=()
-        )
-        assert {*other.constants} == {*first.constants}
+        assert replace(
+            other, topology=replace(other.topology, name=first.topology.name), parameters=NO_PARAMETERS
+        ) == replace(first, parameters=NO_PARAMETERS)
+        assert other.parameters == first.parameters
 
 
 @pytest.mark.parametrize("text", ["h100-2x2", "mi300x-4", "nodes:2x2:switch", "torus:2x3"])
@@ -189,7 +187,7 @@ def test_intervals_are_those_of_the_overridden_constants() -> None:
     ends = {}
     for change in ("x1", "x0.5", "23.5GB/s"):
         found = overridden(machine, [f"nic_payload={change}"])
-        ends[change] = log_ends(next(each for each in found.constants if each.name == "nic_payload"))
+        ends[change] = log_ends(found.parameters["nic_payload"])
     assert ends["x1"] == pytest.approx(ends["x0.5"], rel=1e-9)
     assert (ends["x1"][1], ends["23.5GB/s"]) == (pytest.approx(0.02105, rel=1e-3), (0, 0))
     slow = overridden(machine, ["link.0-node0=x0.5", "message_launch=x2"])
@@ -209,9 +207,8 @@ def number_of_launch(machine: Machine) -> float:
 def test_samples_of_uncertain_wires_keep_edited_links() -> None:
     """An interval of a wire is rare; links that failed must not come back with it."""
     profile = load_profile("h100")
-    wire = profile.constant("link_bandwidth")
-    assert wire is not None
-    uncertain = profile.with_constant(replace(wire, low="400GB/s", high="500GB/s"))
+    wire = replace(profile.parameters["link_bandwidth"], low=400e9, high=500e9)
+    uncertain = profile.with_parameters(profile.parameters.with_parameters([wire]))
     machine = chosen_machine(
         uncertain.machine(1, 4), "auto", None, None, ["link.0-switch=x0.5"], (), ["1-switch=1GB/s"]
     )

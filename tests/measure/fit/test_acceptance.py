@@ -28,7 +28,7 @@ SAMPLES = ROOT / "tests" / "measure" / "readers" / "samples"
 def exact(sizes: list[int]) -> MeasuredTable:
     """What the machine of the profile would measure."""
     (case,) = cases_of([table("all_gather", np.ones(len(sizes)), sizes)], Choice(H100, "8"))
-    return table("all_gather", Simulated(H100, [case])(H100), sizes)
+    return table("all_gather", Simulated(H100, [case])(H100.parameters), sizes)
 
 
 @pytest.mark.parametrize("count", range(12))
