@@ -35,9 +35,8 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.blocks import Kind
-from tasp_lab.schedule.call_shapes import shapes_by_rank
 from tasp_lab.schedule.calls import ranges
-from tasp_lab.schedule.dependencies import BLOCK, HANDED_OUT, LANE, SENT, CallTable, Edges
+from tasp_lab.schedule.dependencies import BLOCK, HANDED_OUT, LANE, SENT, CallTable, Edges, shapes_by_rank
 from tasp_lab.schedule.messages import MessageDependencies, Messages, message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 

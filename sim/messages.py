@@ -47,9 +47,9 @@ class LibraryMessages:
         ends = np.searchsorted(messages.step, np.arange(len(self._schedule.steps)), side="right").tolist()
         for index, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if end > first:
-                own = slice(first, end)
+                of_step = slice(first, end)
                 columns = (messages.source, messages.destination, messages.bytes)
-                yield own, *self.kinds(index, *(column[own] for column in columns))
+                yield of_step, *self.kinds(index, *(column[of_step] for column in columns))
 
     def _peers(self, source: IntArray, destination: IntArray) -> IntArray:
         """For each message, the number of ranks to which its sender sends at this step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from sim.array import engine as array_engine
-from sim.bound import check_time
+from sim.bounds.least import check_time
 from sim.event import engine
 from tasp_lab.core.errors import ScheduleError, TopologyError, of_type
 from tasp_lab.core.progress import ShareCallback, no_share
@@ -44,20 +44,20 @@ def simulate(
 
     Raises `ScheduleError` for an unknown engine, if the machine lacks ranks or links of the schedule, and for too many
     events; for an argument that is neither, and `TopologyError` for one that is no machine. No time is below the bound
-    of `sim.bound`: that would be an error of tasp-lab, and fails an assertion.
+    of `sim.bounds.least`: that would be an error of tasp-lab, and fails an assertion.
     """
     _check_types(schedule, machine)
     if engine_of(schedule, machine, which) == "simpy":
-        found = engine.simulate(schedule, machine, explain)
+        timeline = engine.simulate(schedule, machine, explain)
     else:
         run = array_engine.run(schedule, machine, explain, progress)
-        found = (
+        timeline = (
             run.timeline()
             if events
             else Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), run.time_s)
         )
-    check_time(schedule, machine, found.time_s)
-    return found
+    check_time(schedule, machine, timeline.time_s)
+    return timeline
 
 
 def _check_types(schedule: object, machine: object) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Message, Wait
+from runtime.executor.messages import Message, Wait
 from runtime.executor.views import Views
 from runtime.kernels.partials import Gradients, Partial
 from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward

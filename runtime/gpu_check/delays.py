@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from runtime.executor.executor import Executor
+from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Streams, streams_for
-from runtime.executor.transports import Message, Transport, Wait
 from runtime.executor.views import Views
 from runtime.gpu_check.group import CheckedGroup
 from runtime.trials.patterns import PatternWork, fill, verify, verify_reads
@@ -57,7 +57,7 @@ def no_delay() -> None:
 
 
 class DelayedTransport:
-    """A transport whose calls and waits are delayed; see `runtime.executor.transports.Transport`."""
+    """A transport whose calls and waits are delayed; see `runtime.executor.messages.Transport`."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport, self.delay = transport, no_delay

@@ -19,13 +19,13 @@ import time
 import torch
 
 from runtime.executor.transports import default_device, make_transport
-from runtime.linux.namespaces import die_with_parent
-from runtime.protocol.rank_setup import our_module
+from runtime.linux import die_with_parent
+from runtime.protocol.jobs import our_module
 from runtime.ranks.torchrun import TorchrunRanks, join
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError, TaspLabError
-from tasp_lab.core.leaving import leave
+from tasp_lab.core.process import leave
 from tasp_lab.core.progress import print_line
 from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from runtime.gpu_check.failing_rank import RAISED
-from runtime.protocol.rank_setup import our_module
+from runtime.protocol.jobs import our_module
 from tasp_lab.core.choices import BackendKind
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

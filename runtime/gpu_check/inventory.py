@@ -12,7 +12,7 @@ from hashlib import sha256
 import torch
 import torch.distributed as dist
 
-from runtime.executor.transports import reason_of
+from runtime.executor.messages import reason_of
 from tasp_lab.core.errors import RunError
 
 _TOPOLOGY_COMMANDS = (("nvidia-smi", "topo", "-m"), ("rocm-smi", "--showtopo"))

@@ -15,7 +15,7 @@ from runtime.executor.views import DTYPES
 from runtime.kernels import linear_attention as linear
 from runtime.kernels.partials import Partial
 from runtime.kernels.registry import KERNELS, Kernel
-from runtime.trials.attention import TOLERANCE
+from runtime.trials.layers import TOLERANCE
 from tasp_lab.core.errors import RunError
 
 Tensor = torch.Tensor

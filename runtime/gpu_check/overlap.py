@@ -14,8 +14,9 @@ from functools import cache
 
 import torch.distributed as dist
 
+from runtime.executor.messages import Group
 from runtime.executor.streams import streams_for
-from runtime.executor.transports import Group, make_transport
+from runtime.executor.transports import make_transport
 from runtime.gpu_check.group import CheckedGroup
 from runtime.protocol.records import duration_s
 from runtime.ranks.torchrun import HIGH_PRIORITY

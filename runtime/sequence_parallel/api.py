@@ -27,7 +27,8 @@ from typing import TypedDict, Unpack
 import torch
 import torch.distributed as dist
 
-from runtime.executor.transports import Group, make_transport
+from runtime.executor.messages import Group
+from runtime.executor.transports import make_transport
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Call, Proposal
 from runtime.sequence_parallel.autograd import Plan, attend
@@ -106,7 +107,7 @@ def attention_with_lse(
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
     several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
     must want gradients, or none of them. Passes are not captured in CUDA graphs
-    (docs/decisions/0020-copy-engines-and-graphs.md).
+    (docs/why/predictions.md#20-copy-engines-no-cuda-graphs).
 
     Parameters
     ----------

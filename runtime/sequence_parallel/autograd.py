@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Transport
+from runtime.executor.messages import Transport
 from runtime.kernels.registry import Kernel
 from runtime.sequence_parallel.agreement import Call
 from runtime.sequence_parallel.layer import AttentionLayer

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from runtime.executor.transports import Group
+from runtime.executor.messages import Group
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.agreement import Proposal, agree
 from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError

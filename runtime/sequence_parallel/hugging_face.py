@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from runtime.executor.transports import Group
+from runtime.executor.messages import Group
 from runtime.sequence_parallel.agreement import Proposal, exchange
 from runtime.sequence_parallel.api import AttentionKeywords, attention
 from runtime.sequence_parallel.call_inputs import BOTH_PASSES

@@ -23,7 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Group, Transport, make_transport
+from runtime.executor.messages import Group, Transport
+from runtime.executor.transports import make_transport
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
 from runtime.sequence_parallel.agreement import Call, Proposal
 from runtime.sequence_parallel.autograd import backward_pass, load_blocks, part_of, saved_number

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Group, Transport, make_transport
+from runtime.executor.messages import Group, Transport
+from runtime.executor.transports import make_transport
 from runtime.sequence_parallel.agreement import Call, Proposal
 from runtime.sequence_parallel.autograd import backward_pass, part_of
 from runtime.sequence_parallel.call_inputs import (

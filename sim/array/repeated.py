@@ -201,6 +201,6 @@ class _Numbered(CommLibrary):
 
 
 class _NumberedApart(_Numbered):
-    """The same for a library whose launches are independent."""
+    """A `_Numbered` library whose launches are independent."""
 
     serial_launch = False

@@ -26,9 +26,9 @@ from tasp_lab.prediction.provenance import machine_content, sha256
 from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import build_schedules, check_names, uses_rings
 from tasp_lab.timeline.critical_path import time_by_kind

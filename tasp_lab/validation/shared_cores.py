@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from tasp_lab.core.choices import FabricKind
-from tasp_lab.core.cores import usable_cores
+from tasp_lab.core.process import usable_cores
 
 
 def why_not_comparable(

@@ -24,14 +24,13 @@ from runtime.calibration import (
     expected_duration_s,
     route_classes,
 )
-from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
 from runtime.ranks.launcher import launch
 from sim.simulate import engine_of, simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.errors import QuantityError, RunError
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief

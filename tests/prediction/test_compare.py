@@ -26,7 +26,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_names_on
 from tasp_lab.schedules.registry import build_schedules
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
-from tasp_lab.topology.edits import without_links
+from tasp_lab.topology.derived import without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation import fabric_runs
 from tasp_lab.validation.validate import Comparison, default_scale

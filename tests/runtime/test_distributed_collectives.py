@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from runtime.executor.executor import Executor
 from runtime.executor.transports import make_transport
-from runtime.protocol.jobs import RunSchedule
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import RankLocation, RunSchedule
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
 from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective, kind_of

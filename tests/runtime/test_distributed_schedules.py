@@ -12,7 +12,7 @@ from tasp_lab.core.errors import WorkloadError
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import CIRCULATIONS
 from tasp_lab.topology.builders import nodes
-from tasp_lab.topology.renumbered import renumbered
+from tasp_lab.topology.derived import renumbered
 from tasp_lab.workload.layer import Workload
 from tests.runtime.test_distributed_gradients import Errors, Shard, Squares, alone, exact, relative_errors, squares
 from tests.support.ranks import on_ranks, succeeded

@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runtime.protocol.jobs import RunSchedule
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import RankLocation, RunSchedule
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
-from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition import in_chunks, over_groups
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.events import SEND

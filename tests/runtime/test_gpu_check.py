@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from runtime.executor.message_io import MessageIO
+from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Streams
-from runtime.executor.transports import TRANSPORTS, Message, OrdinaryMemory, Wait, make_transport
+from runtime.executor.transports import TRANSPORTS, OrdinaryMemory, make_transport
 from runtime.gpu_check import inventory, library
 from runtime.gpu_check.delays import DelayedRuns
 from runtime.gpu_check.failures import Loss

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
-from runtime.trials.attention import AttentionTrial
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
+from runtime.trials.layers import AttentionTrial
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import QUERY_GRADIENTS, RESULTS

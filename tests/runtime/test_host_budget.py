@@ -25,10 +25,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from experiments.benchmarks.executor_host import FreeKernel, Nothing, Zeros
 from runtime.executor import per_lane
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Batched, Message, Wait
+from runtime.executor.messages import Message, Wait
+from runtime.executor.transports import Batched
 from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward
 from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.protocol.jobs import MeasurePair, PairTimes, RunSchedule
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import MeasurePair, PairTimes, RankLocation, RunSchedule
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
 from tasp_lab.core.errors import RunError
@@ -147,7 +146,7 @@ def test_modules_of_the_current_folder_are_not_ours(tmp_path: Path) -> None:
     program = (
         f"import sys; sys.path[0] = {str(ROOT)!r}\n"
         "from runtime.ranks.launcher import launch\n"
-        "from runtime.protocol.rank_setup import RankLocation\n"
+        "from runtime.protocol.jobs import RankLocation\n"
         "with launch([RankLocation()]) as ranks:\n"
         "    print(ranks.world_size)\n"
     )
@@ -160,7 +159,7 @@ def test_nothing_is_left_when_the_launcher_is_killed() -> None:
     program = (
         "import time\n"
         "from runtime.ranks.launcher import launch\n"
-        "from runtime.protocol.rank_setup import RankLocation\n"
+        "from runtime.protocol.jobs import RankLocation\n"
         "with launch([RankLocation()] * 2) as ranks:\n"
         "    print(ranks._fork_server.pid, flush=True)\n"
         "    time.sleep(100)\n"

@@ -13,7 +13,7 @@ from runtime.trials.in_process import run_in_process
 from sim.host import busy_s
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import ComputeRate
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.topology.builders import full_mesh

@@ -13,10 +13,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from runtime.executor import threads
+from runtime.executor import per_lane as threads
 from runtime.executor.executor import Executor
 from runtime.executor.message_io import MessageIO
-from runtime.executor.threads import run_beside
+from runtime.executor.per_lane import run_beside
 from runtime.trials.in_process import InProcess, Mailboxes
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.collectives.registry import collective

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from runtime.trials.in_process import run_in_process
-from sim import bound, simulate
+from sim import simulate
+from sim.bounds import least as bound
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS, AttentionTask

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.bounds.collectives import all_gather_bound_s
 from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
-from tasp_lab.rings.shares import PAGE_BYTES
-from tasp_lab.schedules.collectives.bound import all_gather_bound_s
+from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedules.collectives.kinds import busbw_bytes_per_s
 from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch

@@ -70,8 +70,8 @@ def run(
 
     Example: tasp-lab study run longctx.toml --jobs 2
     """
-    from tasp_lab.core.cores import usable_cores
     from tasp_lab.core.errors import StudyError
+    from tasp_lab.core.process import usable_cores
     from tasp_lab.study.check import check_size, check_study
     from tasp_lab.study.file import load_study
     from tasp_lab.study.run import run_study

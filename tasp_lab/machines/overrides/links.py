@@ -26,10 +26,9 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.constants import CONSTANTS, Quantity
 from tasp_lab.machines.overrides.override import Override
 from tasp_lab.machines.parameters import Parameter
-from tasp_lab.topology.constraints import SharedCapacity
-from tasp_lab.topology.edits import links_named
+from tasp_lab.topology.derived import links_named
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.links import Link, MeshLinks
+from tasp_lab.topology.links import Link, MeshLinks, SharedCapacity
 
 Field = Literal["bandwidth_bytes_per_s", "latency_s"]
 FIELDS: dict[str, Field] = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}

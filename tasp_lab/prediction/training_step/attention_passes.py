@@ -19,11 +19,11 @@ from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.hybrid import registry as hybrid
 from tasp_lab.schedules.hybrid.relayout import relayout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
-from tasp_lab.schedules.linear.bound import least_flops
+from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.parts import equal_parts
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 

@@ -1,4 +1,4 @@
-"""The collectives, independent of schedules: semantics, lower bound and bus bandwidth.
+"""The collectives, independent of schedules: semantics and bus bandwidth. Their bounds are in `sim.bounds.collectives`.
 
 Sizes are given as `shard_bytes`:
 
@@ -17,13 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from tasp_lab.core.lazily import lazily
 from tasp_lab.core.units import Number, format_size
-
-if TYPE_CHECKING:  # help and completion need the collectives, not what computes them
-    from tasp_lab.topology.graph import Topology
 
 CollectiveKind = Literal["AllGather", "ReduceScatter", "AllReduce", "AllToAll", "SendRecv"]
 
@@ -37,69 +33,44 @@ class KindSpec:
 
     Parameters
     ----------
-    bound_s : its lower bound in seconds on a topology of two or more ranks, given `shard_bytes`.
     busbw_shards : the shards per rank that its bus bandwidth counts, by the number of ranks, as nccl-tests defines it.
     shard : the meaning of `shard_bytes`, as display text.
     text : a description; may use ``{size}``, that of the shard, and ``{whole}``, that of all shards.
     """
 
-    bound_s: Callable[[Topology, int], Number]
     busbw_shards: Callable[[int], int]
     shard: str
     text: str
 
 
-def _bound(function: str) -> Callable[[Topology, int], Number]:
-    return lazily("tasp_lab.schedules.collectives.bound", function)
-
-
 KINDS: Mapping[CollectiveKind, KindSpec] = {
     "AllGather": KindSpec(
-        bound_s=_bound("all_gather_bound_s"),
         busbw_shards=lambda n: n - 1,
         shard="a rank's shard",
         text="AllGather of {size} per rank",
     ),
     "ReduceScatter": KindSpec(
-        bound_s=_bound("reduce_scatter_bound_s"),
         busbw_shards=lambda n: n - 1,
         shard="the shard that a rank ends with",
         text="ReduceScatter of {size} per rank",
     ),
     "AllReduce": KindSpec(
-        bound_s=_bound("all_reduce_bound_s"),
         busbw_shards=lambda n: 2 * (n - 1),
         shard="a message over the number of ranks",
         text="AllReduce of {whole}, {size} per rank",
     ),
     "AllToAll": KindSpec(
-        bound_s=_bound("all_to_all_bound_s"),
         busbw_shards=lambda n: n - 1,
         shard="what goes from each rank to each",
         text="AllToAll of {size} from each rank to each",
     ),
     "SendRecv": KindSpec(
-        bound_s=_bound("send_recv_bound_s"),
         busbw_shards=lambda n: min(1, n - 1),
         shard="a message",
         text="SendRecv of {size} from each rank to the next",
     ),
 }
 """All collectives."""
-
-
-def collective_bound_s(kind: CollectiveKind, topology: Topology, shard_bytes: int) -> Number:
-    """Lower bound of a collective in seconds; `shard_bytes` as in this module's table. Exact for exact bandwidths.
-
-    >>> from fractions import Fraction
-    >>> from tasp_lab.topology.builders import full_mesh, switch
-    >>> mesh, star = full_mesh(8, Fraction(10), Fraction(1)), switch(8, Fraction(10), Fraction(1))
-    >>> [collective_bound_s("AllReduce", each, 100) for each in (mesh, star)]      # L + 2S/B, L + 2(n-1)S/P
-    [Fraction(21, 1), Fraction(141, 1)]
-    >>> [collective_bound_s("AllToAll", each, 100) for each in (mesh, star)]       # L + S/B, L + (n-1)S/P
-    [Fraction(11, 1), Fraction(71, 1)]
-    """
-    return KINDS[kind].bound_s(topology, shard_bytes) if topology.world_size > 1 else 0
 
 
 def busbw_bytes_per_s(world_size: int, shard_bytes: int, time_s: Number, kind: CollectiveKind = "AllGather") -> float:

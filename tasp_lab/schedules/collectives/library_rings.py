@@ -6,8 +6,6 @@ rings of the decomposition if ranks are joined by direct links.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
@@ -44,7 +42,7 @@ def around_library_rings(
 
 def named_library_ring(name: str, collective: str, topology: Topology, shard_bytes: int) -> Schedule:
     """`around_library_rings` with the schedule's name on the command line."""
-    return replace(around_library_rings(collective, topology, shard_bytes), name=name)
+    return around_library_rings(collective, topology, shard_bytes).renamed(name)
 
 
 def library_rings(topology: Topology) -> IntArray:

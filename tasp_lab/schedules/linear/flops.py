@@ -102,3 +102,18 @@ class FlopCounts:
     def of_states(self, count: IntArray) -> IntArray:
         """The FLOPs of adding up so many pieces of states."""
         return count * (self.per_kv_state // self.layer.pieces)
+
+
+def least_flops(layer: LinearBlocks) -> int:
+    """The least FLOPs of a pass by any schedule, over all ranks.
+
+    All ranks together attend within all chunks, and compute what other chunks contribute to each chunk: by applying a
+    state to its positions, or from all their pairs.
+    """
+    counts = FlopCounts(layer)
+    chunks = np.flatnonzero(layer.has_prefix)
+    call, other = layer.others(chunks, back=False)
+    pairs = np.zeros(len(chunks), dtype=np.int64)
+    np.add.at(pairs, call, counts.leading[chunks[call]] * counts.trailing[other] * counts.per_pair)
+    by_state = counts.leading[chunks] * counts.per_state
+    return int(counts.within.sum() + np.minimum(pairs, by_state).sum())

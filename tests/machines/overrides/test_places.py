@@ -15,7 +15,7 @@ from tasp_lab.core.errors import OverrideError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
-from tasp_lab.schedule.call_shapes import shapes_by_rank
+from tasp_lab.schedule.dependencies import shapes_by_rank
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import Network, full_mesh, nodes

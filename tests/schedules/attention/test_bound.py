@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.bounds.attention import attention_bound_s, entering_bytes
 from sim.event.engine import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention_passes
-from tasp_lab.schedules.attention.bound import attention_bound_s, entering_bytes
 from tasp_lab.schedules.attention.circulation import Side, cut_blocks
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.registry import CIRCULATIONS

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.bounds.attention import attention_bound_s
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.composition import stacked
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
-from tasp_lab.schedules.attention.bound import attention_bound_s
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_layout, attention_names_on, attention_schedules
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS

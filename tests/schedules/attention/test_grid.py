@@ -17,7 +17,7 @@ from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.collectives.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, torus
-from tasp_lab.topology.edits import without_links
+from tasp_lab.topology.derived import without_links
 from tasp_lab.workload.layer import Mask, Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of

@@ -6,15 +6,16 @@ from fractions import Fraction
 
 import pytest
 
+from sim.bounds.attention import attention_bound_s
+from sim.bounds.least import hybrid_bound_s
+from sim.bounds.linear import linear_bound_s
 from sim.simulate import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.schedules.attention.bound import attention_bound_s
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.hybrid.bound import hybrid_bound_s
 from tasp_lab.schedules.hybrid.stack import hybrid_schedules
-from tasp_lab.schedules.linear.bound import least_flops, linear_bound_s
+from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.builders import full_mesh

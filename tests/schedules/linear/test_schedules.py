@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.bounds.linear import linear_bound_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
@@ -19,7 +20,6 @@ from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_schedules
-from tasp_lab.schedules.linear.bound import linear_bound_s
 from tasp_lab.schedules.linear.lasp import best_pieces
 from tasp_lab.schedules.linear.registry import LINEAR, linear_schedules
 from tasp_lab.schedules.linear.task import LinearTask
