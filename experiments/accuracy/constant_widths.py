@@ -22,11 +22,11 @@ import numpy as np
 
 from experiments.common import markdown_table
 from tasp_lab.core.files import write_whole
-from tasp_lab.machines.compute_rates import accelerator_names, accelerator_parameters
+from tasp_lab.machines.compute import accelerator_names, accelerator_parameters
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import WIDTHS, dimension, source_kind
 from tasp_lab.machines.parameters import library_parameters
-from tasp_lab.machines.profile_files import load_profile, profile_names
+from tasp_lab.machines.profile import load_profile, profile_names
 
 FOLDER = Path(__file__).parent
 SMALL_BYTES = 2**20

@@ -26,10 +26,9 @@ import numpy as np
 from experiments.common import machine_record, markdown_table
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.parameters import Change, changed
-from tasp_lab.machines.profile_files import load_profile
-from tasp_lab.measure.fit.cases import Case
+from tasp_lab.machines.profile import load_profile
+from tasp_lab.measure.fit.cases import Case, Simulated
 from tasp_lab.measure.readers import MeasuredTable, Row
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 COLLECTIVES: tuple[NcclTestsName, ...] = ("all_gather", "alltoall")

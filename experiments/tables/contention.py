@@ -18,9 +18,9 @@ from experiments.common import markdown_table
 from sim.simulate import simulate
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import accelerator_parameters
+from tasp_lab.machines.compute import accelerator_parameters
 from tasp_lab.machines.contention import Contention
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.profile import load_profile
 from tasp_lab.schedules.collectives.library_calls import library_schedule
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -10,7 +10,7 @@ A file has one of two forms. The *explicit* form lists every link, where an inte
 (`Topology.switch_kinds`, `Topology.node_of_rank`), never from names. The *expression* form has an expression and each
 number it needs as a constant with its source. Numbers are SI; bandwidths and latencies may also be texts with a unit
 (``50GB/s``, ``1us``).
-In both forms, `accelerator` is one of `tasp_lab.machines.compute_rates`, and the constants `COMPUTE_RATES` are the
+In both forms, `accelerator` is one of `tasp_lab.machines.compute`, and the constants `COMPUTE_RATES` are the
 attention rates of a rank. In the explicit form, `profile` is a family of machines, which has the library, the kernels
 and the constants that the file does not state (`tasp_lab.machines.own_links`); without it, the constant `LAUNCH` is the
 time to post a message, as measured by `tasp-lab calibrate` on running ranks.
@@ -34,12 +34,11 @@ import msgspec
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, alternatives, nearest, of_type
 from tasp_lab.core.records import Record, Text
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
-from tasp_lab.machines.compute_rates import COMPUTE_RATES, with_accelerator
-from tasp_lab.machines.kernel_compute import compute_on
+from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine, NetworkKind
 from tasp_lab.machines.own_links import family_of, machine_of_family
 from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
-from tasp_lab.machines.profile_files import listed_members, load_profile, member
+from tasp_lab.machines.profile import listed_members, load_profile, member
 from tasp_lab.machines.system import LIBRARIES, gloo
 from tasp_lab.topology.expressions import (
     EXPRESSION_DEFAULTS,

@@ -101,7 +101,7 @@ class ComputeRate:
 
 @dataclass(frozen=True)
 class ComputeRates:
-    """ComputeRate rates by dtype and pass, made from constants by `tasp_lab.machines.compute_rates`."""
+    """ComputeRate rates by dtype and pass, made from constants by `tasp_lab.machines.compute`."""
 
     rates: Mapping[Kind, ComputeRate]
 

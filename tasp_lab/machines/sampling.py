@@ -20,7 +20,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ProfileError, QuantityError
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.intervals import WIRES, default_width, log_ends
 from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel

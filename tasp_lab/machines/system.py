@@ -153,7 +153,7 @@ class System:
     def numbers_read(self, numbers: Numbers) -> frozenset[str]:
         """The names of the numbers on which topology, library and contention depend.
 
-        >>> from tasp_lab.machines.profile_files import load_profile
+        >>> from tasp_lab.machines.profile import load_profile
         >>> h100 = load_profile("h100")
         >>> sorted(h100.system("2x8", library="ideal").numbers_read(h100.parameters.numbers))
         ['link_bandwidth', 'link_latency', 'nic_bandwidth', 'nic_latency']

@@ -23,13 +23,11 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import profile_document
+from tasp_lab.machines.profile import Profile, profile_document
 from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
-from tasp_lab.measure.fit.cases import Case, cases_of, choose, choose_for, measured
-from tasp_lab.measure.fit.findings import Finding, with_findings
+from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, measured
 from tasp_lab.measure.fit.fit_pairs import PairFigure, pair_figures, pair_findings
-from tasp_lab.measure.fit.fit_profile import Calibrated
+from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, with_findings
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.inputs import table_inputs
 from tasp_lab.measure.readers import (
@@ -41,7 +39,6 @@ from tasp_lab.measure.readers import (
     read_transfer_bench,
 )
 from tasp_lab.measure.readers.file_position import check_is_text
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
 from tasp_lab.validation.measure_machine import FabricCalibration, measure_fabric

@@ -18,10 +18,9 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.parameters import Parameters
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.calibrate import Measurements, read_measurements
-from tasp_lab.measure.fit.cases import Case, measured
+from tasp_lab.measure.fit.cases import Case, Simulated, measured
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.fit.fit_profile import candidates, checked_names
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sim.simulate import Engine, simulate
-from tasp_lab.machines.kernel_compute import PARTS
+from tasp_lab.machines.compute import PARTS
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.link_bytes import busiest_link_bytes
 from tasp_lab.prediction.predict import MANY_EVENTS, predict_schedule

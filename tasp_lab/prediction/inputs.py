@@ -24,10 +24,9 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.core.units import parse_flops_per_s, parse_size_bytes
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.host_model.catalogue import load_runtime, runtime_names
-from tasp_lab.machines.host_model.runtime import Runtime
-from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
+from tasp_lab.machines.host_model.runtime import Runtime, load_runtime, runtime_names
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides

@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.host import busy_s
 from sim.simulate import simulate
-from tasp_lab.machines.kernel_compute import MERGE, PARTS
+from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.inputs import as_machine, computing, with_contention, with_runtime

@@ -15,7 +15,7 @@ from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.units import Number
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
+from tasp_lab.machines.compute import ASSUMED_COMPUTE
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
@@ -138,7 +138,7 @@ def predict(
     kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
     contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
         the machine has constants of it.
-    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.catalogue`.
+    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
     engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
     explain : include what the time was spent on, and every transfer.
     events : keep every event, or none unless it costs nothing; by default timelines of more than `MANY_EVENTS` have a

@@ -27,9 +27,8 @@ from runtime.linux import driver_version, library_variables
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.core.version import VERSION
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.compute import COMPUTE_RATES, KernelCompute
 from tasp_lab.machines.host_model.runtime import Runtime
-from tasp_lab.machines.kernel_compute import KernelCompute
 from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter
 from tasp_lab.prediction.training_step.rates import step_rates

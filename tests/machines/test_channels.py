@@ -24,7 +24,7 @@ from tasp_lab.machines.libraries.channels import (
     power_of_two,
 )
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.profile_files import load_profile, member
+from tasp_lab.machines.profile import load_profile, member
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 

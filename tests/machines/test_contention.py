@@ -11,7 +11,7 @@ from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.parameters import Parameter, Parameters
-from tasp_lab.machines.profile_files import load_profile, profile_document, profile_names
+from tasp_lab.machines.profile import load_profile, profile_document, profile_names
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.intervals import WIDTHS, log_ends, source_kind
-from tasp_lab.machines.profile_files import load_profile, profile_document
+from tasp_lab.machines.profile import load_profile, profile_document
 
 PROFILE = """name = "mine"
 summary = "two ranks"

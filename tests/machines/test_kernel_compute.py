@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sim.simulate import simulate
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine, topology_document
-from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
+from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
 from tasp_lab.prediction.predict import bound_s, predict

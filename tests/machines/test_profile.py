@@ -13,7 +13,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import IDEAL
-from tasp_lab.machines.profile_files import (
+from tasp_lab.machines.profile import (
     find_profile,
     listed_members,
     load_profile,

@@ -9,7 +9,7 @@ import pytest
 
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
-from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
+from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
 from tasp_lab.measure.accuracy import accuracy, judge, message_parts, own_tables
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table

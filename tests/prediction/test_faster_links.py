@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Change, changed
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.prediction.predict import predict
 from tasp_lab.prediction.ring_choice import ring_candidates, usable_topology
 from tasp_lab.rings.decompose import decompose

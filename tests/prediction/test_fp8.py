@@ -16,7 +16,7 @@ from runtime.sequence_parallel.call_inputs import workload_of_shard
 from sim.simulate import simulate
 from tasp_lab.core.choices import Dtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
-from tasp_lab.machines.compute_rates import AS_16_BIT, compute_of
+from tasp_lab.machines.compute import AS_16_BIT, compute_of
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameter
 from tasp_lab.prediction.predict import LayerPrediction, predict

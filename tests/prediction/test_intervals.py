@@ -16,8 +16,7 @@ from sim.simulate import simulate
 from tasp_lab import Workload, compare, predict
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
-from tasp_lab.machines.kernel_compute import KernelCompute
+from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameters
 from tasp_lab.machines.sampling import Sampling, kernel_samples, machine_samples

@@ -16,7 +16,7 @@ from sim.event import engine
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.machines.parameters import Change, changed
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.profile import load_profile
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_calls import library_schedule

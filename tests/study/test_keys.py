@@ -16,7 +16,7 @@ import tasp_lab.study.evaluate as evaluation
 from tasp_lab import load_machine, load_study, predict
 from tasp_lab.core.errors import MissingPackageError
 from tasp_lab.machines.contention import Contention
-from tasp_lab.machines.host_model.catalogue import load_runtime
+from tasp_lab.machines.host_model.runtime import load_runtime
 from tasp_lab.machines.kernel_model.constants import data_folder
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters

@@ -22,7 +22,7 @@ def list_profiles(*, json: Json = False) -> None:
 
     Example: tasp-lab profile list
     """
-    from tasp_lab.machines.profile_files import load_profile, profile_names
+    from tasp_lab.machines.profile import load_profile, profile_names
 
     profiles = [load_profile(name) for name in profile_names()]
     if json:
@@ -43,7 +43,7 @@ def show(name: str, /, *, json: Json = False) -> None:
 
     Example: tasp-lab profile show h100-8
     """
-    from tasp_lab.machines.profile_files import find_profile
+    from tasp_lab.machines.profile import find_profile
 
     found, machine = find_profile(name)
     if json:
@@ -82,7 +82,7 @@ def _document(profile: Profile, machine: Machine) -> Document:
 
 def _kernels(machine: Machine) -> list[Document]:
     """Every kernel of the accelerator, by pass and head dimension, with its constants; the default ones first."""
-    from tasp_lab.machines.kernel_compute import kernel_constants, kernels_on
+    from tasp_lab.machines.compute import kernel_constants, kernels_on
 
     return [
         {
@@ -118,7 +118,7 @@ def _print(profile: Profile, machine: Machine) -> None:
 def _print_kernels(machine: Machine) -> None:
     """The kernels, a line for each pass and head dimension; ``--json`` has all their constants."""
     from tasp_lab.core.units import format_flops, format_time
-    from tasp_lab.machines.kernel_compute import kernels_on
+    from tasp_lab.machines.compute import kernels_on
 
     for number, kernel in enumerate(kernels_on(machine.accelerator)):
         print(f"\nkernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")

@@ -57,7 +57,7 @@ def show(
 
 def _list_catalogue(json: bool) -> None:
     from tasp_lab.machines.catalogue import catalogue_names, load_machine
-    from tasp_lab.machines.profile_files import profile_names
+    from tasp_lab.machines.profile import profile_names
     from tasp_lab.topology.expressions import expression_forms
 
     machines = [(each, load_machine(each, library="ideal")) for each in catalogue_names()]

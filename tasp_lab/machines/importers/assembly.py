@@ -24,8 +24,7 @@ from tasp_lab.machines.importers.survey import Given, Survey, pcie_links, pcie_s
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.own_links import machine_of_family, with_stated
 from tasp_lab.machines.parameters import Constant, Parameters
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, both_ways
 

@@ -14,10 +14,9 @@ from typing import Any
 
 from tasp_lab.core.errors import OverrideError, ProfileError, QuantityError, TopologyError, expected_one_of, unknown
 from tasp_lab.core.units import Number
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE, COMPUTE_RATES, compute_of
+from tasp_lab.machines.compute import ASSUMED_COMPUTE, COMPUTE_RATES, KernelCompute, compute_of
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.kernel_compute import KernelCompute
 from tasp_lab.machines.libraries.library import TcpLibrary
 from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.overrides.layer import LAYER_NAMES

@@ -16,7 +16,7 @@ from tasp_lab.core.errors import FitError
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import file_of
-from tasp_lab.measure.fit.findings import Finding
+from tasp_lab.measure.fit.fit_profile import Finding
 from tasp_lab.measure.readers import PairTable
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.units import format_flops
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import default_width, dimension, log_ends, source_kind
 from tasp_lab.machines.machine import ComputeRate, Machine

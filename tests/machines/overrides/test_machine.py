@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 from tasp_lab import Workload, predict
 from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
+from tasp_lab.machines.compute import ASSUMED_COMPUTE, with_kernel
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import log_ends
-from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.overrides import overridden, override_names
 from tasp_lab.machines.overrides.machine import constant_names
 from tasp_lab.machines.own_links import with_stated
 from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
 from tasp_lab.prediction.inputs import chosen_machine
 from tasp_lab.prediction.uncertainty import Uncertainty

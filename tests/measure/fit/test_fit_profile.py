@@ -22,15 +22,13 @@ from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.parameters import Parameters, nearest_possible
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
+from tasp_lab.machines.profile import Profile, load_profile, member, profile_document, profile_names
 from tasp_lab.measure.calibrate import calibrate_files
-from tasp_lab.measure.fit.cases import Case, Choice, cases_of, choose, measured
+from tasp_lab.measure.fit.cases import Case, Choice, Simulated, cases_of, choose, measured
 from tasp_lab.measure.fit.fit_pairs import pair_figures, pair_findings
 from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates, with_numbers
 from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, find_tables
 from tasp_lab.measure.readers.pairs import Kind
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_calls import library_schedule
 from tasp_lab.topology.builders import switch

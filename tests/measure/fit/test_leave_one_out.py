@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tasp_lab.core.errors import FitError, TableError, TaspLabError
-from tasp_lab.machines.profile_files import load_profile, profile_document
+from tasp_lab.machines.profile import load_profile, profile_document
 from tasp_lab.measure.fit.cases import Choice, cases_of, measured
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.fit.fit_profile import with_numbers
