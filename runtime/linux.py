@@ -2,7 +2,7 @@
 
 Namespaces are made by calls to the C library that Python 3.11 does not wrap.
 
-This module must not import torch or numpy: a process that joins a user namespace must be single-threaded.
+This module must not import torch or numpy, as a process that joins a user namespace must be single-threaded.
 """
 
 from __future__ import annotations

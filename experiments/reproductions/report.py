@@ -23,8 +23,8 @@ what was tried where they differ; `python -m experiments.reproductions NAME` mak
 everything with this page.
 
 A prediction has an interval, 5 to 95 % ([decision 23](../../docs/why/predictions.md#23-intervals)), made without \
-errors of the source that it is held against. Where few machines were measured it is wide, so the median error stands \
-beside the share inside."""
+errors of the source that it is held against. Where few machines were measured it is wide, so the median error \
+stands beside the share inside."""
 
 
 def write(reproduction: Reproduction, found: Found, folder: Path = FOLDER) -> None:

@@ -35,7 +35,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.registry import CIRCULATIONS
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.validation.validate import default_scale
+from tasp_lab.validation.fabrics import default_scale
 
 RECIPE = Recipe(seq=2048, batch=2)
 WORLD_SIZES = (4, 8)

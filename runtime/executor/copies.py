@@ -255,7 +255,7 @@ def _on_current_stream(values: Views) -> Views:
 
 
 def join(how: How, into: Views, part: Views, empty: bool, rounded: bool) -> None:
-    """How a part to a copy, which it replaces if the copy is `empty`.
+    """Join a part to a copy, which it replaces if the copy is `empty`.
 
     `rounded`: what is added is rounded to the dtype of the copy first, so that two parts may come in any order.
     """

@@ -144,6 +144,21 @@ def step_plan(plan: Plan, steps: int, channels: Sequence[int], every_step: bool,
 
 
 class _StepPlan:
+    """A plan as it is made, by walking the steps once in the order in which the host issues.
+
+    Rank 0 of 3 in ring attention, with one channel (stream 0) and one lane of calls (stream -1)::
+
+        stream  0   POST (receive block 2, send block 0)
+        stream -1   CALLS on its own keys, block 0, while the batch is in flight
+        stream  0   RECEIVE block 2, POST (receive block 1, send block 2), MARK 1
+        stream -1   AFTER 1, CALLS on block 2
+        stream  0   RECEIVE block 1, MARK 3
+        stream -1   AFTER 3, CALLS on block 1
+        stream  0   FINISH the sends of blocks 0 and 2
+
+    Every CALLS is followed by a mark, too; those for which no stream waits, here 0, 2 and 4, are dropped at the end.
+    """
+
     def __init__(self, plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool) -> None:
         self._plan, self._channels = plan, channels
         self._actions: list[tuple[int, Action]] = []

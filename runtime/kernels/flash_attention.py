@@ -1,4 +1,8 @@
-"""The kernel flash-attn: the package flash-attn, releases 2.5 to 2.8, for CUDA and ROCm."""
+"""The kernels flash-attn and flash-attn-3.
+
+flash-attn is the package of this name, releases 2.5 to 2.8, for CUDA and ROCm. flash-attn-3 is FlashAttention-3 for
+Hopper, through torch.
+"""
 
 from __future__ import annotations
 

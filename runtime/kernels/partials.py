@@ -1,6 +1,6 @@
 """Partial results and gradients of attention over a subset of keys, and the application of band masks.
 
-Partial results over disjoint keys are merged exactly by their log-sum-exp (`runtime.kernels.partials`).
+Partial results over disjoint keys are merged exactly by their log-sum-exp (`merge`).
 Gradients are additive: given the result and the log-sum-exp over all keys, the contributions of all query-key pairs are
 summed.
 

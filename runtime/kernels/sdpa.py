@@ -1,4 +1,4 @@
-"""The kernel sdpa: the fused operators of torch's scaled_dot_product_attention, and their calls on a CPU."""
+"""The kernel sdpa: the fused operators of torch's scaled_dot_product_attention, on CPUs and on GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Execution of a job as one rank of a torch.distributed process group."""
+"""Execution of a job as one rank of a torch.distributed process group.
+
+>>> from runtime.protocol.jobs import RunSchedule
+>>> from tasp_lab.schedules.collectives.registry import collective
+>>> from tasp_lab.topology.builders import full_mesh
+>>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+>>> job = RunSchedule(collective("ring", full_mesh(1), 64), "auto", repeats=3)
+>>> len(perform(job, timeout_s=60, progress=lambda peer: None))               # a record of each repeat
+3
+>>> dist.destroy_process_group()
+"""
 
 from __future__ import annotations
 
@@ -10,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.executor.message_io import Progress
-from runtime.executor.messages import LostPeer, call_peers
+from runtime.executor.messages import Group, LostPeer, call_peers
 from runtime.executor.streams import streams_for
 from runtime.executor.transports import default_device, make_transport
 from runtime.protocol.heartbeat import AT_BARRIER, WORKING
@@ -35,24 +45,27 @@ OF_THIS_RANK: tuple[type[Exception], ...] = (torch.OutOfMemoryError, getattr(tor
 """Errors that no peer has caused: exhausted memory and failed kernels; before torch 2.8 those have no type."""
 
 
-def perform(job: Job, timeout_s: float, progress: Progress) -> Result:
-    """Perform a job together with all other ranks. Raises `RunError` that names the lost rank, or this one."""
+def perform(job: Job, timeout_s: float, progress: Progress, group: Group = None) -> Result:
+    """Perform a job together with all other ranks; messages of schedules go through `group`, which has all of them.
+
+    Raises `RunError` that names the lost rank, or this one.
+    """
     try:
-        return _perform(job, timeout_s, progress)
+        return _perform(job, timeout_s, progress, group)
     except OF_THIS_RANK as error:
         raise RunError(f"rank {dist.get_rank()}: {first_line(error)}") from None
 
 
-def _perform(job: Job, timeout_s: float, progress: Progress) -> Result:
+def _perform(job: Job, timeout_s: float, progress: Progress, group: Group) -> Result:
     if isinstance(job, RunSchedule):
-        return _run_schedule(job, timeout_s, progress)
+        return _run_schedule(job, timeout_s, progress, group)
     if isinstance(job, MeasureCompute):
         return _measure_compute(job, timeout_s, progress)
     return _measure_pair(job, timeout_s, progress)
 
 
-def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress) -> list[RankRecord]:
-    transport, rank = make_transport(job.transport, timeout_s), dist.get_rank()
+def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress, group: Group) -> list[RankRecord]:
+    transport, rank = make_transport(job.transport, timeout_s, group), dist.get_rank()
     trial = make_trial(job.schedule, rank, transport, job.compute_of(rank), default_device(), progress, _gather_shards)
     for _ in range(job.warm_ups):
         _run_once(trial, progress, checked=True)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from runtime.executor.messages import LostPeer, call_peers, reason_of
+from runtime.executor.messages import Group, LostPeer, call_peers, reason_of
 from runtime.executor.transports import LAUNCH_ORDER, gpu_libraries
 from runtime.linux import has_gpus
 from runtime.protocol.jobs import Job, Result, Value
@@ -53,9 +53,13 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 class TorchrunRanks:
-    """The ranks of the process group; see `runtime.protocol.jobs.Ranks`. Results are gathered on every rank."""
+    """The ranks of the process group; see `runtime.protocol.jobs.Ranks`. Results are gathered on every rank.
 
-    def __init__(self) -> None:
+    Messages of schedules go through `group`, another one of all ranks, if there is one.
+    """
+
+    def __init__(self, group: Group = None) -> None:
+        self._group = group
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._on_gpu = dist.get_backend() == "nccl"
@@ -75,7 +79,7 @@ class TorchrunRanks:
 
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
         """Perform the job with all ranks. Raises `RunError` if a rank is lost or silent for `longest_silence_s`."""
-        own = perform(job, longest_silence_s, lambda peer: None)
+        own = perform(job, longest_silence_s, lambda peer: None, self._group)
         results: list[Result] = [None] * self.world_size
         try:
             call_peers(self._on_gpu, dist.all_gather_object, results, own)

@@ -1,7 +1,7 @@
-"""Trials of real attention: layers on random tensors, equal on all ranks, compared with a single process.
+"""Trials of real attention, softmax and linear: layers on random tensors, equal on all ranks, checked in float64.
 
-Some rows are compared in float64: of the result in a forward pass; in a backward pass of the gradients of queries and,
-if the shards of all ranks are available, of the gradients of keys and values.
+Of softmax attention some rows are compared: of the result in a forward pass; in a backward pass of the gradients of
+queries and, if the shards of all ranks are available, of the gradients of keys and values.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_registry import choose_linear_kernel
 from runtime.kernels.partials import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
-from runtime.sequence_parallel.autograd import copies_of_others, load_copies_of_others
-from runtime.sequence_parallel.layer import AttentionLayer
+from runtime.sequence_parallel.layer import AttentionLayer, copies_of_others, load_copies_of_others
 from runtime.sequence_parallel.linear_layer import LinearLayer, state_blocks
 from runtime.sequence_parallel.sharding import shard, unshard
 from tasp_lab.core.errors import RunError
@@ -246,7 +245,7 @@ def _document(task: AttentionTask, position: int) -> int:
     return int(np.searchsorted(task.workload.document_starts, position, side="right"))
 
 
-# Trials of linear attention: layers on random tensors, equal on all ranks, compared with float64.
+# Linear attention: all rows are compared.
 
 
 DECAY_RATE = 0.1

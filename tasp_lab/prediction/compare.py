@@ -64,7 +64,7 @@ from tasp_lab.schedules.registry import (
     uses_rings,
 )
 from tasp_lab.validation.fabric_runs import FabricRuns, with_measurement
-from tasp_lab.validation.validate import check_kernels
+from tasp_lab.validation.fabrics import check_kernels
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.layer_pattern import LAYER_KINDS
 

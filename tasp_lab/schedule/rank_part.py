@@ -34,6 +34,10 @@ SCATTERED = -2
 """In place of the offset of an operand: its blocks do not lie side by side."""
 
 
+Condition = tuple[int, int]
+"""An operation and its event, `SENT` or `ARRIVED`. For calls, joins and releases of buffers it is always `ARRIVED`."""
+
+
 class Row(NamedTuple):
     """A message that a rank sends or receives.
 
@@ -298,12 +302,15 @@ def _joins(derived: Dependencies, layout: RankLayout) -> tuple[Join, ...]:
     return tuple(joins)
 
 
-Condition = tuple[int, int]
-"""An operation and its event, `SENT` or `ARRIVED`. For calls, joins and releases of buffers it is always `ARRIVED`."""
+# What each operation of a rank waits for: the edges of its dependencies, with joins in place of what they join.
 
 
 def waits_of(derived: Dependencies, joins: Sequence[Join]) -> Mapping[int, tuple[Condition, ...]]:
-    """What each operation waits for: the edges of its dependencies, with joins in place of what they join."""
+    """What each operation waits for: the edges of its dependencies, with joins in place of what they join.
+
+    Example: a rank adds an arrival (operation 4) and the result of a call (9) to one copy by join 12, and sends the
+    copy on (2). The edges are 4 -> 2 and 9 -> 2; here 12 waits for 4 and 9, and 2 waits for 12 alone.
+    """
     joined = {(operation, join.place.block): join.operation for join in joins for operation in join.operations}
     joins_of: defaultdict[int, list[int]] = defaultdict(list)
     for (operation, _), number in joined.items():

@@ -23,8 +23,8 @@ from tests.measure.fit.test_fit_profile import H100, log, table
 from tests.measure.fit.test_leave_one_out import csv
 from tests.measure.test_calibrate_kernels import HEAD, times
 
-PUBLIC = {"predict", "validate", "compare", "decompose", "load_machine", "load_study", "Workload", "Topology",
-          "accuracy", "calibrate", "__version__"}  # fmt: skip
+PUBLIC = {"predict", "validate", "compare", "decompose", "load_machine", "load_study", "check_study",
+          "run_study", "Workload", "Topology", "accuracy", "calibrate", "__version__"}  # fmt: skip
 """What `import tasp_lab` offers."""
 
 OF_OTHER_TOOLS = {

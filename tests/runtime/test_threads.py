@@ -53,13 +53,6 @@ def test_a_thread_is_kept() -> None:
     assert len(set(names)) == 1
 
 
-def test_tasks_run_side_by_side() -> None:
-    together = ended(5)
-    for _ in range(5):
-        run_beside(together.wait)
-    together.wait()
-
-
 def test_an_idle_thread_holds_nothing() -> None:
     together = ended()
     memory = torch.zeros(3)

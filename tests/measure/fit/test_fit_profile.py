@@ -32,7 +32,7 @@ from tasp_lab.measure.readers.pairs import Kind
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_calls import library_schedule
 from tasp_lab.topology.builders import switch
-from tasp_lab.validation.measure_machine import measured_machine
+from tasp_lab.validation.fabrics import measured_machine
 from tasp_lab.validation.validate import Comparison
 from tests.conftest import Command
 from tests.runtime.test_calibration import LAUNCH_S, FakeRanks
