@@ -101,7 +101,7 @@ class ComputeRate:
 
 @dataclass(frozen=True)
 class ComputeRates:
-    """ComputeRate rates by dtype and pass, made from constants by `tasp_lab.machines.compute`."""
+    """Compute rates by dtype and pass, as `tasp_lab.machines.compute` makes them from parameters."""
 
     rates: Mapping[Kind, ComputeRate]
 

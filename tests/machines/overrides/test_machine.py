@@ -298,6 +298,15 @@ def test_links_that_changed_before_are_not_lost() -> None:
     assert {each.name: each.bandwidth_bytes_per_s for each in again.links}["0->node0"] == 1e9
 
 
+@pytest.mark.parametrize(("machine", "link"), [("h100-2x4", "0-node0"), ("mi300x-4", "0>3"), ("torus:3x3", "0-1")])
+def test_an_edit_of_a_link_is_an_override_of_its_bandwidth(machine: str, link: str) -> None:
+    """``--link`` is another spelling of ``--set``."""
+    edited = with_links(load_machine(machine).topology, [f"{link}=1GB/s"])
+    for name in (f"link.{link}", f"link.{link}.bandwidth"):
+        found = overridden(load_machine(machine), [f"{name}=1GB/s"]).topology
+        assert replace(found, name=edited.name) == edited
+
+
 def test_a_factor_of_compute_holds_for_every_kernel() -> None:
     """Whether the kernel is chosen before the override or after it."""
     after = with_kernel(overridden(load_machine("h100-8"), ["compute.rate=x0.5"]), "flash-attention-3")
