@@ -28,8 +28,6 @@ NO_COMPUTE = 1e30
 TARGET = 0.05
 """The relative error that predictions are to keep."""
 
-RESULTS = Path(__file__).parents[1] / "results"
-
 
 @dataclass(frozen=True)
 class Part:

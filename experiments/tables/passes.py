@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-from experiments.common import Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, write_record
 from tasp_lab import predict, validate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
@@ -29,7 +28,6 @@ from tasp_lab.workload.layer import Mask, Workload
 LAYER = Workload(sequence=8 * 7 * 2 * 36, heads=4, kv_heads=2, head_dim=128, dtype="bf16", mask="causal")
 SCHEDULES = ("zigzag-ring-attention", "tasp")
 REPEATS = 3
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 class Case(NamedTuple):
