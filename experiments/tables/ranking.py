@@ -24,7 +24,7 @@ from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction.ranking import SINGLE_RINGS
+from tasp_lab.prediction.compare import SINGLE_RINGS
 from tasp_lab.schedules.attention.registry import attention_names_on
 
 MACHINES = ("mi300x-8", "h100-8", "mi300x-2x8", "h100-2x8", "mi300x-8x8", "h100-8x8")
@@ -80,12 +80,12 @@ def ranking(case: Case) -> Record:
     started_s = os.times().user
     names = attention_names_on(machine.topology.world_size)
     candidates = compare(machine, layer, names, passes="both", samples=0).candidates
-    applying = [each for each in candidates if each.prediction is not None]
+    applying = [each for each in candidates if each.applies]
     return case._asdict() | {
         "seconds": os.times().user - started_s,
         "times_s": {each.schedule: each.time_s for each in applying},
-        "bound_by": {each.schedule: each.bound_by for each in applying},
-        "refused": {each.schedule: each.reason for each in candidates if each.prediction is None},
+        "bound_by": {each.schedule: each.bottleneck for each in applying},
+        "refused": {each.schedule: each.reason for each in candidates if not each.applies},
     }
 
 

@@ -24,10 +24,10 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.core.units import parse_flops_per_s, parse_size_bytes
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute import KernelCompute, with_kernel
+from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute, with_kernel
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import Runtime, load_runtime, runtime_names
-from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
 from tasp_lab.rings.decompose import Decomposition
@@ -354,3 +354,16 @@ def chosen_machine(
         raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
     changed = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
     return as_machine(changed, missing_links=missing_links, links=links)
+
+
+def with_compute(machine: Machine) -> Machine:
+    """The machine with `ASSUMED_COMPUTE` where it has no compute rate of its own."""
+    return replace(machine, compute=ASSUMED_COMPUTE) if machine.compute == INSTANT else machine
+
+
+def with_assumptions(machine: Machine, work: Workload) -> Machine:
+    """The machine with its compute rates marked as assumed for linear layers, whose kernels have none of their own."""
+    if work.kind == "softmax" or (work.kind == "hybrid" and "L" not in work.layers):
+        return machine
+    what = f"assumed{'' if work.kind == 'linear' else ' of linear layers'}: as softmax attention"
+    return replace(machine, compute=machine.compute.as_assumed(what))

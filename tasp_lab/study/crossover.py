@@ -223,7 +223,7 @@ class Comparison:
 
     def binds(self, index: int) -> Binds:
         """What binds both schedules at a value."""
-        first, second = (self.row(schedule, index).get("binds") for schedule in self.schedules)
+        first, second = (self.row(schedule, index).get("bottleneck") for schedule in self.schedules)
         return (None if first is None else str(first)), (None if second is None else str(second))
 
     def refusal(self, indices: Sequence[int]) -> str:

@@ -32,9 +32,8 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
 from tasp_lab.measure.readers.layer_table import PASSES
-from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.prediction.inputs import with_compute, with_runtime
 from tasp_lab.prediction.interval import residual_interval
-from tasp_lab.prediction.predict import with_compute
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
