@@ -25,6 +25,7 @@ BACK = {"source": 1, "destination": 0, "bandwidth_bytes_per_s": "50GB/s", "laten
 PAIR: dict[str, Any] = {"name": "pair", "world_size": 2, "links": [LINK, BACK]}
 BANDWIDTH = {"name": "link_bandwidth", "value": "450GB/s", "source": "a data sheet"}
 LATENCY = {"name": "link_latency", "value": "600ns", "source": "a table"}
+NOTE = {"name": "wiring", "value": "a ring", "source": "a test"}
 RATE = {"name": "compute_rate", "value": "300TFLOP/s", "source": "a measurement"}
 SWITCH: dict[str, Any] = {"name": "eight", "expression": "switch:8", "constants": [BANDWIDTH, LATENCY]}
 
@@ -323,6 +324,8 @@ def links(**changes: object) -> dict[str, Any]:
         (SWITCH | {"constants": [BANDWIDTH | {"value": "fast"}, LATENCY]}, ["'fast'", "$.constants[0].value"]),
         (SWITCH | {"constants": [RATE]}, ["needs the constants link_bandwidth, link_latency", "got (none)"]),
         (PAIR | {"constants": [RATE, RATE]}, ["compute_rate once, got it 2 times", "$.constants"]),
+        (PAIR | {"constants": [NOTE, NOTE]}, ["wiring once, got it 2 times", "$.constants"]),
+        (PAIR | {"constants": [LATENCY | {"value": "fast"}]}, ["'fast'", "$.constants[0].value"]),
         (PAIR | {"constants": [BANDWIDTH, RATE | {"value": "fast"}]}, ["rate 'fast'", "$.constants[1].value"]),
         (SWITCH | {"world_size": 8}, ["unknown field `world_size`"]),
     ],
@@ -438,7 +441,11 @@ def explicit_documents(draw: st.DrawFn) -> dict[str, Any]:
             for i, group in enumerate(groups)
         ],
         "constants": draw(
-            st.lists(st.fixed_dictionaries({"name": NAMES, "value": NAMES, "source": NAMES}), max_size=2)
+            st.lists(
+                st.fixed_dictionaries({"name": NAMES, "value": NAMES, "source": NAMES}),
+                max_size=2,
+                unique_by=lambda constant: constant["name"],
+            )
         ),
     }
 
