@@ -58,8 +58,8 @@ class StudySource:
         key = self.keys.get(point.key(), "") if is_own(point.schedule) else ""
         if key in self.known:
             return self.known[key]
-        (answer,) = answers([point], known=self.known)
-        return self.known[answer] if isinstance(answer, str) else labelled(answer, point)
+        (row,) = answers([point], known=self.known)
+        return self.known[row] if isinstance(row, str) else labelled(row, point)
 
 
 def study_at(path: str | Path) -> StudySource:
@@ -105,10 +105,7 @@ def interval_of(sampling: Sampling) -> IntervalOf | None:
     if not sampling.samples:
         return None
 
-    def interval(point: Point) -> Interval | None:
-        return answer(replace(point, sampling=sampling)).interval
-
-    return interval
+    return lambda point: answer(replace(point, sampling=sampling)).interval
 
 
 # ------------------------------------------------------------------------------------ points by values of axes

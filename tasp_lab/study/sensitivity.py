@@ -432,11 +432,11 @@ class Rivals:
         layer = overridden_layer(first.layer, first.overrides)
         rivals = Rivals(prepared(first).machine_for(layer), layer)
         for point in points:
-            found = answer(point)
-            if found.applies:
-                rivals.passes[point.schedule] = found.passes
-            elif found.error is not None:
-                rivals.refused[point.schedule] = first_line(found.error)
+            answered = answer(point)
+            if answered.applies:
+                rivals.passes[point.name] = answered.passes
+            elif answered.error is not None:
+                rivals.refused[point.name] = first_line(answered.error)
         return rivals
 
     def times_s(self, logs: Logs, schedules: Sequence[str] = ()) -> Times:
