@@ -143,10 +143,7 @@ class AttentionTrial:
 
     def _keys_of(self, position: int) -> slice:
         """The unmasked keys of a query."""
-        low, high = self._document(position)
-        if self._workload.mask == "causal":
-            high = position + 1
-        return slice(low if self._workload.window is None else max(low, high - self._workload.window), high)
+        return self._workload.visible.keys_of(position, *self._document(position))
 
     def _compare(self, what: str, found: Tensor, expected: Sequence[Exact]) -> None:
         """Raise `RunError` if the rows differ by more than rounding."""
@@ -172,12 +169,8 @@ class AttentionTrial:
     def _exact_dk_dv(self, position: int, out: Tensor, lse: Tensor) -> tuple[Exact, Exact]:
         """The exact gradients of a key and value, from all queries that attend to it and their results."""
         q, k, v, dout = self._whole
-        low, high = self._document(position)
-        if self._workload.mask == "causal":
-            low = position
-        if self._workload.window is not None:
-            high = min(high, position + self._workload.window)
-        by, here = slice(low, high), slice(position, position + 1)
+        by = self._workload.visible.queries_of(position, *self._document(position))
+        here = slice(position, position + 1)
         queries = dout[:, by], q[:, by], k[:, here], v[:, here], out[:, by], lse[:, by]
         return _exact_gradients(*queries, self._scale)[1:]
 

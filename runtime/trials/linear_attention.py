@@ -73,7 +73,7 @@ class LinearTrial:
             starts = [each for each in self._starts() if each < before.stop]
             rows = gates if gates is None or len(gates) == 1 else gates[before]
             state = kernels.make_state(k[before], v[before], rows, starts)
-            if task.workload.mask == "full":
+            if task.is_full:
                 behind = slice(before.stop + int(task.count[chunk]), None)
                 state = state + kernels.make_state(k[behind], v[behind])
             piece = state.chunk(task.pieces, dim=1)[int(task.piece[block])]
@@ -115,7 +115,7 @@ class LinearTrial:
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, decays: Tensor | None) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        if self._task.workload.mask == "full":
+        if self._task.is_full:
             return kernels.apply_state(q, kernels.make_state(k, v)).transpose(0, 1)
         return kernels.attend(q, k, v, decays, self._starts()).transpose(0, 1)
 

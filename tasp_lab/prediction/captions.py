@@ -60,7 +60,7 @@ def describe_layer(layer: Workload) -> str:
         f"{layer.cached_keys:,} of them cached" if layer.cached_keys else "",
         f"batch {layer.batch}" if layer.batch > 1 else "",
         f"{_count(layer.heads, 'head')} ({_count(layer.kv_head_count, 'KV head')}) of {layer.head_dim}",
-        layer.mask if layer.mask == "causal" else "full mask",
+        layer.visible.caption,
         f"decay per {layer.decay}" if layer.decay in ("head", "channel") else "",
         "decay per position" if layer.decay == "scalar" else "",
         f"window {layer.window}" if layer.window else "",

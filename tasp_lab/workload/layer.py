@@ -18,9 +18,9 @@ from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
-from tasp_lab.core.choices import Mask as Mask
 from tasp_lab.core.errors import WorkloadError, of_type
 from tasp_lab.workload.layer_pattern import LAYER_KINDS, expand_layers
+from tasp_lab.workload.mask import Mask, mask_named
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes per element of each dtype."""
@@ -44,7 +44,8 @@ class Workload:
     kv_heads : heads of keys and values, a divisor of `heads`; equal to `heads` if None.
     head_dim : elements per head of queries, keys and values.
     dtype : ``bf16``, ``fp16``, ``fp32`` or ``fp8``, of queries, keys, values and the output; fp8 is only predicted.
-    mask : ``full``, or ``causal``: a query attends to the keys at its own and earlier positions.
+    mask : a name in `tasp_lab.workload.mask.MASKS`: ``full``, or ``causal``, a query attends to the keys at its own and
+        earlier positions; `visible` is the mask itself.
     window : with ``causal``, maximum number of keys per query, its own included; all if None.
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
     cached_keys : the number of first positions that have keys and values only, as in a KV cache; the queries are those
@@ -70,7 +71,7 @@ class Workload:
     kv_heads: int | None = None
     head_dim: int = 128
     dtype: str = "bf16"
-    mask: Mask = "full"
+    mask: str = "full"
     window: int | None = None
     documents: tuple[int, ...] | None = None
     cached_keys: int = field(default=0, metadata={"optional": True})
@@ -100,11 +101,10 @@ class Workload:
             raise WorkloadError(f"{self.heads} heads are not a multiple of {self.kv_heads} KV heads")
         if self.dtype not in ELEMENT_BYTES:
             raise WorkloadError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}")
-        if self.mask not in ("full", "causal"):
-            raise WorkloadError(f"unknown mask {self.mask!r}, expected full or causal")
+        mask = mask_named(self.mask)
         if self.window is not None and self.window < 1:
             raise WorkloadError(f"window: {self.window}, expected 1 or more")
-        if self.window is not None and self.mask != "causal":
+        if self.window is not None and not (mask.is_causal and mask.is_of_order):
             raise WorkloadError(
                 f"window: {self.window} with the mask {self.mask}, expected a causal mask (--mask causal)"
             )
@@ -142,7 +142,11 @@ class Workload:
         if self.kind != "softmax" and self.cached_keys:
             of_kind = "linear attention" if self.kind == "linear" else "a hybrid"
             raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for {of_kind}")
-        if self.decay != "none" and self.mask == "full":
+        mask = mask_named(self.mask)
+        if self.kind != "softmax" and not (mask.is_full or (mask.is_causal and mask.is_of_order)):
+            raise WorkloadError(f"mask {self.mask!r} of {self.kind} attention, whose states hold all keys or all keys "
+                                "before a position: expected full or causal")  # fmt: skip
+        if self.decay != "none" and not mask.is_causal:
             raise WorkloadError(
                 f"decay {self.decay!r} with a full mask has no agreed meaning, expected a causal mask or no decay"
             )
@@ -187,6 +191,15 @@ class Workload:
     def keys_seen(self) -> int | None:
         """Maximum number of keys per query if the window limits it, else None."""
         return self.window if self.window is not None and self.window < self.sequence else None
+
+    @property
+    def visible(self) -> Mask:
+        """The keys that a query attends to: the mask, within the window if that limits it.
+
+        >>> Workload(sequence=8, mask="causal", window=3).visible.high
+        2
+        """
+        return mask_named(self.mask).within(self.keys_seen)
 
     @property
     def queries(self) -> int:

@@ -19,7 +19,7 @@ from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.home_dtype import with_home_dtype
 from tests.support.schedules import assert_every_transfer_once
 from tests.support.systems import lasp2, token_ring_passes, ulysses_passes
@@ -36,7 +36,7 @@ def ranks() -> Iterator[LaunchedRanks]:
         yield launched
 
 
-def layer(mask: Mask, kv_heads: int) -> Workload:
+def layer(mask: str, kv_heads: int) -> Workload:
     """A length that no number of ranks divides."""
     return Workload(43, batch=2, heads=8, kv_heads=kv_heads, head_dim=64, dtype="fp32", mask=mask)
 
@@ -66,7 +66,7 @@ def test_both_passes_of_softmax_attention(
     ranks: LaunchedRanks,
     passes: Callable[[Topology, Workload], tuple[Schedule, Schedule]],
     kv_heads: int,
-    mask: Mask,
+    mask: str,
     transport: str,
 ) -> None:
     """With 2 KV heads Ulysses has fewer of them than ranks."""

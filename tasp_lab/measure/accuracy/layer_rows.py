@@ -20,7 +20,8 @@ from tasp_lab.prediction.predict import with_compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import build_schedules
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import MASKS
 
 OUR_PASSES: Mapping[str, Pass] = {"forward": "forward", "backward": "backward", "forward+backward": "both"}
 """The passes of tables as options."""
@@ -69,7 +70,7 @@ def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> R
     """What a checked row is predicted as. Raises `TaspLabError` for an unknown machine, system or kernel."""
     assert row.gpus is not None, "a checked row has GPUs"
     source = table.headers.get("source", "")
-    run = library_run(row.system, row.variant, causal=layers[0].mask == "causal", ranks=row.gpus, source=source)
+    run = library_run(row.system, row.variant, causal=layers[0].visible.is_causal, ranks=row.gpus, source=source)
     if run.reason:
         raise ScheduleError(run.reason)
     profile = table.profile or row.gpu.casefold()
@@ -104,15 +105,14 @@ def check_row(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
 
 def _layers(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
     packed, mask = row.mask.startswith("varlen"), row.mask.removeprefix("varlen").strip()
-    if mask not in ("full", "causal"):
-        raise WorkloadError(f"unknown mask {row.mask!r}, expected full or causal")
-    known: Mask = "causal" if mask == "causal" else "full"
+    if mask not in MASKS:
+        raise WorkloadError(f"unknown mask {row.mask!r}, expected {' or '.join(MASKS)}")
     assert row.sequence is not None
     assert row.heads is not None
     assert row.head_dim is not None
     if row.dtype == WHAT_IF_DTYPE:
         raise WorkloadError(f"dtype {row.dtype!r}: no kernel has constants of it")
-    layer = Workload(row.sequence, row.batch or 1, row.heads, row.kv_heads, row.head_dim, row.dtype, known)
+    layer = Workload(row.sequence, row.batch or 1, row.heads, row.kv_heads, row.head_dim, row.dtype, mask)
     if not packed:
         return (layer,)
     if not table.documents:
@@ -136,11 +136,11 @@ def measured_time_s(table: LayerTable, row: LayerRow, layer: Workload) -> float:
         raise WorkloadError("a time of 0")
     if not row.flops_per_s:
         raise WorkloadError("neither a time nor a rate of the attention")
-    if table.counted is None and layer.mask == "causal":
+    if table.counted is None and not layer.visible.is_full:
         raise WorkloadError("a rate without its convention: no header 'flops', expected causal halved or causal full")
     if layer.documents is not None:
         raise WorkloadError("a rate of packed documents, expected a time")
-    pairs = pairs_of(layer.sequence, layer.sequence, causal=layer.mask == "causal", counted=table.counted or "masked")
+    pairs = pairs_of(layer.sequence, layer.sequence, causal=layer.visible.is_causal, counted=table.counted or "masked")
     flops = attention_flops(pairs, layer.batch, layer.heads, layer.head_dim, PASSES[row.passing])
     return flops / (row.flops_per_s * (row.gpus or 1))
 

@@ -53,59 +53,57 @@ class AttentionSpec:
     members: int = 0
 
 
-def _layout(full: str, causal: str) -> Callable[..., SequenceLayout]:
-    """A layout function per mask, the same for all splits and variants of a family."""
-    functions = {
-        "full": lazily("tasp_lab.workload.sequence_layout", full),
-        "causal": lazily("tasp_lab.workload.sequence_layout", causal),
-    }
+def _layout(name: str) -> Callable[..., SequenceLayout]:
+    """A layout function, the same for all splits and variants of a family; ``balanced`` is the layout of the mask."""
 
     def layout(workload: Workload, world_size: int, **family: object) -> SequenceLayout:
-        found: SequenceLayout = functions[workload.mask](workload.sequence, world_size, workload.parts)
-        return found
+        from tasp_lab.workload.sequence_layout import LAYOUTS  # names are listed without numpy
+
+        function = LAYOUTS[workload.visible.balanced_layout if name == "balanced" else name]
+        return function(workload.sequence, world_size, workload.parts)
 
     return layout
 
 
-def _circulation(full: str, causal: str, uses_rings: bool = False) -> AttentionSpec:
+def _circulation(layout: str, uses_rings: bool = False) -> AttentionSpec:
     options = ("trim", "buffers", "dataflow", "gradient_dtype", *(() if uses_rings else ("direction",)))
     builder = lazily("tasp_lab.schedules.attention.backward", "circulation_schedules")
-    return AttentionSpec(builder, _layout(full, causal), options, uses_rings)
+    return AttentionSpec(builder, _layout(layout), options, uses_rings)
 
 
 STRAIGHT_HOME = ("buffers", "gradient_dtype", "result_dtype")
 """The options of schedules whose results return straight to their owners."""
 
 
-def _token_ring(full: str, causal: str) -> AttentionSpec:
+def _token_ring(layout: str) -> AttentionSpec:
     builder = lazily("tasp_lab.schedules.attention.token_ring", "token_ring")
-    return AttentionSpec(builder, _layout(full, causal), (*STRAIGHT_HOME, "tail_chunks"))
+    return AttentionSpec(builder, _layout(layout), (*STRAIGHT_HOME, "tail_chunks"))
 
 
 def _straight_home(module: str, builder: str, *more: str) -> AttentionSpec:
     """A schedule over many rings; `more` are further options."""
     options = (*STRAIGHT_HOME, *more)
-    layout = _layout("contiguous", "zigzag")
+    layout = _layout("balanced")
     return AttentionSpec(lazily(f"tasp_lab.schedules.attention.{module}", builder), layout, options, uses_rings=True)
 
 
 def _kv_all_gather(uses_rings: bool = False) -> AttentionSpec:
     builder = lazily("tasp_lab.schedules.attention.kv_all_gather", "kv_all_gather")
-    return AttentionSpec(builder, _layout("contiguous", "zigzag"), ("trim", "gradient_dtype"), uses_rings)
+    return AttentionSpec(builder, _layout("balanced"), ("trim", "gradient_dtype"), uses_rings)
 
 
 ATTENTION: Mapping[str, AttentionSpec] = {
-    "ring-attention": _circulation("contiguous", "contiguous"),
-    "zigzag-ring-attention": _circulation("zigzag", "zigzag"),
-    "striped-ring-attention": _circulation("striped", "striped"),
-    "tasp": _circulation("contiguous", "zigzag", uses_rings=True),
-    "token-ring": _token_ring("contiguous", "contiguous"),
-    "zigzag-token-ring": _token_ring("zigzag", "zigzag"),
+    "ring-attention": _circulation("contiguous"),
+    "zigzag-ring-attention": _circulation("zigzag"),
+    "striped-ring-attention": _circulation("striped"),
+    "tasp": _circulation("balanced", uses_rings=True),
+    "token-ring": _token_ring("contiguous"),
+    "zigzag-token-ring": _token_ring("zigzag"),
     "token-multi-ring": _straight_home("token_ring", "token_multi_ring"),
     "kv-and-q-rings": _straight_home("kv_and_q_rings", "kv_and_q_rings", "travels"),
     "ulysses": AttentionSpec(
         lazily("tasp_lab.schedules.attention.ulysses", "ulysses"),
-        _layout("contiguous", "contiguous"),
+        _layout("contiguous"),
         ("gradient_dtype", "result_dtype"),
     ),
     "usp": AttentionSpec(
@@ -132,24 +130,24 @@ ATTENTION: Mapping[str, AttentionSpec] = {
     "trees-kv-all-gather": _kv_all_gather(),
     "direct-attention": AttentionSpec(
         lazily("tasp_lab.schedules.attention.direct_attention", "direct_attention"),
-        _layout("contiguous", "zigzag"),
+        _layout("balanced"),
         ("buffers", "gradient_dtype", "stages"),
     ),
     "burst": AttentionSpec(
         lazily("tasp_lab.schedules.attention.burst", "burst"),
-        _layout("contiguous", "zigzag"),
+        _layout("balanced"),
         ("trim", "buffers", "gradient_dtype"),
     ),
     "double-ring": AttentionSpec(
         lazily("tasp_lab.schedules.attention.double_ring", "double_ring"),
-        _layout("contiguous", "zigzag"),
+        _layout("balanced"),
         ("trim", "buffers", "gradient_dtype", "groups"),
         split="WxR",
         variants=("tasp",),
     ),
     "grid": AttentionSpec(
         lazily("tasp_lab.schedules.attention.grid", "grid"),
-        _layout("contiguous", "zigzag"),
+        _layout("balanced"),
         ("gradient_dtype", "result_dtype", "groups"),
         split="YxX",
         variants=("ring", "multi-ring", "trees"),
@@ -298,8 +296,9 @@ def options_of(name: str) -> tuple[str, ...]:
 
 
 def balanced_ring(workload: Workload) -> str:
-    """The schedule over one ring that gives all ranks equal work: of contiguous shards, under a causal mask zigzag."""
-    return "ring-attention" if workload.mask == "full" else "zigzag-ring-attention"
+    """The schedule over one ring that gives all ranks equal work: that of the layout that the mask names."""
+    layout = workload.visible.balanced_layout
+    return "ring-attention" if layout == "contiguous" else f"{layout}-ring-attention"
 
 
 def attention_layout(

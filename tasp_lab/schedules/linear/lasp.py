@@ -36,7 +36,7 @@ def lasp(
 
     Raises `ScheduleError` for a full mask, for pieces of unequal size, and if neighbours have no links.
     """
-    if workload.mask == "full":
+    if not workload.visible.is_causal:
         raise ScheduleError(f"schedule {name!r} passes states from chunk to chunk, expected a causal mask")
     pieces = (options.pieces or best_pieces(topology, workload)) if name == "all-scan" else 1
 

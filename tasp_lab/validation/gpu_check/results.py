@@ -17,7 +17,6 @@ from runtime.gpu_check.training import (
     train_alone,
     train_together,
 )
-from tasp_lab.core.choices import Mask
 from tasp_lab.core.errors import RunError, TaspLabError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -84,13 +83,13 @@ def _names(context: Context) -> Iterator[tuple[str, Work]]:
     n, sizes = context.group.world_size, context.sizes
     yield from ((name, sizes.delayed_bytes) for name in COLLECTIVES)
     for mask in sizes.delayed_masks:
-        layer = _layer(context, "causal" if mask == "causal" else "full")
+        layer = _layer(context, mask)
         yield from ((name, layer) for name in layer_names_on(n, layer))
     linear = _layer(context, "causal", linear=True)
     yield from ((name, linear) for name in layer_names_on(n, linear))
 
 
-def _layer(context: Context, mask: Mask, linear: bool = False) -> Workload:
+def _layer(context: Context, mask: str, linear: bool = False) -> Workload:
     """A layer whose shards of keys and values have about the size of the collectives' blocks.
 
     Its heads can be shared out among the ranks.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
@@ -31,7 +31,7 @@ def test_it_sends_less_than_keys_and_their_gradients_if_there_are_as_many_kv_hea
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_it_is_the_ring_forward_and_rotates_queries_backward(mask: Mask) -> None:
+def test_it_is_the_ring_forward_and_rotates_queries_backward(mask: str) -> None:
     layer = Workload(sequence=48, heads=4, kv_heads=2, head_dim=4, mask=mask)
     ring = "ring-attention" if mask == "full" else "zigzag-ring-attention"
     passes = passes_of("burst", full_mesh(4), layer)

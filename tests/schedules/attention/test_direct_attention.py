@@ -24,7 +24,7 @@ from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
@@ -161,7 +161,7 @@ def whole_documents(lengths: tuple[int, ...], ranks: tuple[int, ...]) -> Sequenc
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_documents_that_lie_on_one_rank_move_nothing(mask: Mask, backward: bool) -> None:
+def test_documents_that_lie_on_one_rank_move_nothing(mask: str, backward: bool) -> None:
     lengths = (5, 9, 3, 7, 4)
     layer = Workload(sum(lengths), heads=2, head_dim=4, mask=mask, documents=lengths)
     layout = whole_documents(lengths, (0, 1, 2, 0, 2))
@@ -185,7 +185,7 @@ def test_documents_that_two_ranks_share_move_between_these_two() -> None:
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 6])
-def test_each_stage_is_an_equal_part_of_what_every_link_carries(mask: Mask, stages: int) -> None:
+def test_each_stage_is_an_equal_part_of_what_every_link_carries(mask: str, stages: int) -> None:
     n, layer = 4, Workload(sequence=48, heads=2, head_dim=4, mask=mask)
     forward, backward = passes(n, layer, stages=stages)
     assert (len(forward.steps), len(backward.steps)) == (stages + 1, stages + 2)

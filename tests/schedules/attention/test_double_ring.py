@@ -23,7 +23,7 @@ from tasp_lab.schedules.attention.task import KEYS
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, torus
 from tasp_lab.topology.edits import with_links, without_links
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.schedules import bytes_between, task_of
@@ -98,7 +98,7 @@ def test_tasp_inside_spreads_the_same_bytes_over_all_links_of_a_group(window: in
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize(("window", "rings"), SPLITS)
-def test_every_rank_computes_the_same_at_every_step(mask: Mask, window: int, rings: int) -> None:
+def test_every_rank_computes_the_same_at_every_step(mask: str, window: int, rings: int) -> None:
     n = window * rings
     layer = Workload(sequence=4 * n, heads=2, head_dim=8, mask=mask)
     pairs = layer.sequence * (layer.sequence + 1) // 2 if mask == "causal" else layer.sequence**2
@@ -186,7 +186,7 @@ def lanes_of_keys(schedule: Schedule) -> int:
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_half_of_the_keys_go_each_way_if_slow_links_between_groups_carry_less(mask: Mask) -> None:
+def test_half_of_the_keys_go_each_way_if_slow_links_between_groups_carry_less(mask: str) -> None:
     """Half of the keys and of their gradients each way between four groups; behind a port all of them one way."""
     layer = Workload(sequence=16 * 24, heads=1, head_dim=4, mask=mask)
     between = [f"{rank}>{(rank + step) % 16}=1GB/s" for rank in range(16) for step in (4, 12)]

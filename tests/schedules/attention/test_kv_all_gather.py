@@ -18,7 +18,7 @@ from tasp_lab.schedules.attention.registry import ATTENTION, attention_schedules
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
 from tasp_lab.schedules.collectives.registry import schedules_of
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
@@ -69,7 +69,7 @@ def test_only_lower_ranks_need_the_back_half_of_a_shard_under_a_causal_mask(name
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_a_rank_calls_once_per_span_after_the_gathering_and_all_compute_the_same(name: str, mask: Mask) -> None:
+def test_a_rank_calls_once_per_span_after_the_gathering_and_all_compute_the_same(name: str, mask: str) -> None:
     n, layer = 4, Workload(sequence=64, heads=2, head_dim=8, mask=mask)
     forward, backward = passes_of(name, full_mesh(n), layer)
     spans = 1 if mask == "full" else 2

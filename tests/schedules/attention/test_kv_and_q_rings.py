@@ -27,7 +27,7 @@ from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
@@ -128,7 +128,7 @@ def sent(schedule: Schedule) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_with_few_kv_heads_keys_travel_as_in_tasp(mask: Mask) -> None:
+def test_with_few_kv_heads_keys_travel_as_in_tasp(mask: str) -> None:
     n, layer = 8, Workload(8 * 14, heads=8, kv_heads=2, head_dim=16, mask=mask)
     found, tasp = one("kv-and-q-rings", full_mesh(n), layer), one("tasp", full_mesh(n), layer)
     assert sent(found) == sent(tasp)

@@ -20,7 +20,7 @@ from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
@@ -97,7 +97,7 @@ def test_the_results_of_a_lane_of_a_rank_have_one_destination() -> None:
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("kv_heads", [4, 1])
-def test_the_work_is_that_of_the_mask_and_each_rank_does_an_equal_part(mask: Mask, kv_heads: int) -> None:
+def test_the_work_is_that_of_the_mask_and_each_rank_does_an_equal_part(mask: str, kv_heads: int) -> None:
     n = 5
     layer = Workload(sequence=8 * n, heads=4, kv_heads=kv_heads, head_dim=2, mask=mask)
     pairs = 40 * 41 // 2 if mask == "causal" else 40**2

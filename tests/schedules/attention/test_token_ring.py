@@ -16,7 +16,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import QUERIES, RESULTS, AttentionTask
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
@@ -35,7 +35,7 @@ def shard_bytes(layer: Workload, n: int, dtype_bytes: int) -> tuple[int, int, in
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("kv_heads", [8, 2])
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_the_bytes_are_those_of_queries_and_results_whatever_the_kv_heads(mask: Mask, kv_heads: int, n: int) -> None:
+def test_the_bytes_are_those_of_queries_and_results_whatever_the_kv_heads(mask: str, kv_heads: int, n: int) -> None:
     layer = Workload(sequence=12 * n, batch=2, heads=8, kv_heads=kv_heads, head_dim=4, mask=mask)
     in_float32 = token_ring_passes(full_mesh(n), layer, result_dtype="fp32", gradient_dtype="fp32")
     share = Fraction(3, 4) if mask == "causal" else Fraction(1)
@@ -53,7 +53,7 @@ def lanes(schedule: Schedule) -> list[int]:
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_every_rank_computes_the_same_at_every_step_but_the_first(mask: Mask) -> None:
+def test_every_rank_computes_the_same_at_every_step_but_the_first(mask: str) -> None:
     n, layer = 6, Workload(sequence=72, heads=2, head_dim=8, mask=mask)
     for schedule, factor in zip(token_ring_passes(full_mesh(n), layer), (2, 5), strict=True):
         flops = schedule.flops()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.topology.builders import full_mesh, ring
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
@@ -49,7 +49,7 @@ def test_fewer_kv_heads_than_ranks_are_sent_to_every_rank_that_uses_them(kv_head
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_all_ranks_compute_the_same_in_one_call_per_document(mask: Mask) -> None:
+def test_all_ranks_compute_the_same_in_one_call_per_document(mask: str) -> None:
     documents = (7, 0, 1, 15)
     layer = Workload(sequence=23, heads=8, head_dim=4, mask=mask, documents=documents)
     forward, backward = ulysses_passes(full_mesh(4), layer)
