@@ -21,7 +21,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute_rates import accelerator_constants
 from tasp_lab.machines.contention import Contention
 from tasp_lab.machines.profile_files import load_profile
-from tasp_lab.schedules.collectives.library_calls import library_schedule
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 
 RESULTS = Path(__file__).parents[1] / "results"
 MIB = 2**20

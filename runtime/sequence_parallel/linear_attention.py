@@ -46,7 +46,7 @@ from runtime.sequence_parallel.linear_layer import Inputs, LinearLayer, Sequence
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import linear_schedules
 from tasp_lab.schedules.linear.task import (
     GATE_GRADIENTS,
     GATES,
@@ -128,7 +128,7 @@ def linear_attention(
     gates : the logarithm of each a_i, at most 0: [batch, positions, kv_heads], or a number per channel of the keys,
         [batch, positions, kv_heads, head_dim]; float32. Without either nothing decays. Checked on CPU only, since a
         GPU would have to wait.
-    schedule : a name in `tasp_lab.schedules.linear.registry.LINEAR`.
+    schedule : a name in `tasp_lab.schedules.registry.LINEAR`.
     causal : if False every query sees all keys, without decay.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         states begin anew at each.
@@ -136,7 +136,7 @@ def linear_attention(
         None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too.
     return_final_state : whether to return the state behind the last position, too, equal on all ranks. Neither state
         goes with packed documents, a full mask or schedules other than those in
-        `tasp_lab.schedules.linear.registry.MOVES_STATES`.
+        `tasp_lab.schedules.registry.state_schedules`.
     kernel : ``fla``, ``torch``, or ``auto``, the fastest that can do it (`runtime.kernels.linear_registry`).
     group, topology, transport, options, timeout_s : see `runtime.sequence_parallel.api.attention_with_lse`.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from tasp_lab.core.errors import ScheduleError, WorkloadError
-from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES
+from tasp_lab.schedules.registry import LINEAR, state_schedules
 from tasp_lab.workload.layer import Decay, Workload
 
 Tensor = torch.Tensor
@@ -80,9 +80,9 @@ def check_ends(
     if documents is not None:
         raise WorkloadError(f"{what} with cu_seqlens: every document begins with a state of its own, expected one "
                             "sequence")  # fmt: skip
-    if schedule in LINEAR and schedule not in MOVES_STATES:
+    if schedule in LINEAR and schedule not in state_schedules():
         raise ScheduleError(f"schedule {schedule!r}: {what} does not apply to it, as it moves keys instead of states, "
-                            f"expected one of {', '.join(MOVES_STATES)}")  # fmt: skip
+                            f"expected one of {', '.join(state_schedules())}")  # fmt: skip
     first = next((rank for rank, length in enumerate(lengths) if length), 0)
     if with_state not in ([], [first]):
         ranks = ", ".join(map(str, with_state))

@@ -28,8 +28,7 @@ from tasp_lab.workload.mask import MASKS
 if TYPE_CHECKING:
     from tasp_lab.core.choices import AttentionKind
     from tasp_lab.schedules.attention.options import AttentionOptions
-    from tasp_lab.schedules.registry import Work
-    from tasp_lab.workload.layer import Workload
+    from tasp_lab.workload.layer import Work, Workload
 
 MAX_DOCUMENTS = 100_000
 """Each document adds blocks and kernel calls to a schedule, so simulations are limited to far fewer."""

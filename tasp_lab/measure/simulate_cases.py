@@ -11,8 +11,7 @@ from sim.array.repeated import RepeatedRun
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import Case
-from tasp_lab.schedules.collectives.library_calls import library_schedule
-from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
+from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
 
 
 class Simulated:

@@ -18,7 +18,8 @@ from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import NOT_APPLICABLE, build_schedules, options_for, reason_of
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import NOT_APPLICABLE, options_for, reason_of
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.workload.layer import Workload
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.collectives.kinds import describe
-from tasp_lab.schedules.collectives.registry import kind_of
-from tasp_lab.schedules.registry import Work
+from tasp_lab.schedules.registry import kind_of
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 
 def caption(work: Work, schedules: Sequence[str], topology: Topology, library: str = "") -> str:

@@ -52,17 +52,8 @@ from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.registry import (
-    AnySchedule,
-    built_in,
-    by_kind,
-    check_schedules,
-    layer_names_on,
-    name_of,
-    names_in,
-    options_for,
-    uses_rings,
-)
+from tasp_lab.schedules.objects import AnySchedule, built_in, check_schedules, name_of, names_in
+from tasp_lab.schedules.registry import by_kind, layer_names_on, options_for, uses_rings
 from tasp_lab.validation.fabric_runs import FabricRuns, with_measurement
 from tasp_lab.validation.validate import check_kernels
 from tasp_lab.workload.layer import Workload

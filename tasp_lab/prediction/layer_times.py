@@ -30,7 +30,8 @@ from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import LazySteps
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import build_schedules, check_names, uses_rings
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import check_names, uses_rings
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

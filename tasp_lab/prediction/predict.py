@@ -59,22 +59,13 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
-from tasp_lab.schedules.collectives.registry import kind_of
 from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.schedules.registry import (
-    NOT_APPLICABLE,
-    AnySchedule,
-    Work,
-    build_schedules,
-    check_schedules,
-    name_of,
-    names_in,
-    reason_of,
-    uses_rings,
-)
-from tasp_lab.workload.layer import Workload
+from tasp_lab.schedules.objects import AnySchedule, check_schedules, name_of, names_in
+from tasp_lab.schedules.registry import NOT_APPLICABLE, kind_of, reason_of, uses_rings
+from tasp_lab.workload.layer import Work, Workload
 
 _Given = TypeVar("_Given", ComputeLike | None, str | None)
 

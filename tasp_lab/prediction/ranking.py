@@ -17,16 +17,10 @@ from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.results import LayerPrediction, interval_line, ratio, refused_table, rows_table
 from tasp_lab.prediction.stack_choice import StackChoice
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.hybrid.registry import LASP_2H
-from tasp_lab.schedules.registry import USES_RINGS, options_of
+from tasp_lab.schedules.registry import baselines, options_of
 from tasp_lab.validation.validate import Comparison
 
-SINGLE_RINGS = (
-    *(name for name in CIRCULATIONS if name not in USES_RINGS),
-    *("ring-linear-attention", "ring-linear-attention-right"),
-    LASP_2H,
-)
+SINGLE_RINGS = tuple(baselines())
 """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
 
 COMPUTES: Mapping[AttentionKind, str] = {

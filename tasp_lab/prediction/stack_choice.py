@@ -15,10 +15,10 @@ from math import inf
 
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
-from tasp_lab.schedules.hybrid.registry import LASP_2H, Names, names_of
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.passes import chunk_layout
+from tasp_lab.schedules.registry import LASP_2H, Names, names_of
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.layer_pattern import LAYER_KINDS

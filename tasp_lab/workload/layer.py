@@ -238,6 +238,10 @@ class Workload:
         return 4 * self.batch * self.heads * self.head_dim
 
 
+Work = int | Workload
+"""The bytes that each rank owns of a collective (`tasp_lab.schedules.collectives.kinds`), or an attention layer."""
+
+
 def is_left_out(value: object, each: Field[Any]) -> bool:
     """Whether a field of a dataclass is one that is shown only where it is given."""
     return bool(each.metadata.get("optional")) and getattr(value, each.name) == each.default

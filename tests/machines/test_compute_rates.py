@@ -23,7 +23,7 @@ from tasp_lab.machines.profile_files import load_profile, profile_names
 from tasp_lab.prediction.predict import predict, with_compute
 from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import ELEMENT_BYTES, Workload

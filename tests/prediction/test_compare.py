@@ -23,8 +23,8 @@ from tasp_lab.prediction.predict import predict
 from tasp_lab.prediction.ranking import SINGLE_RINGS
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
 from tasp_lab.topology.edits import without_links
 from tasp_lab.topology.graph import Topology

@@ -16,7 +16,7 @@ from runtime.executor.transports import AGREEMENT_TAG, Message, PointToPoint, Wa
 from runtime.sequence_parallel.agreement import exchange
 from runtime.trials.attention import random_layer
 from tasp_lab.core.errors import RunError, TaspLabError
-from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.ranks import on_ranks

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from runtime.trials.in_process import run_in_process
 from tasp_lab.core.choices import Dtype
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.timeline.events import ATTEND
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload

@@ -29,9 +29,9 @@ from runtime.sequence_parallel.sharding import shard
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout, attention_schedules
+from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Link
 from tasp_lab.workload.layer import Workload

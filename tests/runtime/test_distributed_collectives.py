@@ -15,7 +15,8 @@ from runtime.protocol.jobs import RunSchedule
 from runtime.protocol.rank_setup import RankLocation
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective, kind_of
+from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.registry import COLLECTIVES, kind_of
 from tasp_lab.topology.builders import full_mesh
 from tests.conftest import Command
 from tests.support.ranks import on_ranks

@@ -27,8 +27,9 @@ from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.runtime.test_distributed_attention import Allocations, layer_of

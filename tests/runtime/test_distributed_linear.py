@@ -16,7 +16,8 @@ from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES, linear_schedules
+from tasp_lab.schedules.build import linear_schedules
+from tasp_lab.schedules.registry import LINEAR, state_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
@@ -378,7 +379,7 @@ def moved(state: Tensor | None, work: Workload, source: int, destination: int) -
 def test_a_sequence_goes_on_from_the_state_of_its_prefix(world_size: int) -> None:
     """Outputs and gradients of both parts are those of the whole sequence."""
     decays = ("none", "head", "scalar", "channel")
-    given = [(layer(PREFIX + REST, decay=decay), name) for decay in decays for name in MOVES_STATES]
+    given = [(layer(PREFIX + REST, decay=decay), name) for decay in decays for name in state_schedules()]
     of_ranks = succeeded(on_ranks(continued_on_rank, world_size, given))
     for case, *squares in zip(given, *of_ranks, strict=True):
         for each in zip(*squares, strict=True):

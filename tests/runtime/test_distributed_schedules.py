@@ -9,8 +9,8 @@ import torch.distributed as dist
 from runtime import attention
 from tasp_lab.core.choices import WireDtype
 from tasp_lab.core.errors import WorkloadError
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
 from tasp_lab.topology.builders import nodes
 from tasp_lab.topology.renumbered import renumbered
 from tasp_lab.workload.layer import Workload

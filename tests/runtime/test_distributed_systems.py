@@ -15,7 +15,7 @@ from runtime.ranks.launcher import LaunchedRanks, launch
 from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition import in_chunks, over_groups
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology

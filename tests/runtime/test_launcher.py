@@ -18,7 +18,7 @@ from runtime.protocol.rank_setup import RankLocation
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks, launch
 from tasp_lab.core.errors import RunError
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 from tests.conftest import ROOT, assert_gone
 from tests.support.ranks import as_if_by_torchrun

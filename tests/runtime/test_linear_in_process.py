@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from runtime.trials.in_process import run_in_process
 from tasp_lab.core.choices import Decay
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import LINEAR, linear_schedules
+from tasp_lab.schedules.build import linear_schedules
+from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

@@ -20,9 +20,8 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
 from tasp_lab.schedule.rank_part import Condition, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, SEND, Event
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology

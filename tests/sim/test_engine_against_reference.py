@@ -17,9 +17,8 @@ from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, Vertex

@@ -19,10 +19,10 @@ from tasp_lab.machines.machine import CommLibrary, Compute, ComputeRate, Compute
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_names_on
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasp_lab import predict
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules
+from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.topology.builders import full_mesh, torus
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import CAUSAL, FULL, MASKS, Mask, mask_named

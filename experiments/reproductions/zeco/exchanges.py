@@ -19,7 +19,7 @@ from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import linear_schedules
 
 FOLDER = Path(__file__).parent
 GPUS = (8, 16, 32, 64, 128, 256)

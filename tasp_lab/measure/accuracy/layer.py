@@ -24,11 +24,12 @@ from tasp_lab.measure.accuracy.layer_rows import (
     shape_of,
 )
 from tasp_lab.measure.accuracy.machines import reason_of
-from tasp_lab.measure.accuracy.ranking import one_name, ranking
+from tasp_lab.measure.accuracy.ranking import ranking
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.residuals import layer_regime
+from tasp_lab.schedules.registry import one_name
 from tasp_lab.workload.layer import Workload
 
 HOST_SHARE = 0.1

@@ -19,7 +19,7 @@ from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.prediction.predict import with_compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import MASKS
 

@@ -23,19 +23,6 @@ Group = dict[str, Times]
 """The schedules that do the same work, by name."""
 
 
-def one_name(schedule: str) -> str:
-    """The one name of schedules that are the same: USP with one group is Ulysses, with groups of one its ring.
-
-    >>> one_name("usp:8x1:striped-ring-attention"), one_name("usp:1x8:striped-ring-attention"), one_name("burst")
-    ('ulysses', 'striped-ring-attention', 'burst')
-    """
-    family, _, rest = schedule.partition(":")
-    split, _, ring = rest.partition(":")
-    if family != "usp" or "1" not in split.split("x"):
-        return schedule
-    return "ulysses" if split.endswith("x1") else ring or schedule
-
-
 def groups_of(rows: Sequence[WorkRow]) -> list[Group]:
     """The groups that are no ties: of each work that several schedules do, those rows that count."""
     found: defaultdict[tuple[object, ...], Group] = defaultdict(dict)

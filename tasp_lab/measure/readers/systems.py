@@ -16,7 +16,7 @@ import msgspec
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import TableError
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import check_attention
+from tasp_lab.schedules.registry import check_attention
 
 _FIELD = re.compile(r"\{(\w+)(?:/(\w+))?\}")
 _BACKWARD = ("dataflow", "gradient_dtype")

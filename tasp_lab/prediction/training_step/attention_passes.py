@@ -14,13 +14,12 @@ from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid import registry as hybrid
 from tasp_lab.schedules.hybrid.relayout import relayout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.parts import equal_parts

@@ -34,11 +34,17 @@ from tasp_lab.schedules.attention.forward import attention, attention_schedule, 
 from tasp_lab.schedules.attention.forward_steps import AttentionSteps, CirculationSteps
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 DATAFLOWS: tuple[Dataflow, ...] = ("rotate-kv-back", "rotate-kv", "rotate-q")
 """All dataflows; of those that send equally many bytes, ``auto`` selects the first."""
+
+
+CIRCULATION_OPTIONS = ("trim", "buffers", "dataflow", "gradient_dtype")
+OVER_ONE_RING = (*CIRCULATION_OPTIONS, "direction")
+"""The options of circulations, and of those around one ring."""
 
 
 class Passes(NamedTuple):
@@ -125,6 +131,10 @@ def circulation_plans(
     return [plan for plan in plans if dataflow != "auto" or _is_linked(plan.backward, topology)]
 
 
+@schedule("ring-attention", "softmax", layout="contiguous", options=OVER_ONE_RING, is_baseline=True)
+@schedule("zigzag-ring-attention", "softmax", layout="zigzag", options=OVER_ONE_RING, is_baseline=True)
+@schedule("striped-ring-attention", "softmax", layout="striped", options=OVER_ONE_RING, is_baseline=True)
+@schedule("tasp", "softmax", options=CIRCULATION_OPTIONS, uses_rings=True)
 def circulation_schedules(
     name: str,
     topology: Topology,

@@ -42,14 +42,16 @@ from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.needed_keys import in_stages
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
+@schedule("direct-attention", "softmax", options=("buffers", "gradient_dtype", "stages"))
 def direct_attention(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:

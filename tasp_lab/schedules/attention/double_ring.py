@@ -40,13 +40,15 @@ from tasp_lab.schedules.attention.double_ring_routes import Routes, routes_of
 from tasp_lab.schedules.attention.forward import check_size
 from tasp_lab.schedules.attention.kv_and_q_rings import busiest_link_s
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules, balanced_ring
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
+from tasp_lab.schedules.build import attention_layout, attention_schedules
+from tasp_lab.schedules.registry import balanced_ring, schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
+@schedule("double-ring:WxR", "softmax", options=("trim", "buffers", "gradient_dtype", "groups"), variants=("tasp",))
 def double_ring(
     name: str,
     topology: Topology,

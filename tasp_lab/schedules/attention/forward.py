@@ -34,11 +34,15 @@ from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks
 from tasp_lab.schedules.attention.forward_steps import AttentionSteps, CirculationSteps
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
+
+CIRCULATIONS = ("ring-attention", "zigzag-ring-attention", "striped-ring-attention", "tasp")
+"""The schedules whose passes are circulations; `tasp_lab.schedules.attention.backward` registers them."""
 
 
 def attention(
@@ -55,7 +59,7 @@ def attention(
 
     Parameters
     ----------
-    name : a name in `tasp_lab.schedules.attention.registry.CIRCULATIONS`.
+    name : a name in `tasp_lab.schedules.attention.forward.CIRCULATIONS`.
     topology : the ranks and links; transfers use its routes.
     workload : the layer.
     decomposition : the rings of ``tasp``; by default `decompose(topology)`.
@@ -101,7 +105,7 @@ def circulation_of(
         raise ScheduleError(unknown("schedule", name, CIRCULATIONS))
     layout = attention_layout(name, workload, topology.world_size)
     rings, shares = [ring[None] for ring in single_rings(topology, direction)], [Fraction(1)]
-    if name == "tasp" and topology.world_size > 1:
+    if uses_rings(name) and topology.world_size > 1:
         found = rings_for(name, topology, decomposition)
         together, shares = over_lanes(found.rings, found.shares)
         rings = [together]

@@ -19,9 +19,9 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import single_rings
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.gather_steps import carried
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.graph import Topology
 
 

@@ -26,6 +26,7 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.ring_proof import all_blocks, own_blocks, proves
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import LazySteps, Step
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 MAX_TRANSFERS_AT_ONCE = 2**27
@@ -78,6 +79,7 @@ class RingSteps(LazySteps):
         return len(self) * self.rings.size if proves(self.rings, self.chunks, schedule) else None
 
 
+@schedule("ring", "AllGather")
 def ring_all_gather(
     topology: Topology,
     shard_bytes: int,
@@ -99,6 +101,7 @@ def ring_all_gather(
     return _around_rings("ring", topology, rings.astype(np.int64), shares, shard_bytes, chunks, fused)
 
 
+@schedule("multi-ring", "AllGather", uses_rings=True)
 def multi_ring_all_gather(
     topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None, *, chunks: int = 1
 ) -> Schedule:
@@ -112,6 +115,7 @@ def multi_ring_all_gather(
     return _around_rings("multi-ring", topology, *over_lanes(found.rings, found.shares), shard_bytes, chunks)
 
 
+@schedule("direct", "AllGather")
 def direct_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
     """AllGather of `shard_bytes` per rank in one step: every rank sends its shard to all others."""
     n = topology.world_size

@@ -21,10 +21,13 @@ from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
+@schedule("lasp", "linear", layout=chunk_layout, moves_states=True)
+@schedule("all-scan", "linear", layout=chunk_layout, options=("pieces",), moves_states=True)
 def lasp(
     name: str,
     topology: Topology,

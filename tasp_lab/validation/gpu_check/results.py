@@ -20,10 +20,10 @@ from runtime.gpu_check.training import (
 from tasp_lab.core.errors import RunError, TaspLabError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.collectives.registry import COLLECTIVES
-from tasp_lab.schedules.registry import Work, build_schedules, layer_names_on
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import COLLECTIVES, layer_names_on
 from tasp_lab.validation.gpu_check.steps import NEEDS_GPU, Context, Outcome
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 BOTH = AttentionOptions("both")
 TRANSPORT_S = 120.0

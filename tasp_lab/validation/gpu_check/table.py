@@ -7,11 +7,11 @@ from dataclasses import replace
 from runtime.gpu_check.failures import lose_rank
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import Work, build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.validation.gpu_check.steps import Context, Outcome
 from tasp_lab.validation.gpu_check.times import timed_layer
 from tasp_lab.validation.validate import Trials
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 GATHERS = ("ring", "multi-ring", "direct")
 LAYERS = ("ring-attention", "zigzag-ring-attention", "tasp")

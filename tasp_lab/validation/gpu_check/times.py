@@ -10,7 +10,7 @@ from runtime.gpu_check.overlap import measure_overlap
 from runtime.protocol.jobs import RunSchedule
 from runtime.protocol.records import duration_s
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.validation.gpu_check.hardware import neighbours_bandwidth
 from tasp_lab.validation.gpu_check.steps import Context, Outcome, judged
 from tasp_lab.workload.layer import Workload

@@ -33,7 +33,7 @@ from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, find_tables
 from tasp_lab.measure.readers.pairs import Kind
 from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
-from tasp_lab.schedules.collectives.library_calls import library_schedule
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import switch
 from tasp_lab.validation.measure_machine import measured_machine
 from tasp_lab.validation.validate import Comparison

@@ -24,8 +24,9 @@ from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_names_on, attention_schedules
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
+from tasp_lab.schedules.build import attention_layout, attention_schedules
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import calls_of

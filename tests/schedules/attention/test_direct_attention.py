@@ -20,9 +20,9 @@ from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.direct_attention import direct_pass
 from tasp_lab.schedules.attention.needed_keys import needed_runs
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span

@@ -15,7 +15,7 @@ from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.collectives.registry import schedules_of
+from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, torus
 from tasp_lab.topology.edits import without_links
 from tasp_lab.workload.layer import Workload

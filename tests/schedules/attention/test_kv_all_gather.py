@@ -14,9 +14,9 @@ from tasp_lab.rings.decompose import decompose
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import ATTENTION, attention_schedules
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
-from tasp_lab.schedules.collectives.registry import schedules_of
+from tasp_lab.schedules.build import attention_schedules
+from tasp_lab.schedules.registry import ATTENTION, schedules_of
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring
 from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders

@@ -22,9 +22,9 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Passes
 from tasp_lab.schedules.attention.kv_and_q_rings import Travels, busiest_link_s, what_travels
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.schedules.attention.registry import ATTENTION, CIRCULATIONS, attention_names_on
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
+from tasp_lab.schedules.registry import ATTENTION, attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.systems import passes_of

@@ -18,7 +18,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention import forward
 from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders

@@ -15,11 +15,12 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Dataflow, attention_passes, check_fit
-from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import ATTENTION, CIRCULATIONS, attention_layout, attention_schedules
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import full_mesh, ring, torus
 from tasp_lab.topology.edits import with_links
 from tasp_lab.topology.graph import Topology, both_ways
