@@ -36,6 +36,7 @@ from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_bloc
 from tasp_lab.schedules.attention.forward_steps import AttentionSteps, CirculationSteps
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
 from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.collectives.all_gather import rings_for
 from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -126,16 +127,6 @@ def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntA
     if direction != "auto" and not rings:
         raise ScheduleError(f"direction {direction!r}: no ring of {direction} ranks on {topology.name}, expected auto")
     return rings or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
-
-
-def rings_for(name: str, topology: Topology, decomposition: Decomposition | None) -> Decomposition:
-    """The rings of a schedule, by default those of `decompose`. Raises `ScheduleError` for another world size."""
-    found = decomposition or decompose(topology)
-    if found.world_size != topology.world_size:
-        raise ScheduleError(
-            f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
-        )
-    return found
 
 
 def check_size(name: str, topology: Topology, layout: SequenceLayout, rings: int) -> None:

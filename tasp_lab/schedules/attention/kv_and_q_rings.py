@@ -71,7 +71,6 @@ from tasp_lab.schedules.attention.forward import (
     check_size,
     circulation_of,
     forward_steps,
-    rings_for,
 )
 from tasp_lab.schedules.attention.forward_steps import CirculationSteps
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -79,6 +78,7 @@ from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.token_ring import STRAIGHT_HOME, StraightHomeSteps, query_rings
 from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.collectives.all_gather import rings_for
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

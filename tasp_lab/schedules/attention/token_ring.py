@@ -47,11 +47,12 @@ from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
-from tasp_lab.schedules.attention.forward import check_size, rings_for
+from tasp_lab.schedules.attention.forward import check_size
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.collectives.all_gather import rings_for
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

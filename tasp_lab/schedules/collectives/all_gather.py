@@ -111,8 +111,18 @@ def multi_ring_all_gather(
     fairly between lanes, so a ring with a larger share is split over several lanes of about equal shares. The default
     decomposition is `decompose(topology)`. Each lane's part of a shard is cut into `chunks`, sent one after another.
     """
-    found = decomposition or decompose(topology)
+    found = rings_for("multi-ring", topology, decomposition)
     return _around_rings("multi-ring", topology, *over_lanes(found.rings, found.shares), shard_bytes, chunks)
+
+
+def rings_for(name: str, topology: Topology, decomposition: Decomposition | None) -> Decomposition:
+    """The rings of a schedule, by default those of `decompose`. Raises `ScheduleError` for another world size."""
+    found = decomposition or decompose(topology)
+    if found.world_size != topology.world_size:
+        raise ScheduleError(
+            f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
+        )
+    return found
 
 
 @schedule("direct", "AllGather")

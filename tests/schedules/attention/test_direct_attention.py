@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.memory_sizes import memory_bytes
-from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.direct_attention import direct_pass
@@ -23,14 +21,11 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
 from tasp_lab.schedules.build import attention_layout
-from tasp_lab.topology.builders import bidirectional_ring, full_mesh
+from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
-from tests.support.mutations import is_right_in_orders
-from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
-from tests.support.world import World
 
 NAME = "direct-attention"
 
@@ -287,36 +282,4 @@ def test_the_backward_pass_needs_nothing_that_the_forward_pass_left() -> None:
     assert (backward.initial.sum(axis=0) <= 1).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(attention_layers(), st.integers(1, 5), st.integers(1, 5), st.integers(2, 4))
-def test_any_layer_is_computed_by_calls_on_blocks_side_by_side(
-    layer: Workload, n: int, stages: int, buffers: int
-) -> None:
-    for schedule in passes(n, layer, stages=stages, buffers=buffers):
-        for rank in range(n):
-            rank_part(schedule, rank)
-
-
-@settings(max_examples=25, deadline=None)
-@given(attention_layers(max_positions=12), st.integers(1, 4), st.integers(1, 5), st.integers(2, 4))
-def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int, stages: int, buffers: int) -> None:
-    for schedule in passes(n, layer, stages=stages, buffers=buffers):
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 2)
-
-
 # Refusals
-
-
-def test_it_needs_links_between_all_ranks() -> None:
-    with pytest.raises(ScheduleError, match=r"'direct-attention'.*rank \d sends to rank \d, but .* has no such link"):
-        passes_of(NAME, bidirectional_ring(5), Workload(sequence=10))
-
-
-def test_no_stages_and_stages_of_other_schedules_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="stages: 0, expected 1 or more"):
-        AttentionOptions(stages=0)
-    with pytest.raises(ScheduleError, match="'tasp': stages 2 does not apply to it, expected 4"):
-        passes_of("tasp", full_mesh(4), Workload(sequence=8), stages=2)
-    with pytest.raises(ScheduleError, match=f"'{NAME}': trim False does not apply to it, expected True"):
-        passes(4, Workload(sequence=8), trim=False)

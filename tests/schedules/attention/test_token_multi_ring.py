@@ -6,8 +6,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from tasp_lab.core.arrays import IntArray
@@ -19,13 +17,9 @@ from tasp_lab.schedules.attention import forward
 from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules
-from tasp_lab.topology.builders import bidirectional_ring, full_mesh
+from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.support.mutations import is_right_in_orders
-from tests.support.numeric_tasks import numbers_of
-from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
-from tests.support.world import World
 
 RINGS = {3: 2, 4: 6, 5: 4, 8: 28, 9: 24}
 """Balanced rings by number of ranks; a shard of as many positions has a block per ring."""
@@ -114,28 +108,6 @@ def test_few_rings_are_used_as_they_are() -> None:
     step = schedule.steps[0]
     pairs = {(ring[i - 1], ring[i]) for ring in two.rings.tolist() for i in range(8)}
     assert set(zip(step.source.tolist(), step.destination.tolist(), strict=True)) == pairs
-
-
-@settings(max_examples=15)
-@given(attention_layers(max_positions=12), st.integers(1, 5))
-def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int) -> None:
-    for schedule in passes(n, layer):
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 2)
-
-
-@settings(max_examples=20)
-@given(attention_layers(), st.integers(1, 9))
-def test_any_layer_is_computed_once_at_any_world_size(layer: Workload, n: int) -> None:
-    first, second = passes(n, layer)
-    assert 2 * second.flops().sum() == 5 * first.flops().sum()
-
-
-def test_it_needs_links_between_all_ranks_and_rings_of_them() -> None:
-    with pytest.raises(ScheduleError, match=r"'token-multi-ring'.* but .* has no such link"):
-        attention_schedules("token-multi-ring", bidirectional_ring(5), Workload(sequence=10))
-    with pytest.raises(ScheduleError, match="schedule 'token-multi-ring': rings of 5 ranks, full-mesh:4 has 4"):
-        attention_schedules("token-multi-ring", full_mesh(4), Workload(sequence=10), decompose(full_mesh(5)))
 
 
 def test_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
