@@ -59,6 +59,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.commands
 	$(BIN)/python -m experiments.benchmarks.simulator_speed
 	$(BIN)/python -m experiments.benchmarks.decomposition_speed
+	$(BIN)/python -m experiments.benchmarks.structure
 	$(BIN)/python -m experiments.benchmarks.executor_cost
 	$(BIN)/python -m experiments.benchmarks.agreement_cost
 	$(BIN)/python -m experiments.benchmarks.study_speed

@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 
 Record = dict[str, Any]
 

@@ -6,9 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.sequence_parallel.api import attention, attention_with_lse
+    from runtime.sequence_parallel.api import SequenceParallelAttention, attention, attention_with_lse
     from runtime.sequence_parallel.linear_attention import linear_attention
-    from runtime.sequence_parallel.module import SequenceParallelAttention
     from runtime.sequence_parallel.relayout import relayout
     from runtime.sequence_parallel.sharding import positions, shard, unshard
 
@@ -28,7 +27,7 @@ _MODULES = {
     "attention_with_lse": "runtime.sequence_parallel.api",
     "linear_attention": "runtime.sequence_parallel.linear_attention",
     "relayout": "runtime.sequence_parallel.relayout",
-    "SequenceParallelAttention": "runtime.sequence_parallel.module",
+    "SequenceParallelAttention": "runtime.sequence_parallel.api",
     "positions": "runtime.sequence_parallel.sharding",
     "shard": "runtime.sequence_parallel.sharding",
     "unshard": "runtime.sequence_parallel.sharding",

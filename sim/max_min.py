@@ -46,11 +46,11 @@ def max_min_rates(
         for constraint in constraints:
             members.setdefault(constraint, []).append(flow)
     left = {constraint: capacity_bytes_per_s[constraint] for constraint in sorted(members)}
-    own: dict[int, int] = {}
+    limit_of_flow: dict[int, int] = {}
     for flow, limit in enumerate(limits_bytes_per_s):
         if limit is not None:
-            own[flow] = OWN_LIMIT + flow
-            members[own[flow]], left[own[flow]] = [flow], limit
+            limit_of_flow[flow] = OWN_LIMIT + flow
+            members[limit_of_flow[flow]], left[limit_of_flow[flow]] = [flow], limit
     growing = {constraint: len(members[constraint]) for constraint in left}
     rates: list[Number] = [0] * len(flows)
     bottleneck = [-1] * len(flows)
@@ -60,7 +60,7 @@ def max_min_rates(
             for flow in members[full]:
                 if bottleneck[flow] < 0:
                     rates[flow], bottleneck[flow] = level, min(full, OWN_LIMIT)
-                    for constraint in (*flows[flow], *([own[flow]] if flow in own else ())):
+                    for constraint in (*flows[flow], *([limit_of_flow[flow]] if flow in limit_of_flow else ())):
                         left[constraint] -= level
                         growing[constraint] -= 1
         growing = {constraint: count for constraint, count in growing.items() if count}

@@ -7,9 +7,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray, numbered
-from tasp_lab.machines.libraries.library import CommLibrary, Message
+from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.schedule.messages import Messages
 from tasp_lab.schedule.schedule import Schedule
+
+
+def call_facts(schedule: Schedule) -> CallFacts:
+    """What a communication library can see of a schedule."""
+    return CallFacts(
+        schedule.world_size,
+        len(schedule.steps),
+        schedule.lanes,
+        int(schedule.block_bytes.sum()),
+        fused=schedule.fused,
+        computes=schedule.task is not None,
+    )
 
 
 class LibraryMessages:
@@ -17,7 +29,7 @@ class LibraryMessages:
 
     def __init__(self, schedule: Schedule, comm_library: CommLibrary) -> None:
         self._schedule = schedule
-        self._comm_library = comm_library.bind(schedule)
+        self._comm_library = comm_library.bind(call_facts(schedule))
         self._known: dict[tuple[int, int, int, bool], Message] = {}
 
     def kinds(
@@ -35,9 +47,9 @@ class LibraryMessages:
         ends = np.searchsorted(messages.step, np.arange(len(self._schedule.steps)), side="right").tolist()
         for index, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if end > first:
-                own = slice(first, end)
+                of_step = slice(first, end)
                 columns = (messages.source, messages.destination, messages.bytes)
-                yield own, *self.kinds(index, *(column[own] for column in columns))
+                yield of_step, *self.kinds(index, *(column[of_step] for column in columns))
 
     def _peers(self, source: IntArray, destination: IntArray) -> IntArray:
         """For each message, the number of ranks to which its sender sends at this step."""

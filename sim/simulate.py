@@ -48,16 +48,16 @@ def simulate(
     """
     _check_types(schedule, machine)
     if engine_of(schedule, machine, which) == "simpy":
-        found = engine.simulate(schedule, machine, explain)
+        timeline = engine.simulate(schedule, machine, explain)
     else:
         run = array_engine.run(schedule, machine, explain, progress)
-        found = (
+        timeline = (
             run.timeline()
             if events
             else Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), run.time_s)
         )
-    check_time(schedule, machine, found.time_s)
-    return found
+    check_time(schedule, machine, timeline.time_s)
+    return timeline
 
 
 def _check_types(schedule: object, machine: object) -> None:

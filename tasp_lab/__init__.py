@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tasp_lab.prediction.decompose import decompose
     from tasp_lab.prediction.predict import predict
     from tasp_lab.prediction.predict_step import predict_step
+    from tasp_lab.study.check import check_study
     from tasp_lab.study.file import load_study
+    from tasp_lab.study.run import run_study
     from tasp_lab.topology.graph import Topology
     from tasp_lab.validation.validate import validate
     from tasp_lab.workload.layer import Workload
@@ -34,6 +36,8 @@ __all__ = [
     "decompose",
     "load_machine",
     "load_study",
+    "check_study",
+    "run_study",
     "load_model",
     "Workload",
     "Topology",
@@ -50,6 +54,8 @@ _MODULES = {
     "decompose": "tasp_lab.prediction.decompose",
     "load_machine": "tasp_lab.machines.catalogue",
     "load_study": "tasp_lab.study.file",
+    "check_study": "tasp_lab.study.check",
+    "run_study": "tasp_lab.study.run",
     "load_model": "tasp_lab.workload.models.catalogue",
     "__version__": "tasp_lab.core.version",
     "Workload": "tasp_lab.workload.layer",

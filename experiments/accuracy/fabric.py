@@ -30,7 +30,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.graph import Topology
-from tasp_lab.validation.validate import default_scale
+from tasp_lab.validation.fabrics import default_scale
 
 TOPOLOGIES = ("full-mesh:6", "switch:6", "nodes:2x3", "nodes:3x2:switch", "torus:3x2", "ring:5", "hypercube:3")
 SCHEDULES = (

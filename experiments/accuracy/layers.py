@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.common import markdown_table
+from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import INSTANT
 from tasp_lab.measure.accuracy import TableAccuracy, accuracy, own_tables
-from tasp_lab.measure.accuracy.judged import WorkRow, errors_of, row_dict, summary
-from tasp_lab.measure.accuracy.layer import engine_for
-from tasp_lab.measure.accuracy.layer_rows import check_row, row_run
-from tasp_lab.measure.accuracy.ranking import TIE, groups_of, is_right
+from tasp_lab.measure.accuracy.judged import MeasuredRow, errors_of, row_dict, summary
+from tasp_lab.measure.accuracy.layer import TIE, check_row, engine_for, groups_of, is_right, row_run
 from tasp_lab.measure.readers import LayerTable
-from tasp_lab.plots.row_accuracy import draw_rows
+from tasp_lab.plots.accuracy import draw_rows
 from tasp_lab.plots.timelines import render
 
 FOLDER = Path(__file__).parent
@@ -45,10 +43,10 @@ class Source(NamedTuple):
     tables: list[TableAccuracy]
 
     @property
-    def rows(self) -> list[WorkRow]:
+    def rows(self) -> list[MeasuredRow]:
         """The rows that have a prediction."""
         every = (row for table in self.tables for row in table.rows)
-        return [row for row in every if isinstance(row, WorkRow) and row.relative_error is not None]
+        return [row for row in every if row.relative_error is not None]
 
 
 class Terms(NamedTuple):
@@ -98,14 +96,14 @@ COLUMNS = ("source", "machine", "regime", "pass", "rows", "median", "90 %", "bia
 
 def source_cells(source: Source) -> list[tuple[str, ...]]:
     """A line for each regime and pass of a source, of the rows that count or are bound by their hosts."""
-    groups: dict[tuple[str, str], list[WorkRow]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[MeasuredRow]] = defaultdict(list)
     for row in source.rows:
         if row.in_scope or row.regime == "host-bound":
             groups[str(row.regime), str(row.shape["pass"])].append(row)
     return [(source.name, source.profile, *key, *_errors(rows)) for key, rows in sorted(groups.items())]
 
 
-def _errors(rows: Sequence[WorkRow]) -> tuple[str, ...]:
+def _errors(rows: Sequence[MeasuredRow]) -> tuple[str, ...]:
     every = [replace(row, reason="") for row in rows]
     found = summary(errors_of(every))
     numbers = [found[name] or 0.0 for name in ("median_relative_error", "p90_relative_error", "bias")]
@@ -116,7 +114,7 @@ def _errors(rows: Sequence[WorkRow]) -> tuple[str, ...]:
 
 def ranking_cells(source: Source) -> tuple[str, ...] | None:
     """How often the fastest schedule of a source is predicted; None without groups."""
-    groups = [group for table in source.tables for group in groups_of(_work_rows(table))]
+    groups = [group for table in source.tables for group in groups_of(table.rows)]
     if not groups:
         return None
     right = sum(map(is_right, groups))
@@ -129,18 +127,14 @@ def ranking_cells(source: Source) -> tuple[str, ...] | None:
     return source.name, source.profile, str(len(groups)), f"{right / len(groups):.0%}", f"{max(lost):.0%}"
 
 
-def _work_rows(table: TableAccuracy) -> list[WorkRow]:
-    return [row for row in table.rows if isinstance(row, WorkRow)]
-
-
 def worst_cells(source: Source) -> list[tuple[str, ...]]:
     """The rows of a source with the largest errors, each with its terms."""
-    counted = [(table, row) for table in source.tables for row in _work_rows(table) if row.in_scope]
+    counted = [(table, row) for table in source.tables for row in table.rows if row.in_scope]
     counted.sort(key=lambda each: -abs(each[1].relative_error or 0.0))
     return [_worst(source, table, row) for table, row in counted[:WORST]]
 
 
-def _worst(source: Source, table: TableAccuracy, row: WorkRow) -> tuple[str, ...]:
+def _worst(source: Source, table: TableAccuracy, row: MeasuredRow) -> tuple[str, ...]:
     shape, terms = row.shape, terms_of(table, row)
     what = f"{row.schedule}, {shape['pass']}, {shape['mask']}, {shape['gpus']} GPUs, {shape['seq_total']} positions"
     times = (row.measured_s, row.predicted_s, terms.kernels_s, terms.messages_s)
@@ -152,7 +146,7 @@ def _worst(source: Source, table: TableAccuracy, row: WorkRow) -> tuple[str, ...
     )
 
 
-def terms_of(table: TableAccuracy, row: WorkRow) -> Terms:
+def terms_of(table: TableAccuracy, row: MeasuredRow) -> Terms:
     """The terms of a row that has a prediction; of several packings their mean."""
     assert isinstance(table.table, LayerTable), "the tables are of layers"
     measured = next(each for each in table.table.rows if each.line == row.shape["line"])

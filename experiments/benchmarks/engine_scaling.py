@@ -23,7 +23,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.topology.builders import full_mesh, nodes, switch
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 
 CASES: tuple[tuple[Callable[[], Topology], str, int], ...] = (

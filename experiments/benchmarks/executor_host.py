@@ -23,10 +23,10 @@ import torch
 
 from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Message, Wait
+from runtime.executor.messages import Message, Wait
 from runtime.executor.views import Views
 from runtime.kernels.partials import Gradients, Partial
-from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward
+from runtime.sequence_parallel.layer import SoftmaxPasses
 from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
@@ -181,13 +181,13 @@ def measure() -> Times:
     for name in LAYERS:
         forward, backward = _schedules(name)
         library = Nothing(whole_steps=True)
-        plan = Plan(forward, backward, RANK, FreeKernel(), 1.0, library)
+        passes = SoftmaxPasses(forward, backward, RANK, FreeKernel(), 1.0, library)
         assert isinstance(forward.task, AttentionTask), "a schedule of attention has a task"
         q, k, v, dout = torch.zeros(4, 1, forward.task.layout.length(RANK), LAYER.heads, LAYER.head_dim)
-        saved = Saved(q, k, v, *run_forward(plan, q, k, v))
+        _, saved = passes.forward(q, k, v)
         layers: list[tuple[str, Schedule, Callable[[], object]]] = [
-            ("forward", forward, lambda plan=plan, q=q, k=k, v=v: run_forward(plan, q, k, v)),  # type: ignore[misc]
-            ("backward", backward, lambda plan=plan, saved=saved, dout=dout: run_backward(plan, saved, dout)),  # type: ignore[misc]
+            ("forward", forward, lambda passes=passes, q=q, k=k, v=v: passes.forward(q, k, v)),  # type: ignore[misc]
+            ("backward", backward, lambda passes=passes, saved=saved, dout=dout: passes.backward(saved, dout)),  # type: ignore[misc]
         ]
         for passing, schedule, run in layers:
             found[f"{name}, {passing}, a layer per step"] = _time(run, library, schedule)

@@ -31,7 +31,7 @@ from tasp_lab.plots.timelines import render
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.validation.validate import default_scale
+from tasp_lab.validation.fabrics import default_scale
 from tasp_lab.workload.layer import Workload
 
 WORLD_SIZE = 8

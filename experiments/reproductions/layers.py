@@ -14,12 +14,15 @@ from pathlib import Path
 from experiments.common import markdown_table
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
 from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.host_model.runtime import NO_PASSES
+from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
-from tasp_lab.measure.accuracy import TableAccuracy, WorkRow, own_tables
-from tasp_lab.measure.accuracy.layer import LayerJudge
-from tasp_lab.measure.accuracy.layer_rows import RowRun, check_row, row_run
-from tasp_lab.measure.accuracy.ranking import groups_of, is_right
+from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
+from tasp_lab.measure.accuracy.judged import machine_for
+from tasp_lab.measure.accuracy.layer import LayerJudge, RowRun, check_row, groups_of, is_right, row_run
 from tasp_lab.measure.readers import LayerTable, find_all_tables
+from tasp_lab.prediction.inputs import with_runtime
 
 Change = Callable[[RowRun], RowRun]
 """What is changed in how a row is run: its machine, its layer."""
@@ -30,7 +33,7 @@ class Row:
     """A judged row that counts, in its table."""
 
     table: LayerTable
-    judged: WorkRow
+    judged: MeasuredRow
 
     @property
     def what(self) -> str:
@@ -87,9 +90,9 @@ def judge(path: Path) -> TableAccuracy:
     return LayerJudge(FEW_SAMPLES).judge(table)
 
 
-def counted(table: TableAccuracy) -> list[WorkRow]:
+def counted(table: TableAccuracy) -> list[MeasuredRow]:
     """The rows that count."""
-    return [row for row in table.rows if isinstance(row, WorkRow) and row.in_scope]
+    return [row for row in table.rows if row.in_scope]
 
 
 def trials_of(reason: Reason, rows: Sequence[Row]) -> list[Trial]:
@@ -147,3 +150,40 @@ def layer_tables(*patterns: str) -> list[Path]:
     """The tables of layers of tasp-lab with these names, in alphabetical order."""
     folder = own_tables() / "layers"
     return [path for pattern in patterns for path in sorted(folder.glob(f"{pattern}.csv"))]
+
+
+# What is changed in how a row of a table is run, to check a reason.
+
+
+def without_contention(run: RowRun) -> RowRun:
+    """Messages take no multiprocessors from kernel calls."""
+    return replace(run, machine=replace(run.machine, contention=NONE))
+
+
+def links_alone(run: RowRun) -> RowRun:
+    """No communication library: messages take their full share of the links."""
+    return replace(run, machine=replace(run.machine, comm_library=IDEAL, contention=NONE))
+
+
+def with_overlap(run: RowRun) -> RowRun:
+    """Messages run beside the kernel calls on their block."""
+    return replace(run, machine=replace(run.machine, runtime=replace(run.machine.runtime, overlaps=True)))
+
+
+def with_full_mask(run: RowRun) -> RowRun:
+    """The layer with a full mask."""
+    return replace(run, layers=tuple(replace(layer, mask="full") for layer in run.layers))
+
+
+def with_network_of(run: RowRun, profile: str, ranks_per_node: int = 8) -> RowRun:
+    """The same on nodes of another profile."""
+    gpus = run.machine.topology.world_size
+    other = machine_for(profile, gpus, gpus // ranks_per_node)
+    machine = replace(run.machine, topology=other.topology, comm_library=other.comm_library)
+    return replace(run, machine=machine)
+
+
+def without_merges(run: RowRun) -> RowRun:
+    """Partial results are merged in no time."""
+    machine = with_runtime(run.machine, replace(run.machine.runtime, passes=NO_PASSES))
+    return replace(run, machine=machine)

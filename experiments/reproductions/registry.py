@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from experiments.reproductions import libraries
 from experiments.reproductions.reproduction import Reproduction
 
 NAMES = (
@@ -13,7 +14,10 @@ NAMES = (
 
 
 def reproduction(name: str) -> Reproduction:
-    """The reproduction in the folder of this name."""
-    found = import_module(f"experiments.reproductions.{name}.result").REPRODUCTION
-    assert isinstance(found, Reproduction)
-    return found
+    """The reproduction with this name: one of `libraries`, or that of the module ``result`` in its folder."""
+    for published in libraries.REPRODUCTIONS:
+        if published.name == name:
+            return published
+    published = import_module(f"experiments.reproductions.{name}.result").REPRODUCTION
+    assert isinstance(published, Reproduction)
+    return published

@@ -22,9 +22,9 @@ Published results beside predictions, to which nothing was tuned. Each has a fol
 what was tried where they differ; `python -m experiments.reproductions NAME` makes one of them again, and `all` \
 everything with this page.
 
-A prediction has an interval, 5 to 95 % ([decision 23](../../docs/decisions/0023-intervals.md)), made without errors \
-of the source that it is held against. Where few machines were measured it is wide, so the median error stands beside \
-the share inside."""
+A prediction has an interval, 5 to 95 % ([decision 23](../../docs/why/predictions.md#23-intervals)), made without \
+errors of the source that it is held against. Where few machines were measured it is wide, so the median error \
+stands beside the share inside."""
 
 
 def write(reproduction: Reproduction, found: Found, folder: Path = FOLDER) -> None:

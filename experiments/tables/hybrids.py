@@ -26,8 +26,8 @@ from experiments.common import Record, markdown_table, write_record
 from experiments.train_gpt.__main__ import WARM_UP
 from experiments.train_gpt.options import Recipe, RunOptions
 from tasp_lab.core.choices import Decay
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 from tasp_lab.schedules.registry import LINEAR
 
 RANKS = 4

@@ -19,7 +19,8 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology
-from tasp_lab.validation.validate import Run, default_scale
+from tasp_lab.validation.fabrics import default_scale
+from tasp_lab.validation.validate import Run
 
 NO_COMPUTE = 1e30
 """FLOP/s at which kernel calls take no time."""

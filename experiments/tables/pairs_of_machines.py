@@ -26,8 +26,8 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 
 RESULTS = Path(__file__).parents[1] / "results" / "pairs_of_machines.md"
 SIZES = {"up to 64 KiB": (0, 2**16), "to 8 MiB": (2**16, 2**23), "to 128 MiB": (2**23, 2**27), "above": (2**27, 2**40)}

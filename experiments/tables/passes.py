@@ -22,7 +22,8 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.schedules.attention.backward import Dataflow
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.validation.validate import Run, default_scale
+from tasp_lab.validation.fabrics import default_scale
+from tasp_lab.validation.validate import Run
 from tasp_lab.workload.layer import Workload
 
 LAYER = Workload(sequence=8 * 7 * 2 * 36, heads=4, kv_heads=2, head_dim=128, dtype="bf16", mask="causal")

@@ -11,7 +11,7 @@ from pathlib import Path
 from tasp_lab import load_machine, load_model, predict_step
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.step_results import StepPrediction
-from tasp_lab.topology.parts import induced
+from tasp_lab.topology.derived import induced
 from tasp_lab.workload.models.parameters import active_parameters
 
 FOLDER = Path(__file__).parents[1] / "published" / "whole_steps"

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from experiments.common import Record, markdown_table, write_record
 from tasp_lab import Workload, compare
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine

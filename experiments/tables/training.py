@@ -25,18 +25,17 @@ from experiments.common import markdown_table, write_record
 from experiments.train_gpt.options import Recipe
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
-from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks
-from runtime.protocol.rank_setup import RankLocation
+from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.validation.validate import default_scale
+from tasp_lab.validation.fabrics import default_scale
 
 RECIPE = Recipe(seq=2048, batch=2)
 WORLD_SIZES = (4, 8)
@@ -168,7 +167,7 @@ def _train_on_fabric(locations: Sequence[RankLocation], schedule: str) -> dict[s
 
 def _be_rank(rank: int, world_size: int, schedule: str, folder: str, place: RankLocation) -> None:
     """Run a rank of the example in its namespaces, which a process must join while single-threaded."""
-    from runtime.linux.namespaces import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
+    from runtime.linux import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
 
     if place.user_namespace >= 0:
         join_namespace(place.user_namespace, CLONE_NEWUSER)

@@ -22,7 +22,7 @@ from experiments.train_gpt.train import Step, train
 from runtime.ranks.torchrun import join
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import TaspLabError
-from tasp_lab.core.leaving import at_once, leave, leaves_at_once
+from tasp_lab.core.process import at_once, leave, leaves_at_once
 from tasp_lab.core.progress import on_one_line, print_line
 
 WARM_UP = 2

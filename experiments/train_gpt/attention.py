@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import register_multi_grad_hook
 
 import runtime
-from runtime.executor.transports import Group
+from runtime.executor.messages import Group
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 Tensor = torch.Tensor

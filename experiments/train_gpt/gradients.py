@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from runtime.executor.transports import LostPeer, call_peers
+from runtime.executor.messages import LostPeer, call_peers
 from tasp_lab.core.errors import RunError
 
 

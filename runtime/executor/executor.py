@@ -3,7 +3,7 @@
 All copies of a rank lie in one contiguous memory (see `tasp_lab.schedule.buffer_layout`), except those of bound kinds;
 after an AllGather it holds the gathered result. Steps are executed by `runtime.executor.per_lane` or
 `runtime.executor.per_step`, which wait for exactly what `tasp_lab.schedule.dependencies` says. Parts of sums are joined
-as their kind says (`runtime.executor.joins`).
+as their kind says (`runtime.executor.copies`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import torch
 
 from runtime.executor.copies import Copies, Work
 from runtime.executor.message_io import MessageIO, Progress, Strategy, no_progress
+from runtime.executor.messages import Transport
 from runtime.executor.per_lane import PerLane
-from runtime.executor.per_step import PerStep
+from runtime.executor.per_step import PerStep, step_plan
 from runtime.executor.plans import Plan, plan_of
-from runtime.executor.step_plans import step_plan
 from runtime.executor.streams import Streams, streams_for
-from runtime.executor.transports import Transport
 from runtime.executor.views import Views
-from runtime.linux.host import BusyShare, clock_name
+from runtime.linux import BusyShare, clock_name
 from runtime.protocol.records import RankRecord
 from tasp_lab.core.errors import RunError
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import CallRow, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 

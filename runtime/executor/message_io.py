@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from runtime.executor.copies import Copies
+from runtime.executor.messages import LostPeer, Message, Transport, Wait
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import HostStreams, Mark, Streams
-from runtime.executor.transports import LostPeer, Message, Transport, Wait
 from runtime.protocol.heartbeat import WORKING
 from runtime.protocol.records import Computed, Received, Sent
 from tasp_lab.core.errors import RunError

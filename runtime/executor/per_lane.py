@@ -11,6 +11,7 @@ What a message or a call of one step waits for belongs to earlier steps of any r
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from collections import deque
@@ -22,9 +23,8 @@ from typing import NamedTuple
 import torch
 
 from runtime.executor.message_io import MessageIO
+from runtime.executor.messages import Wait
 from runtime.executor.plans import Plan, PlannedMessage
-from runtime.executor.threads import run_beside
-from runtime.executor.transports import Wait
 
 Wake = queue.SimpleQueue[None]
 """Wakes a thread that sleeps until its next message is posted, or its next call may be made."""
@@ -73,7 +73,7 @@ def _threads(plan: Plan, awaited: Sequence[PlannedMessage]) -> tuple[tuple[int, 
 class PerLane:
     """One thread per lane waits for arrivals; each arrival may release messages and kernel calls of any lane.
 
-    If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`transports.Wait`).
+    If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`messages.Wait`).
     """
 
     def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int) -> None:
@@ -271,3 +271,32 @@ def _in_modes(inference: bool, gradients: bool) -> AbstractContextManager[None]:
     """A context in these modes; to set them takes as long as a message, so nothing is set that is so already."""
     is_so = _modes() == (inference, gradients)
     return contextlib.nullcontext() if is_so else _changed_modes(inference, gradients)
+
+
+# Threads that are kept for the next run: to start one takes as long as a step.
+
+
+Task = Callable[[], None]
+
+_IDLE: list[queue.SimpleQueue[Task]] = []
+"""The tasks of threads that have none."""
+
+os.register_at_fork(after_in_child=_IDLE.clear)  # threads do not survive a fork
+
+
+def run_beside(task: Task) -> None:
+    """Run a task, which must not raise, in a thread that does not keep the process alive."""
+    try:
+        tasks = _IDLE.pop()
+    except IndexError:
+        tasks = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(tasks,), daemon=True).start()
+    tasks.put(task)
+
+
+def _work(tasks: queue.SimpleQueue[Task]) -> None:
+    while True:
+        task = tasks.get()
+        task()
+        del task  # it refers to the memory of a run
+        _IDLE.append(tasks)

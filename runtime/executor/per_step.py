@@ -2,24 +2,28 @@
 
 The messages of a step are posted together, those of each channel as one batch, when all that they wait for has
 happened. Its kernel calls are made while its messages are in flight. On a GPU nothing is waited for by the host: what
-happens is queued on streams, one per channel and one per lane of calls, which wait for each other (`step_plans`). On a
+happens is queued on streams, one per channel and one per lane of calls, which wait for each other (`step_plan`). On a
 host all is done by the calling thread, lane after lane.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from runtime.executor.message_io import MessageIO
-from runtime.executor.plans import PlannedMessage
-from runtime.executor.step_plans import CALLS, COMPUTING, FINISHES, POST, RECEIVES, Batch, StepPlan
+from runtime.executor.messages import Wait
+from runtime.executor.plans import Plan, PlannedMessage
 from runtime.executor.streams import Mark
-from runtime.executor.transports import Wait
-from tasp_lab.schedule.rank_part import CallRow
+from tasp_lab.schedule.dependencies import RESIDENT
+from tasp_lab.schedule.rank_part import CallRow, Join
 
 
 class PerStep:
-    """Posts the receives and sends of a step together. Waits are kept until the next run (`transports.Wait`)."""
+    """Posts the receives and sends of a step together. Waits are kept until the next run (`messages.Wait`)."""
 
     def __init__(self, message_io: MessageIO, plan: StepPlan) -> None:
         self._message_io, self._plan = message_io, plan
@@ -80,3 +84,241 @@ class PerStep:
         mark = self._marks[number]
         assert mark is not None, "marks are set before they are waited for"
         self._streams.wait(mark)
+
+
+# What the per-step executor does, in which stream and in which order, prepared once per rank's part.
+#
+# Each channel of messages (`tasp_lab.schedule.dependencies`) has a communication stream, and each lane of calls has a
+# stream. What a message, a join or a call waits for is reached in the stream to which it belongs; another stream then
+# waits for a mark in that stream. So a stream waits only for what its own operations need, and channels do not wait
+# for each other.
+#
+# Batches are issued in the order of steps and channels, the same at all ranks, as NCCL asks for where several
+# communicators are used. What a batch waits for was issued before it, so neither a device that runs one batch at a
+# time nor one that begins them in this order gets a deadlock.
+
+
+POST, RECEIVE, FINISH, JOIN, CALLS, MARK, AFTER = range(7)
+"""Post a batch, wait until a message has arrived or been sent, join, make calls, set a mark, wait for a mark."""
+
+RECEIVES, FINISHES = 7, 8
+"""As `RECEIVE` and `FINISH`, of several messages in a row."""
+
+COMPUTING = -1
+"""The stream of kernel calls on lane 0; lane k has ``COMPUTING - k``. Communication has the numbers of channels."""
+
+
+class Batch(NamedTuple):
+    """The messages of a channel that are posted together, and their nodes."""
+
+    channel: int
+    receives: tuple[PlannedMessage, ...]
+    sends: tuple[PlannedMessage, ...]
+    nodes: tuple[int, ...]
+
+
+Action = tuple[int, Batch | PlannedMessage | Join | tuple[CallRow, ...] | int]
+"""One of the actions above and what it is done with; marks are numbered."""
+
+
+class StepPlan(NamedTuple):
+    """Runs of actions, each in one stream, in the order in which they are issued; and the number of marks.
+
+    `on_host` are the actions of a host, which has no streams: no marks, and messages in a row are waited for together.
+    """
+
+    runs: tuple[tuple[int, tuple[Action, ...]], ...]
+    marks: int
+    on_host: tuple[tuple[int, Any], ...]
+
+
+@lru_cache(maxsize=16)
+def step_plan(plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool = False) -> StepPlan:
+    """The plan of a rank; `channels` is the channel of each lane.
+
+    `every_step`: a batch is posted in every step, also without messages. `prompt`: what nothing waits for is received
+    once the next batch of its channel is posted, not at the end, so that its time is known. As the batches of a channel
+    run one after another, that delays none of them where the host goes on.
+    """
+    return _StepPlan(plan, steps, channels, every_step, prompt).found
+
+
+class _StepPlan:
+    """A plan as it is made, by walking the steps once in the order in which the host issues.
+
+    Rank 0 of 3 in ring attention, with one channel (stream 0) and one lane of calls (stream -1)::
+
+        stream  0   POST (receive block 2, send block 0)
+        stream -1   CALLS on its own keys, block 0, while the batch is in flight
+        stream  0   RECEIVE block 2, POST (receive block 1, send block 2), MARK 1
+        stream -1   AFTER 1, CALLS on block 2
+        stream  0   RECEIVE block 1, MARK 3
+        stream -1   AFTER 3, CALLS on block 1
+        stream  0   FINISH the sends of blocks 0 and 2
+
+    Every CALLS is followed by a mark, too; those for which no stream waits, here 0, 2 and 4, are dropped at the end.
+    """
+
+    def __init__(self, plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool) -> None:
+        self._plan, self._channels = plan, channels
+        self._actions: list[tuple[int, Action]] = []
+        self._home: dict[int, int] = {}
+        self._marks = 0
+        self._marked: dict[int, tuple[int, int]] = {}  # the last mark of each stream, and after how many actions
+        self._count: defaultdict[int, int] = defaultdict(int)
+        self._waited: set[tuple[int, int]] = set()  # streams and marks that they wait for
+        self._ended: dict[int, int] = {}  # marks after calls, by node
+        self._changed: dict[int, tuple[int, int | None]] = {}  # by block: the stream of its last change, a mark after
+        batches, calls = _batches(plan, steps, channels, every_step), _calls(plan, steps)
+        before: dict[int, tuple[PlannedMessage, ...]] = {}  # by channel: what the last batch receives
+        for step in range(steps):
+            for batch in batches[step]:
+                for message in (*batch.sends, *batch.receives):
+                    self._need(batch.channel, plan.waits[message.node])
+            for batch in batches[step]:
+                self._do(batch.channel, (POST, batch))
+                for message in before.pop(batch.channel, ()):
+                    self._reach(message.node, 0)
+                if prompt:
+                    before[batch.channel] = batch.receives
+            for lane, of_lane in sorted(calls[step].items()):
+                self._call(COMPUTING - lane, of_lane)
+        for message in plan.receives:
+            self._reach(message.node, 0)
+        for node in range(plan.first_join, len(plan.waits)):
+            self._reach(node, 0)
+        for message in plan.sends:
+            self._reach(message.node, 0)
+        awaited = {mark for _, mark in self._waited}
+        needed = [each for each in self._actions if each[1][0] != MARK or each[1][1] in awaited]
+        self.found = StepPlan(_in_runs(needed), self._marks, _on_host(action for _, action in needed))
+
+    def _do(self, stream: int, action: Action) -> None:
+        self._actions.append((stream, action))
+        self._count[stream] += 1
+
+    def _call(self, stream: int, calls: Sequence[tuple[int, CallRow]]) -> None:
+        changed = [place.block for _, row in calls for place in row.adds if place.since == RESIDENT]
+        for node, _ in calls:
+            self._need(stream, self._plan.waits[node])
+        self._change(stream, changed)
+        self._do(stream, (CALLS, tuple(row for _, row in calls)))
+        ended = self._mark(stream)
+        self._ended |= {node: ended for node, _ in calls}
+        self._home |= {node: stream for node, _ in calls}
+        self._changed |= dict.fromkeys(changed, (stream, ended))
+
+    def _need(self, stream: int, nodes: Iterable[int]) -> None:
+        """Make a stream wait until nodes have happened: for calls of theirs, else for all that is in their streams."""
+        homes = {node: self._reach(node, stream) for node in nodes}
+        for mark in sorted({self._ended[node] for node in homes if node in self._ended and homes[node] != stream}):
+            self._wait(stream, mark)
+        for home in sorted({home for node, home in homes.items() if home is not None and node not in self._ended}):
+            if home != stream:
+                self._wait(stream, self._mark(home))
+
+    def _mark(self, stream: int) -> int:
+        """A mark after all that is in a stream so far."""
+        if stream in self._marked and self._marked[stream][1] == self._count[stream]:
+            return self._marked[stream][0]
+        self._do(stream, (MARK, self._marks))
+        self._marked[stream] = self._marks, self._count[stream]
+        self._marks += 1
+        return self._marks - 1
+
+    def _wait(self, stream: int, mark: int) -> None:
+        if (stream, mark) not in self._waited:
+            self._waited.add((stream, mark))
+            self._do(stream, (AFTER, mark))
+
+    def _reach(self, node: int, asking: int) -> int | None:
+        """Let a node happen, if it has not: wait for a message, or join; returns the stream in which it has.
+
+        The release of a buffer has no stream: it happens in all streams of what it waits for, which is then needed by
+        the asking stream.
+        """
+        plan = self._plan
+        if node in self._home:
+            return self._home[node]
+        if node < plan.first_call:
+            sends = node < plan.first_receive
+            message = plan.sends[node] if sends else plan.receives[node - plan.first_receive]
+            home = self._channels[message.lane]
+            self._home[node] = home
+            self._do(home, (FINISH if sends else RECEIVE, message))
+            return home
+        if node < plan.first_join:
+            assert node >= plan.first_buffer, "calls are made before what waits for them"
+            self._need(asking, plan.waits[node])
+            return None
+        return self._join(node, asking)
+
+    def _join(self, node: int, asking: int) -> int:
+        plan, join = self._plan, self._plan.joins[node - self._plan.first_join]
+        arrivals = [before for before in plan.waits[node] if plan.first_receive <= before < plan.first_call]
+        channels = [self._channels[plan.receives[each - plan.first_receive].lane] for each in arrivals]
+        home = channels[0] if channels else max(asking, 0)
+        self._home[node] = home
+        self._need(home, plan.waits[node])
+        if join.place.since == RESIDENT:
+            self._change(home, [join.place.block])
+        self._do(home, (JOIN, join))
+        return home
+
+    def _change(self, stream: int, blocks: Iterable[int]) -> None:
+        """Make changes of resident copies follow one another."""
+        for block in blocks:
+            before, mark = self._changed.get(block, (stream, None))
+            if before != stream:
+                self._wait(stream, self._mark(before) if mark is None else mark)
+            self._changed[block] = stream, None
+
+
+def _batches(plan: Plan, steps: int, channels: Sequence[int], every_step: bool) -> list[list[Batch]]:
+    """The batches of each step, in the order of channels."""
+    count = max(channels, default=0) + 1
+    receives, sends = ([[[] for _ in range(count)] for _ in range(steps)] for _ in range(2))  # type: ignore[var-annotated]
+    for found, messages in ((receives, plan.receives), (sends, plan.sends)):
+        for message in messages:
+            found[message.step][channels[message.lane]].append(message)
+    return [
+        [
+            _batch(channel, receives[step][channel], sends[step][channel])
+            for channel in range(count)
+            if every_step or receives[step][channel] or sends[step][channel]
+        ]
+        for step in range(steps)
+    ]
+
+
+def _batch(channel: int, receives: Sequence[PlannedMessage], sends: Sequence[PlannedMessage]) -> Batch:
+    return Batch(channel, tuple(receives), tuple(sends), tuple(each.node for each in (*receives, *sends)))
+
+
+def _calls(plan: Plan, steps: int) -> list[dict[int, list[tuple[int, CallRow]]]]:
+    """The calls of each step by lane, with their nodes."""
+    found: list[dict[int, list[tuple[int, CallRow]]]] = [{} for _ in range(steps)]
+    for node, row in enumerate(plan.calls, plan.first_call):
+        found[row.step].setdefault(row.lane, []).append((node, row))
+    return found
+
+
+def _in_runs(actions: Sequence[tuple[int, Action]]) -> tuple[tuple[int, tuple[Action, ...]], ...]:
+    runs: list[tuple[int, list[Action]]] = []
+    for stream, action in actions:
+        if not runs or runs[-1][0] != stream:
+            runs.append((stream, []))
+        runs[-1][1].append(action)
+    return tuple((stream, tuple(found)) for stream, found in runs)
+
+
+def _on_host(actions: Iterable[Action]) -> tuple[tuple[int, Any], ...]:
+    several = {RECEIVE: RECEIVES, FINISH: FINISHES}
+    rows = groupby((action for action in actions if action[0] not in (MARK, AFTER)), key=lambda action: action[0])
+    found: list[tuple[int, Any]] = []
+    for kind, of_kind in rows:
+        if kind in several:
+            found.append((several[kind], tuple(what for _, what in of_kind)))
+        else:
+            found += of_kind
+    return tuple(found)

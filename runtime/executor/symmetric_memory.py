@@ -26,8 +26,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from runtime.executor.messages import Group, Message, Wait
 from runtime.executor.streams import Streams
-from runtime.executor.transports import Group, Message, Wait
 from tasp_lab.core.errors import RunError, first_line
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import RankPart, rank_part

@@ -3,29 +3,28 @@
 A `Transport` posts messages and returns a wait for each. The executor is driven by three of its properties:
 `receives_ahead` is the number of steps by which receives may be posted early; with `whole_steps` every rank must
 post the receives and then the sends of a step together, and with `channels` those of each channel of a step
-(`tasp_lab.schedule.channels`), where it has messages. Messages of up to `short_bytes` may be posted by steps, too.
+(`tasp_lab.schedule.dependencies`), where it has messages. Messages of up to `short_bytes` may be posted by steps, too.
 """
 
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
 
-from runtime.executor import kept_memory
+from runtime.executor.messages import Group, LostPeer, Message, Transport, Wait, call_peers, is_lost_peer, reason_of
 from runtime.executor.streams import Streams
-from tasp_lab.core.errors import RunError, first_line
+from runtime.executor.symmetric_memory import symmetric_memory_of
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import RankPart
 from tasp_lab.schedule.schedule import Schedule
-
-Result = TypeVar("Result")
 
 AGREEMENT_TAG = 1 << 30
 """The tag of messages by which ranks agree before data move; those of data are smaller."""
@@ -34,110 +33,54 @@ _CALLS, _FIRST_BIT = 1024, 20
 """How many calls in a row have different tags, and above how many bits of the tag of a message."""
 
 
-@dataclass(eq=False, slots=True)
-class Message:
-    """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks.
+# Memories of runs on a GPU, kept for later runs of the same size.
+#
+# torch notes for the whole memory that NCCL's stream uses it (`record_stream`), so a memory that is freed is reused
+# only when the GPU has come so far. The host runs ahead of it in a backward pass, and the memories of many layers
+# would be allocated (https://github.com/pytorch/pytorch/issues/132292). A memory that is kept needs no such care: at
+# the end of a run the current stream waits for all others, and the next run begins in the same stream.
 
-    A message is kept for later runs over the same transport, which may add what it has `prepared` for it.
-    """
+MAX_KEPT = 4
+"""Sizes of which a memory is kept: those of both passes of two layers of different shapes."""
 
-    peer: int
-    tag: int
-    data: torch.Tensor
-    channel: int = 0
-    prepared: Any = None
+_Key = tuple[int, int, int]
+"""Size in bytes, number of the GPU, and its current stream."""
 
-
-Group = dist.ProcessGroup | None
-"""A process group; None is the group of all ranks. Peers are ranks within it."""
-
-Wait = Callable[[], None]
-"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer`.
-
-Executors keep waits until the next run. They hold the works of torch, and to free one of gloo's right after it has
-ended contends with gloo's own thread for its lock: a message then costs twice the processor time.
-"""
+_kept: OrderedDict[_Key, torch.Tensor] = OrderedDict()
 
 
-class LostPeer(Exception):  # noqa: N818
-    """A call of `torch.distributed` failed because a peer is lost, or does not answer in time.
-
-    `number` is that of the message, among those that were to be posted together.
-    """
-
-    def __init__(self, reason: str, number: int = 0) -> None:
-        super().__init__(reason)
-        self.number = number
+def take_memory(size_bytes: int, device: torch.device) -> torch.Tensor:
+    """A memory of bytes, whose content is arbitrary, for work in the current stream."""
+    key = _key(size_bytes, device)
+    memory = None if key is None else _kept.pop(key, None)
+    return torch.empty(size_bytes, dtype=torch.uint8, device=device) if memory is None else memory
 
 
-def is_lost_peer(error: Exception, on_gpu: bool) -> bool:
-    """Whether an error that a call of `torch.distributed` has raised is that of a peer.
-
-    torch raises `DistError` for what NCCL and RCCL report; for gloo it raises a plain `RuntimeError`. Memory that is
-    exhausted and kernels that fail (`torch.OutOfMemoryError`, `torch.AcceleratorError`, on a GPU also a plain
-    `RuntimeError`) are errors of this rank.
-    """
-    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and not on_gpu)
-
-
-def call_peers(on_gpu: bool, function: Callable[..., Result], *arguments: object, **options: object) -> Result:
-    """The result of a call of `torch.distributed`. Raises `LostPeer` where `is_lost_peer`."""
-    try:
-        return function(*arguments, **options)
-    except RuntimeError as error:
-        if is_lost_peer(error, on_gpu):
-            raise LostPeer(reason_of(error)) from None
-        raise
+def give_back_memory(memory: torch.Tensor) -> None:
+    """Keep a memory, when all that reads or writes it is queued in the current stream."""
+    key = _key(memory.numel(), memory.device)
+    if key is not None:
+        _kept[key] = memory
+        while len(_kept) > MAX_KEPT:
+            _kept.popitem(last=False)
 
 
-def reason_of(error: Exception) -> str:
-    """The first line of an error, and what NCCL or RCCL says at the end of theirs.
-
-    >>> reason_of(ValueError("NCCL error in: x.cpp:94\\nncclInvalidUsage: ...\\nLast error:\\nDuplicate GPU detected"))
-    'NCCL error in: x.cpp:94: Duplicate GPU detected'
-    """
-    _, _, last = str(error).partition("Last error:")
-    return ": ".join([first_line(error), *last.split("\n")[1:2]])
-
-
-class Transport(Protocol):
-    """The transport interface of the executor. Both calls raise `LostPeer`."""
-
-    @property
-    def receives_ahead(self) -> int: ...
-    @property
-    def whole_steps(self) -> bool: ...
-    @property
-    def channels(self) -> bool: ...
-    @property
-    def short_bytes(self) -> int:
-        """Messages of this size and less take no longer than to hand over to another thread; 0 if there are none."""
-        ...
-
-    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
-        """The memory of a run, bytes of arbitrary content, for work in the current stream; a collective call."""
-        ...
-
-    def give_back(self, memory: torch.Tensor) -> None:
-        """End the use of a memory, when all that reads or writes it is queued in the current stream."""
-        ...
-
-    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
-        """Make what each channel needs; a collective call, made before the messages of a run, which has a memory."""
-        ...
-
-    def receive(self, messages: Sequence[Message]) -> list[Wait]: ...
-    def send(self, messages: Sequence[Message]) -> list[Wait]: ...
+def _key(size_bytes: int, device: torch.device) -> _Key | None:
+    """None on a host, where memory is free as soon as it is no longer used."""
+    if device.type != "cuda" or not size_bytes:
+        return None
+    stream = torch.cuda.current_stream(device)
+    return size_bytes, stream.device_index, stream.cuda_stream
 
 
 class OrdinaryMemory:
     """The memory of runs of a transport to which it does not matter where that lies."""
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
-        return kept_memory.take(part.memory_bytes, device)
+        return take_memory(part.memory_bytes, device)
 
     def give_back(self, memory: torch.Tensor) -> None:
-        kept_memory.give_back(memory)
+        give_back_memory(memory)
 
 
 class PointToPoint(OrdinaryMemory):
@@ -410,17 +353,11 @@ def wait_for(work: dist.Work, timeout: timedelta | None) -> None:
         raise
 
 
-def _symmetric_memory(timeout_s: float, group: Group, device: torch.device) -> Transport:
-    from runtime.executor.symmetric_memory import symmetric_memory_of  # it is a transport, so it imports this module
-
-    return symmetric_memory_of(timeout_s, group, device)
-
-
 TRANSPORTS: dict[str, Callable[[float, Group, torch.device], Transport]] = {
     "p2p": PointToPoint,
     "batched": Batched,
     "all-to-all": AllToAll,
-    "symmetric-memory": _symmetric_memory,
+    "symmetric-memory": symmetric_memory_of,
 }
 """Transports by name; each is constructed with a timeout in seconds, a process group and the device of the blocks."""
 

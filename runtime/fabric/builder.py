@@ -17,7 +17,7 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from runtime.linux.namespaces import CLONE_NEWNET, enter_user_namespace, unshare
+from runtime.linux import CLONE_NEWNET, enter_user_namespace, unshare
 
 DESCRIPTORS_PER_MESSAGE = 200
 """The kernel passes at most 253 descriptors in one message."""

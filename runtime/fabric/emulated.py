@@ -33,7 +33,7 @@ from typing import Any
 
 import networkx as nx
 
-from runtime.protocol.rank_setup import RankLocation, our_module
+from runtime.protocol.jobs import RankLocation, our_module
 from tasp_lab.core.errors import FabricError
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology, Vertex

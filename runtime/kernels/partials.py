@@ -1,6 +1,6 @@
 """Partial results and gradients of attention over a subset of keys, and the application of band masks.
 
-Partial results over disjoint keys are merged exactly by their log-sum-exp (`runtime.kernels.lse_merge`).
+Partial results over disjoint keys are merged exactly by their log-sum-exp (`merge`).
 Gradients are additive: given the result and the log-sum-exp over all keys, the contributions of all query-key pairs are
 summed.
 
@@ -14,11 +14,100 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from runtime.kernels.bands import EMPTY, Band, trim
-
 Tensor = torch.Tensor
+
+
+# Band masks: query row i attends to key row j iff ``low <= i - j <= high``.
+#
+# `trim` removes fully masked rows and keys. Most of the remaining masks are full or causal; in the others every row
+# and every column intersects the band.
+
+
+class Band(NamedTuple):
+    """A band trimmed to the rows and keys that are not fully masked, and the limits of i - j relative to them.
+
+    The limits are no wider than the rectangle: ``low >= 1 - keys`` and ``high <= queries - 1``.
+    """
+
+    first_query: int
+    queries: int
+    first_key: int
+    keys: int
+    low: int
+    high: int
+
+    @property
+    def unmasked(self) -> bool:
+        """Whether every row attends to every key."""
+        return self.low <= 1 - self.keys and self.high >= self.queries - 1
+
+    @property
+    def causal(self) -> bool:
+        """Whether row i attends to exactly the keys 0 .. i, counted from the top left, and some key is masked."""
+        return self.low == 0 and self.high >= self.queries - 1 and not self.unmasked
+
+
+EMPTY = Band(0, 0, 0, 0, 0, 0)
+"""The band of a mask without any key."""
+
+
+def trim(queries: int, keys: int, low: int, high: int) -> Band:
+    """Drop fully masked rows and keys, which are at the ends since the mask is a band.
+
+    A striped block, whose row i attends to the keys before i, is causal without its first row and last key:
+
+    >>> band = trim(4, 4, low=1, high=3)
+    >>> band, band.causal
+    (Band(first_query=1, queries=3, first_key=0, keys=3, low=0, high=2), True)
+    >>> trim(4, 4, low=-9, high=9).unmasked, trim(4, 4, low=4, high=9) == EMPTY
+    (True, True)
+    """
+    first_query, end_query = max(0, low), min(queries, keys + high)
+    first_key, end_key = max(0, -high), min(keys, queries - low)
+    queries, keys, shift = end_query - first_query, end_key - first_key, first_query - first_key
+    if low > high or queries <= 0 or keys <= 0:
+        return EMPTY
+    return Band(first_query, queries, first_key, keys, max(low - shift, 1 - keys), min(high - shift, queries - 1))
+
+
+def window(band: Band) -> tuple[int, int]:
+    """The band as flash-attn's window, aligned to the bottom right: keys to the left and right of row i; -1: no limit.
+
+    The last row is aligned with the last key. In a trimmed band it attends to that key, so no limit is negative.
+
+    >>> window(trim(2, 5, low=-3, high=1)), window(trim(4, 4, low=0, high=2))
+    ((-1, 0), (2, 0))
+    """
+    offset = band.keys - band.queries
+    left = -1 if band.high >= band.queries - 1 else band.high + offset
+    right = -1 if band.low <= 1 - band.keys else -band.low - offset
+    return left, right
+
+
+def boolean_mask(band: Band, device: torch.device) -> torch.Tensor:
+    """Bool [queries, keys], True where the key is masked.
+
+    >>> boolean_mask(trim(2, 2, low=0, high=1), torch.device("cpu")).tolist()
+    [[False, True], [False, False]]
+    """
+    return _inside(band, band.keys, torch.bool, device).logical_not_()
+
+
+def additive_mask(band: Band, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[queries, keys], 0 inside the band and -inf elsewhere; the row stride is a multiple of 8, as GPU operators need.
+
+    >>> additive_mask(trim(2, 2, low=0, high=1), torch.float32, torch.device("cpu")).tolist()
+    [[0.0, -inf], [0.0, 0.0]]
+    """
+    return _inside(band, -(-band.keys // 8) * 8, dtype, device).log_()[:, : band.keys]
+
+
+def _inside(band: Band, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.ones(band.queries, columns, dtype=dtype, device=device).tril_(-band.low).triu_(-band.high)
+
 
 ROWS_AT_ONCE = 512
 """Query rows per mask or matrix of scores; small enough that a narrow band is not computed as a full square."""
@@ -175,3 +264,78 @@ def is_aligned(x: Tensor) -> bool:
 def heads_first(*tensors: Tensor) -> list[Tensor]:
     """[batch, rows, heads, ...] as [batch, heads, rows, ...] and back."""
     return [x.transpose(1, 2) for x in tensors]
+
+
+# Merging of partial attention results over disjoint sets of keys by their log-sum-exp (lse).
+#
+# Each partial result is weighted by its share of the sum of exponentials::
+#
+#     lse' = logaddexp(lse, lse_b)
+#     out' = out * exp(lse - lse') + out_b * exp(lse_b - lse')
+#
+# as in online softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The result does not
+# depend on the order and grouping of the keys, up to rounding.
+
+
+class Accumulator:
+    """The running result of one rank: out [batch, queries, heads, head_dim], lse [batch, queries, heads].
+
+    Rows without any key have out 0 and lse -inf. A partial row with lse -inf has weight 0, whatever its out.
+
+    >>> total = Accumulator(1, 2, 1, 1, torch.device("cpu"))
+    >>> one = Partial(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1))
+    >>> total.add(1, one)
+    >>> total.add(1, Partial(3 * one.out, one.lse))
+    >>> [x.flatten().tolist() for x in total.result(torch.float32)]
+    [[0.0, 2.0], [-inf, 0.6931471824645996]]
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        queries: int,
+        heads: int,
+        head_dim: int,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._out = torch.zeros(batch, queries, heads, head_dim, dtype=dtype, device=device)
+        self._lse = torch.full((batch, queries, heads), -math.inf, dtype=dtype, device=device)
+        self._written = np.zeros(queries, dtype=bool)
+
+    def add(self, first: int, partial: Partial) -> None:
+        """Merge a partial for the query rows from `first` on, in place; the first partial of a row is copied."""
+        end = first + partial.out.shape[1]
+        out, lse = self._out[:, first:end], self._lse[:, first:end]
+        if self._written[first:end].any():
+            merge(out, lse, partial)
+        else:
+            copy(out, lse, partial)
+        self._written[first:end] = True
+
+    def result(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows so far: out in this dtype (the accumulator's own tensor if that is its dtype) and lse."""
+        return self._out.to(dtype), self._lse
+
+
+def copy(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
+    """Copy a partial, whose rows of weight 0 may have any out."""
+    out.copy_(_masked(other))
+    lse.copy_(other.lse)
+
+
+def merge(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
+    """Merge in place. The NaN of -inf - -inf must become weight 0 on both sides; the NaN of inf - inf must remain."""
+    total = torch.logaddexp(lse, other.lse).to(lse.dtype)
+    weight = (lse - total).exp_().masked_fill_(lse == -math.inf, 0)
+    other_weight = (other.lse - total).exp_().masked_fill_(other.lse == -math.inf, 0)
+    out.mul_(weight[..., None]).addcmul_(_masked(other), other_weight[..., None])
+    lse.copy_(total)
+
+
+def _masked(partial: Partial) -> torch.Tensor:
+    """Out with 0 in the rows of weight 0; on a GPU always a copy, since a check would synchronise the stream."""
+    nothing = partial.lse == -math.inf
+    if nothing.is_cpu and not (nothing.any() and partial.out[nothing].any()):
+        return partial.out
+    return partial.out.masked_fill(nothing[..., None], 0)

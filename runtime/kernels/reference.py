@@ -17,11 +17,12 @@ import math
 
 import torch
 
-from runtime.kernels.bands import Band, boolean_mask
 from runtime.kernels.partials import (
+    Band,
     Gradients,
     Partial,
     Rows,
+    boolean_mask,
     by_rows,
     gradients_by_rows,
     gradients_over_band,

@@ -1,11 +1,11 @@
 """Attention kernels by name: attention of some query rows to some key rows, forward and backward.
 
 The forward pass returns a `Partial` with the log-sum-exp of the scores, so that ranks can attend to blocks in any
-order (`runtime.kernels.lse_merge`). The backward pass returns `Gradients`, which are summed.
+order (`runtime.kernels.partials`). The backward pass returns `Gradients`, which are summed.
 
 Shapes: q is [batch, queries, heads, head_dim], k and v are [batch, keys, kv_heads, head_dim]; query head h uses KV
 head h // (heads // kv_heads). Strides are arbitrary. The mask is a band: query row i attends to key row j iff
-``low <= i - j <= high`` (`runtime.kernels.bands`).
+``low <= i - j <= high`` (`runtime.kernels.partials`).
 
 In the forward pass a row depends only on its unmasked keys: NaN and infinity in other keys do not affect it. If an
 unmasked key yields NaN or a score of +inf, the row is NaN, as in softmax. A row without unmasked keys, or with scores
@@ -20,11 +20,10 @@ from typing import Protocol
 
 import torch
 
-from runtime.kernels.flash_attention import FlashAttention
-from runtime.kernels.flash_attention_3 import FlashAttention3
+from runtime.kernels.flash_attention import FlashAttention, FlashAttention3
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.reference import Reference
-from runtime.kernels.sdpa_cpu import ScaledDotProduct
+from runtime.kernels.sdpa import ScaledDotProduct
 from tasp_lab.core.errors import RunError
 
 __all__ = ["KERNELS", "Gradients", "Kernel", "Partial", "choose_kernel"]

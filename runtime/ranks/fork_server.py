@@ -18,9 +18,9 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from runtime.linux.namespaces import CLONE_NEWNET, CLONE_NEWUSER, die_with_parent, join_namespace
+from runtime.linux import CLONE_NEWNET, CLONE_NEWUSER, die_with_parent, join_namespace
 from runtime.protocol.heartbeat import IDLE, WORKING, Heartbeat
-from runtime.protocol.rank_setup import RankSetup
+from runtime.protocol.jobs import RankSetup
 from runtime.ranks.run_job import perform
 from tasp_lab.core.errors import TaspLabError
 

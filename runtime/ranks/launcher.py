@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 
 from runtime.protocol.heartbeat import Heartbeat, Watchdog
-from runtime.protocol.jobs import Job, Result, Value
-from runtime.protocol.rank_setup import RankLocation, RankSetup, our_module
+from runtime.protocol.jobs import Job, RankLocation, RankSetup, Result, Value, our_module
 from tasp_lab.core.errors import RunError
 
 START_LIMIT_S = 120.0

@@ -4,7 +4,7 @@ The backend is NCCL (RCCL on AMD) if every rank of this node has its own GPU; al
 where nothing suggests that GPUs were meant, and where it is asked for.
 
 A rank that fails leaves its group as it is: `torch.distributed.destroy_process_group` waits for the other ranks, which
-wait for this one. Its error is printed, and `tasp_lab.core.leaving` ends the process.
+wait for this one. Its error is printed, and `tasp_lab.core.process` ends the process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from runtime.executor.transports import LAUNCH_ORDER, LostPeer, call_peers, gpu_libraries, reason_of
-from runtime.linux.gpus import has_gpus
+from runtime.executor.messages import Group, LostPeer, call_peers, reason_of
+from runtime.executor.transports import LAUNCH_ORDER, gpu_libraries
+from runtime.linux import has_gpus
 from runtime.protocol.jobs import Job, Result, Value
 from runtime.ranks.run_job import perform
-from tasp_lab.core import leaving
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError
+from tasp_lab.core.process import at_once
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
@@ -52,9 +53,13 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 class TorchrunRanks:
-    """The ranks of the process group; see `runtime.protocol.jobs.Ranks`. Results are gathered on every rank."""
+    """The ranks of the process group; see `runtime.protocol.jobs.Ranks`. Results are gathered on every rank.
 
-    def __init__(self) -> None:
+    Messages of schedules go through `group`, another one of all ranks, if there is one.
+    """
+
+    def __init__(self, group: Group = None) -> None:
+        self._group = group
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._on_gpu = dist.get_backend() == "nccl"
@@ -74,7 +79,7 @@ class TorchrunRanks:
 
     def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
         """Perform the job with all ranks. Raises `RunError` if a rank is lost or silent for `longest_silence_s`."""
-        own = perform(job, longest_silence_s, lambda peer: None)
+        own = perform(job, longest_silence_s, lambda peer: None, self._group)
         results: list[Result] = [None] * self.world_size
         try:
             call_peers(self._on_gpu, dist.all_gather_object, results, own)
@@ -116,7 +121,7 @@ def join(backend: BackendKind = "auto", gpu_machine: str | None = None) -> Itera
 
     Raises `RunError`, also where gloo would be used though GPUs were meant, on a host with GPUs or for a `gpu_machine`;
     with the `backend` ``gloo`` it is used. Where the context ends with an error, the group is not destroyed, and the
-    process is to end by `tasp_lab.core.leaving.leave`.
+    process is to end by `tasp_lab.core.process.leave`.
     """
     started_ranks()
     chosen = choose_backend(backend, gpu_machine)
@@ -127,7 +132,7 @@ def join(backend: BackendKind = "auto", gpu_machine: str | None = None) -> Itera
         dist.init_process_group(chosen, timeout=START_LIMIT, **(_nccl_options() if chosen == "nccl" else {}))
     except (RuntimeError, ValueError) as error:
         if chosen == "nccl":
-            leaving.at_once()  # what there is of the group may wait for other ranks
+            at_once()  # what there is of the group may wait for other ranks
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = reason_of(error)
         raise RunError(f"rank {os.environ['RANK']}: cannot join the process group at {where}: {reason}") from None
@@ -135,7 +140,7 @@ def join(backend: BackendKind = "auto", gpu_machine: str | None = None) -> Itera
         _set_limit(COLLECTIVE_LIMIT)
         yield TorchrunRanks()
     except BaseException:
-        leaving.at_once()
+        at_once()
         raise
     dist.destroy_process_group()
 

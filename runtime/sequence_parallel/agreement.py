@@ -38,16 +38,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
-from runtime.executor.transports import (
-    AGREEMENT_TAG,
-    Group,
-    LostPeer,
-    Message,
-    PointToPoint,
-    Wait,
-    beside,
-    call_peers,
-)
+from runtime.executor.messages import Group, LostPeer, Message, Wait, call_peers
+from runtime.executor.transports import AGREEMENT_TAG, PointToPoint, beside
 from tasp_lab.core.errors import RunError, TaspLabError, first_line
 
 _MAX_BYTES = 2048

@@ -20,32 +20,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from typing import TypedDict, Unpack
+from typing import ClassVar, TypedDict, Unpack
 
 import torch
-import torch.distributed as dist
 
-from runtime.executor.transports import Group, make_transport
+from runtime.executor.messages import Group
 from runtime.kernels.registry import choose_kernel
-from runtime.sequence_parallel.agreement import Call, Proposal
-from runtime.sequence_parallel.autograd import Plan, attend
-from runtime.sequence_parallel.call_inputs import (
+from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
-    built_together,
+    LayerCall,
+    attention_proposal,
+    call_layer,
     check_lengths,
-    check_member,
-    described_documents,
     described_layer,
-    known_to_all,
-    mesh,
+    documents_in,
+    lengths_of,
     passes_to_run,
     uncompiled,
-    whole_numbers,
     workload_of_shard,
 )
-from tasp_lab.core.errors import ScheduleError, TaspLabError, WorkloadError
+from runtime.sequence_parallel.layer import SoftmaxPasses
+from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -53,10 +51,10 @@ from tasp_lab.schedules.attention.task import KEYS, QUERIES, TENSORS, AttentionT
 from tasp_lab.schedules.build import attention_layout, attention_schedules, groups_on
 from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload, documents_of
+from tasp_lab.workload.layer import Workload
 
 
-class AttentionKeywords(TypedDict, total=False):
+class CallKeywords(TypedDict, total=False):
     """The keywords of `attention`; see `attention_with_lse`."""
 
     schedule: str | Schedule | Passes
@@ -74,7 +72,7 @@ class AttentionKeywords(TypedDict, total=False):
 
 
 @uncompiled
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[AttentionKeywords]) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[CallKeywords]) -> torch.Tensor:
     """The result of `attention_with_lse` alone: attention of this rank's queries to the keys of all ranks.
 
     Under torch.compile the call is a graph break: what is before and after it is compiled, it itself runs as it is.
@@ -106,7 +104,7 @@ def attention_with_lse(
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
     several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
     must want gradients, or none of them. Passes are not captured in CUDA graphs
-    (docs/decisions/0020-copy-engines-and-graphs.md).
+    (docs/why/predictions.md#20-copy-engines-no-cuda-graphs).
 
     Parameters
     ----------
@@ -150,53 +148,79 @@ def attention_with_lse(
     alone; `ScheduleError` for unknown names; `RunError` when the ranks don't agree, no
     kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
     """
-    check_member(group)
-    call = Call(group, timeout_s)
-    own: Proposal | TaspLabError
-    gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
-    try:
-        workload = workload_of_shard(q, k, v, "causal" if causal else "full", window, bool(cached_keys))
-        _check_cached(cached_keys, gradients)
-        documents = None if cu_seqlens is None else documents_of(whole_numbers(cu_seqlens))
-        chosen = choose_kernel(kernel, q.dtype, q.device, q.shape[3])
-        sender = make_transport(transport, timeout_s, group, q.device, call.number)
-        passes = passes_to_run(options, gradients)
-        own = {
-            "kind": "softmax",  # first: ranks that call the other function have other parameters
-            "positions": k.shape[1],
-            "queries": q.shape[1],
-            "cached_keys": int(cached_keys),
-            "documents": None if documents is None else described_documents(documents),
-            "schedule": _schedule_name(schedule),
-            "topology": None if topology is None else topology.name,
-            "gradients": gradients,
-            "transport": transport,
-            "channels": sender.channels,
-            "scale": _finite(workload.head_dim**-0.5 if scale is None else scale),
-            **asdict(options),
-            **known_to_all(workload),
-        }
-    except TaspLabError as error:
-        own = error
-    everyone = call.agree(own, apart=("positions", "queries"))
-    lengths, queries = ([int(str(each[name])) for each in everyone] for name in ("positions", "queries"))
+    layer = _SoftmaxCall(
+        q, k, v, schedule=schedule, mask="causal" if causal else "full", window=window, cu_seqlens=cu_seqlens,
+        cached_keys=int(cached_keys), scale=scale, topology=topology, kernel=kernel, transport=transport,
+        options=options, group=group, timeout_s=timeout_s,
+    )  # fmt: skip
+    out, lse = call_layer(layer)
+    return out, lse
 
-    def build() -> tuple[Schedule, ...]:
-        whole = replace(workload, sequence=max(1, sum(lengths)), documents=documents, cached_keys=int(cached_keys))
-        if sum(lengths) != sum(queries) + whole.cached_keys:
-            raise WorkloadError(f"{sum(queries)} queries and {sum(lengths)} keys on all ranks, expected "
+
+@dataclass
+class _SoftmaxCall(LayerCall):
+    """A call of `attention_with_lse`; see `LayerCall`."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    _: KW_ONLY
+    schedule: str | Schedule | Passes
+    mask: str
+    window: int | None
+    cu_seqlens: Sequence[int] | torch.Tensor | None
+    cached_keys: int
+    scale: float | None
+    kernel: str
+    options: AttentionOptions
+    apart: ClassVar[Sequence[str]] = ("positions", "queries")
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return self.q, self.k, self.v
+
+    def propose(self, number: int) -> Proposal:
+        q, cached_keys = self.q, self.cached_keys
+        self.workload = workload = workload_of_shard(q, self.k, self.v, self.mask, self.window, bool(cached_keys))
+        if self.gradients and cached_keys:
+            raise WorkloadError(
+                f"cached_keys: {cached_keys}, expected 0 where gradients are wanted, or call under torch.no_grad()"
+            )
+        self.documents = documents_in(self.cu_seqlens)
+        self.chosen = choose_kernel(self.kernel, q.dtype, q.device, q.shape[3])
+        self.to_run = passes_to_run(self.options, self.gradients)
+        scale = workload.head_dim**-0.5 if self.scale is None else self.scale
+        if not math.isfinite(scale):
+            raise WorkloadError(f"scale: {scale}, expected a finite number")
+        return attention_proposal(
+            "softmax", self.k.shape[1], workload, self.documents, self.options, schedule=_schedule_name(self.schedule),
+            **self.proposed_transport(q.device, number), queries=q.shape[1], cached_keys=cached_keys,
+            scale=float(scale),
+        )  # fmt: skip
+
+    def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
+        keys, queries = lengths_of(everyone), lengths_of(everyone, "queries")
+        whole = replace(
+            self.workload, sequence=max(1, sum(keys)), documents=self.documents, cached_keys=self.cached_keys
+        )  # fmt: skip
+        if sum(keys) != sum(queries) + whole.cached_keys:
+            raise WorkloadError(f"{sum(queries)} queries and {sum(keys)} keys on all ranks, expected "
                                 f"{whole.cached_keys} keys more than queries, the cached ones")  # fmt: skip
-        built = _schedules(schedule, topology or mesh(len(lengths)), whole, passes)
-        _check_lengths(built[0], lengths, KEYS)
-        _check_lengths(built[0], queries, QUERIES)
+        built = _schedules(self.schedule, topology, whole, self.to_run)
+        task = _task_of(built[0])
+        for lengths, tensor in ((keys, KEYS), (queries, QUERIES)):
+            what = TENSORS[tensor] if task.workload.cached_keys else "positions"
+            check_lengths(built[0].name, task.layout, lengths, task.lengths_of(tensor), what)
         return built
 
-    built = built_together(build, topology, group, timeout_s)
-    name = schedule if isinstance(schedule, str) else built[0].name
-    call.layer = described_layer(name, _task_of(built[0]).workload)
-    backward = built[1] if len(built) > 1 else None
-    agreed_scale = float(str(everyone[0]["scale"]))
-    return attend(Plan(built[0], backward, dist.get_rank(group), chosen, agreed_scale, sender), call, q, k, v)
+    def described(self, schedules: Sequence[Schedule]) -> str:
+        name = self.schedule if isinstance(self.schedule, str) else schedules[0].name
+        return described_layer(name, _task_of(schedules[0]).workload)
+
+    def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> SoftmaxPasses:
+        backward = schedules[1] if len(schedules) > 1 else None
+        scale = float(str(everyone[0]["scale"]))
+        return SoftmaxPasses(schedules[0], backward, rank, self.chosen, scale, self.sender)
 
 
 def _schedule_name(schedule: str | Schedule | Passes) -> str:
@@ -209,19 +233,6 @@ def _schedule_name(schedule: str | Schedule | Passes) -> str:
 
 def _given(schedule: Schedule | Passes) -> tuple[Schedule, ...]:
     return schedule if isinstance(schedule, Passes) else (schedule,)
-
-
-def _check_cached(cached_keys: int, gradients: bool) -> None:
-    if gradients and cached_keys:
-        raise WorkloadError(
-            f"cached_keys: {cached_keys}, expected 0 where gradients are wanted, or call under torch.no_grad()"
-        )
-
-
-def _finite(scale: float) -> float:
-    if not math.isfinite(scale):
-        raise WorkloadError(f"scale: {scale}, expected a finite number")
-    return float(scale)
 
 
 def _schedules(
@@ -272,13 +283,34 @@ def _built_by_name(
     return built
 
 
-def _check_lengths(schedule: Schedule, lengths: Sequence[int], tensor: int) -> None:
-    """Raise `WorkloadError` unless every rank has as many positions of a tensor as the layout gives it."""
-    task = _task_of(schedule)
-    what = TENSORS[tensor] if task.workload.cached_keys else "positions"
-    check_lengths(schedule.name, task.layout, lengths, task.lengths_of(tensor), what)
-
-
 def _task_of(schedule: Schedule) -> AttentionTask:
     assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
     return schedule.task
+
+
+class SequenceParallelAttention(torch.nn.Module):
+    """`runtime.attention` with its keywords; it has no parameters.
+
+    It takes the place of `torch.nn.functional.scaled_dot_product_attention`, but with positions before heads: q is
+    [batch, positions, heads, head_dim], k and v are [batch, positions, kv_heads, head_dim], this rank's shard.
+
+    >>> SequenceParallelAttention(schedule="tasp", causal=True)
+    SequenceParallelAttention(schedule=tasp, causal=True)
+    """
+
+    def __init__(self, **keywords: Unpack[CallKeywords]) -> None:
+        super().__init__()
+        self.keywords = keywords
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """As `runtime.attention`, with its errors."""
+        return attention(q, k, v, **self.keywords)
+
+    def extra_repr(self) -> str:
+        """The keywords that were given, schedules and topologies by their names."""
+        return ", ".join(f"{name}={_shown(value)}" for name, value in self.keywords.items())
+
+
+def _shown(value: object) -> object:
+    value = value.forward if isinstance(value, Passes) else value
+    return value.name if isinstance(value, Schedule | Topology) else value

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from runtime.executor.transports import Group
+from runtime.executor.messages import Group
 from runtime.sequence_parallel.agreement import Proposal, exchange
-from runtime.sequence_parallel.api import AttentionKeywords, attention
-from runtime.sequence_parallel.call_inputs import BOTH_PASSES
+from runtime.sequence_parallel.api import CallKeywords, attention
+from runtime.sequence_parallel.calls import BOTH_PASSES
 from runtime.sequence_parallel.sharding import positions, shard
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import RunError, WorkloadError
@@ -65,7 +65,7 @@ _PLAIN_MASKS = frozenset({"causal_mask_function", "bidirectional_mask_function",
 """Names of mask functions in transformers: ``and_mask`` is a window, or what it takes for packed sequences."""
 
 
-def register(name: str = "tasp", **keywords: Unpack[AttentionKeywords]) -> None:
+def register(name: str = "tasp", **keywords: Unpack[CallKeywords]) -> None:
     """Make sequence-parallel attention known to transformers; a name can be registered again with other keywords.
 
     Parameters
@@ -144,7 +144,7 @@ def shard_batch(
 class _ModelAttention:
     """Attention in the form in which transformers calls it."""
 
-    def __init__(self, keywords: AttentionKeywords) -> None:
+    def __init__(self, keywords: CallKeywords) -> None:
         self.keywords = keywords
         self._checked: dict[bool, weakref.ref[torch.Tensor]] = {}  # causal or not: the last position_ids
 
@@ -173,7 +173,7 @@ class _ModelAttention:
         if position_ids is not None:
             self._demand_positions(position_ids, causal)
         q, k, v = (each.transpose(1, 2) for each in (query, key, value))
-        keywords: AttentionKeywords = {**self.keywords, "causal": causal, "window": window, "scale": scaling}
+        keywords: CallKeywords = {**self.keywords, "causal": causal, "window": window, "scale": scaling}
         return attention(q, k, v, **keywords), None
 
     def _demand_positions(self, position_ids: torch.Tensor, causal: bool) -> None:

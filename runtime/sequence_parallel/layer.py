@@ -18,8 +18,10 @@ import numpy as np
 import torch
 
 from runtime.executor.copies import Copies
+from runtime.executor.messages import Transport
 from runtime.executor.views import Views
 from runtime.kernels.registry import Kernel
+from runtime.sequence_parallel.calls import load_blocks, run_pass
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -217,3 +219,63 @@ def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:
     unit = rows / largest.masked_fill(largest == 0, 1)
     lengths = unit.square().sum(-1, keepdim=True) * largest
     return (unit * (delta[..., None] / lengths.masked_fill(lengths == 0, 1))).to(dout.dtype)
+
+
+@dataclass(frozen=True)
+class SoftmaxPasses:
+    """Both passes of softmax attention on one rank. `backward_schedule` is None if no gradients are required.
+
+    The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
+    positions], through which no gradient flows. It saves q, k, v, out, lse as [batch, positions, heads], and the blocks
+    of other ranks with which the backward pass starts, as bytes in the order of their numbers.
+    """
+
+    forward_schedule: Schedule
+    backward_schedule: Schedule | None
+    rank: int
+    kernel: Kernel
+    scale: float
+    transport: Transport
+    without_gradients: Sequence[int] = (1,)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+        left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
+        layer, copies = self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left)
+        if self.backward_schedule is not None:
+            blocks = copies_of_others(self.backward_schedule, self.rank)
+            left = torch.cat([left, *(copies.left_behind(block) for block in blocks)])
+        out, lse = layer.output(copies, RESULTS, q.dtype)
+        self.transport.give_back(copies.memory)
+        return (out, lse.transpose(1, 2)), (q, k, v, out, lse, left)
+
+    def backward(self, saved: Sequence[Tensor], dout: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.backward_schedule is not None, "gradients were wanted when the call was planned"
+        q, k, v, out, lse, left = saved
+        layer, copies = self._run(self.backward_schedule, {QUERIES: (q, dout, lse, out), KEYS: (k, v)}, left)
+        (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
+        dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
+        self.transport.give_back(copies.memory)
+        return dq, dk, dv
+
+    def _run(self, schedule: Schedule, inputs: Inputs, left: Tensor) -> tuple[AttentionLayer, Copies]:
+        """Run a pass; `left` are the blocks of other ranks with which it starts, as the pass before has left them."""
+        layer = AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs)
+
+        def load(copies: Copies) -> None:
+            layer.load(copies)
+            load_copies_of_others(copies, schedule, left)
+
+        return layer, run_pass(schedule, self.rank, self.transport, layer, left.device, load)
+
+
+@lru_cache(maxsize=16)
+def copies_of_others(schedule: Schedule, rank: int) -> list[int]:
+    """The blocks of other ranks with which a rank starts a pass."""
+    assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
+    blocks: list[int] = np.flatnonzero(schedule.initial[rank] & (schedule.task.owner != rank)).tolist()
+    return blocks
+
+
+def load_copies_of_others(copies: Copies, schedule: Schedule, left: Tensor) -> None:
+    """Copy the blocks of other ranks, in the order of their numbers, into the memory."""
+    load_blocks(copies, copies_of_others(schedule, copies.part.rank), left)

@@ -12,38 +12,34 @@ torch.Size([2, 16, 4, 8])
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 
 import torch
-import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
-from runtime.executor.copies import Copies
-from runtime.executor.executor import Executor
-from runtime.executor.transports import Group, Transport, make_transport
+from runtime.executor.messages import Group, Transport
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
-from runtime.sequence_parallel.agreement import Call, Proposal
-from runtime.sequence_parallel.autograd import backward_pass, load_blocks, part_of, saved_number
-from runtime.sequence_parallel.call_inputs import (
+from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
-    built_together,
+    LayerCall,
+    attention_proposal,
+    call_layer,
     check_lengths,
-    check_member,
-    described_documents,
     described_layer,
-    known_to_all,
-    mesh,
+    documents_in,
+    lengths_of,
+    load_blocks,
     passes_to_run,
+    run_pass,
     uncompiled,
-    whole_numbers,
     workload_of_shard,
 )
-from runtime.sequence_parallel.linear_inputs import check_ends, check_state, constant_decays, decay_of, described_decays
-from runtime.sequence_parallel.linear_layer import Inputs, LinearLayer, SequenceEnds
-from tasp_lab.core.errors import TaspLabError
+from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
+from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
@@ -58,8 +54,9 @@ from tasp_lab.schedules.linear.task import (
     RESULTS,
     LinearTask,
 )
+from tasp_lab.schedules.registry import LINEAR, state_schedules
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import documents_of
+from tasp_lab.workload.layer import Decay, Workload
 
 Tensor = torch.Tensor
 
@@ -146,142 +143,133 @@ def linear_attention(
     Raises `WorkloadError` for tensors and decays that don't fit together or to the schedule, `ScheduleError` for
     unknown names, `RunError` when the ranks don't agree, no kernel can do it, or one is lost.
     """
-    check_member(group)
-    call = Call(group, timeout_s)
-    own: Proposal | TaspLabError
-    given = [each for each in (q, k, v, gates, initial_state) if each is not None]
-    wanted = torch.is_grad_enabled() and any(each.requires_grad for each in given)
-    try:
-        workload = workload_of_shard(q, k, v, "causal" if causal else "full", window=None, cached=False)
-        decays = constant_decays(workload, decay)
-        workload = replace(workload, kind="linear", decay=decay_of(workload, k, decays, gates))
-        documents = None if cu_seqlens is None else documents_of(whole_numbers(cu_seqlens))
-        check_state(workload, initial_state, k.device)
-        chosen = choose_linear_kernel(kernel, q.dtype, q.device)
-        sender = make_transport(transport, timeout_s, group, q.device, call.number)
-        passes = passes_to_run(options, wanted)
-        own = {
-            "kind": "linear",  # first: ranks that call the other function have other parameters
-            "positions": q.shape[1],
-            "documents": None if documents is None else described_documents(documents),
-            "schedule": schedule,
-            "topology": None if topology is None else topology.name,
-            "gradients": wanted,
-            "transport": transport,
-            "channels": sender.channels,
-            "decays": described_decays(decays),
-            "kernel": chosen.name,
-            "initial_state": initial_state is not None,
-            "final_state": bool(return_final_state),
-            **asdict(options),
-            **known_to_all(workload),
-        }
-    except TaspLabError as error:
-        own = error
-    everyone = call.agree(own, apart=("positions", "initial_state"))
-    lengths = [int(str(each["positions"])) for each in everyone]
-    with_state = [rank for rank, each in enumerate(everyone) if each["initial_state"]]
-    if with_state or return_final_state:
-        check_ends(schedule, causal, documents, with_state, lengths)
-
-    def build() -> tuple[Schedule, ...]:
-        whole = replace(workload, sequence=max(1, sum(lengths)), documents=documents)
-        found = _built_by_name(schedule, topology or mesh(len(lengths)), whole, None, passes, decays)
-        layout = _task_of(found[0]).layout
-        check_lengths(schedule, layout, lengths, [layout.length(rank) for rank in range(layout.world_size)])
-        return found
-
-    built = built_together(build, topology, group, timeout_s)
-    call.layer = described_layer(schedule, _task_of(built[0]).workload)
-    rank = dist.get_rank(group)
-    has_last = bool(return_final_state) and rank == max(each for each, length in enumerate(lengths) if length)
-    attend = chosen.attend(q.dtype)
-    plan = LinearPlan(built[0], built[1] if len(built) > 1 else None, rank, sender, has_last, attend)
-    if plan.backward is None:
-        out, state = _run_forward(plan, q, k, v, gates, initial_state)[:2]
-    else:
-        out, state = LinearAttention.apply(q, k, v, gates, initial_state, plan, call)  # type: ignore[no-untyped-call]
+    layer = _LinearCall(
+        q, k, v, gates, initial_state, decay=decay, schedule=schedule, mask="causal" if causal else "full",
+        cu_seqlens=cu_seqlens, return_final_state=bool(return_final_state), topology=topology, kernel=kernel,
+        transport=transport, options=options, group=group, timeout_s=timeout_s,
+    )  # fmt: skip
+    out, state = call_layer(layer)
     return (out, state) if return_final_state else out
 
 
-@dataclass(frozen=True)
-class LinearPlan:
-    """The schedules and transport of one rank. `backward` is None if no gradients are required."""
+@dataclass
+class _LinearCall(LayerCall):
+    """A call of `linear_attention`; see `LayerCall`."""
 
-    forward: Schedule
-    backward: Schedule | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Tensor | None
+    initial_state: Tensor | None
+    _: KW_ONLY
+    decay: Sequence[float] | Tensor | None
+    schedule: str
+    mask: str
+    cu_seqlens: Sequence[int] | Tensor | None
+    return_final_state: bool
+    kernel: str
+    options: AttentionOptions
+    apart: ClassVar[Sequence[str]] = ("positions", "initial_state")
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        return self.q, self.k, self.v, self.gates, self.initial_state
+
+    def propose(self, number: int) -> Proposal:
+        q, k = self.q, self.k
+        workload = workload_of_shard(q, k, self.v, self.mask, window=None, cached=False)
+        self.decays = constant_decays(workload, self.decay)
+        decay = decay_of(workload, k, self.decays, self.gates)
+        self.workload = workload = replace(workload, kind="linear", decay=decay)
+        self.documents = documents_in(self.cu_seqlens)
+        check_state(workload, self.initial_state, k.device)
+        self.chosen = choose_linear_kernel(self.kernel, q.dtype, q.device)
+        self.to_run = passes_to_run(self.options, self.gradients)
+        return attention_proposal(
+            "linear", q.shape[1], workload, self.documents, self.options, schedule=self.schedule,
+            **self.proposed_transport(q.device, number), decays=described_decays(self.decays),
+            kernel=self.chosen.name, initial_state=self.initial_state is not None, final_state=self.return_final_state,
+        )  # fmt: skip
+
+    def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
+        lengths = lengths_of(everyone)
+        with_state = [rank for rank, proposal in enumerate(everyone) if proposal["initial_state"]]
+        if with_state or self.return_final_state:
+            check_ends(self.schedule, self.workload.visible.is_causal, self.documents, with_state, lengths)
+        whole = replace(self.workload, sequence=max(1, sum(lengths)), documents=self.documents)
+        built = _built_by_name(self.schedule, topology, whole, None, self.to_run, self.decays)
+        layout = _task_of(built[0]).layout
+        check_lengths(self.schedule, layout, lengths, [layout.length(rank) for rank in range(layout.world_size)])
+        return built
+
+    def described(self, schedules: Sequence[Schedule]) -> str:
+        return described_layer(self.schedule, _task_of(schedules[0]).workload)
+
+    def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> LinearPasses:
+        last = max((each for each, length in enumerate(lengths_of(everyone)) if length), default=-1)
+        backward = schedules[1] if len(schedules) > 1 else None
+        has_last, attend = self.return_final_state and rank == last, self.chosen.attend(self.q.dtype)
+        return LinearPasses(schedules[0], backward, rank, self.sender, has_last, attend)
+
+
+@dataclass(frozen=True)
+class LinearPasses:
+    """Both passes of linear attention on one rank. `backward_schedule` is None if no gradients are required.
+
+    The forward pass has the inputs q, k, v, gates and the state before the first position, and the outputs out and,
+    on the rank that `gives_state`, the state behind the last position. It saves its inputs and the states with which
+    the backward pass starts, as bytes.
+    """
+
+    forward_schedule: Schedule
+    backward_schedule: Schedule | None
     rank: int
     transport: Transport
     gives_state: bool
     attend: Attend
+    without_gradients: Sequence[int] = ()
 
-    def layer(self, schedule: Schedule, inputs: Inputs, ends: SequenceEnds) -> LinearLayer:
-        return LinearLayer(schedule, self.rank, inputs, ends, self.attend)
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, ...]]:
+        inputs = {QUERIES: (q,), KEYS: (k, v), GATES: () if gates is None else (gates,)}
+        layer = LinearLayer(
+            self.forward_schedule, self.rank, inputs, SequenceEnds(initial, self.gives_state), self.attend
+        )
+        copies = run_pass(self.forward_schedule, self.rank, self.transport, layer, q.device, lambda copies: None)
+        left = [copies.left_behind(there) for _, there in self._states()]
+        state = layer.final_state() if self.gives_state else None
+        states = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
+        self.transport.give_back(copies.memory)
+        return (layer.outputs[RESULTS][0].to(q.dtype), state), (q, k, v, gates, initial, states)
 
+    def backward(self, saved: Sequence[Any], dout: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
+        schedule, (q, k, v, gates, initial, states) = self.backward_schedule, saved
+        assert schedule is not None, "gradients were wanted when the call was planned"
+        inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
+        layer = LinearLayer(schedule, self.rank, inputs, SequenceEnds(initial, final_gradient=dstate), self.attend)
+        blocks = [here for here, _ in self._states()]
+        copies = run_pass(
+            schedule, self.rank, self.transport, layer, q.device, lambda copies: load_blocks(copies, blocks, states)
+        )  # fmt: skip
+        self.transport.give_back(copies.memory)
+        dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
+        dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(schedule).has_gates else None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient
 
-def _run_forward(
-    plan: LinearPlan, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The outputs, the last state where this rank has it, and the bytes of the states for the backward pass."""
-    inputs = {QUERIES: (q,), KEYS: (k, v), GATES: () if gates is None else (gates,)}
-    layer = plan.layer(plan.forward, inputs, SequenceEnds(initial, plan.gives_state))
-    copies = _run(plan, plan.forward, layer, q.new_empty(0, dtype=torch.uint8), ())
-    saved = [] if plan.backward is None else _saved(plan.forward, plan.backward, plan.rank)
-    left = [copies.left_behind(forward) for _, forward in saved]
-    state = layer.final_state() if plan.gives_state else None
-    saved_bytes = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
-    plan.transport.give_back(copies.memory)
-    return layer.outputs[RESULTS][0].to(q.dtype), state, saved_bytes
-
-
-def _run(plan: LinearPlan, schedule: Schedule, layer: LinearLayer, left: Tensor, blocks: Sequence[int]) -> Copies:
-    """Run a pass; `left` are the states with which it starts, of these blocks."""
-    part = part_of(schedule, plan.rank)
-    executor = Executor(schedule, plan.rank, plan.transport, layer, left.device, part=part)
-    load_blocks(executor.copies, blocks, left)
-    executor.prepare()
-    executor.run()
-    return executor.copies
+    def _states(self) -> list[tuple[int, int]]:
+        """The states with which the backward pass starts: their blocks there, and in the forward pass."""
+        if self.backward_schedule is None:
+            return []
+        return _saved_states(self.forward_schedule, self.backward_schedule, self.rank)
 
 
 @lru_cache(maxsize=16)
-def _saved(forward: Schedule, backward: Schedule, rank: int) -> list[tuple[int, int]]:
-    """The states with which a rank starts its backward pass: their blocks there, and in the forward pass."""
+def _saved_states(forward: Schedule, backward: Schedule, rank: int) -> list[tuple[int, int]]:
     task = _task_of(backward)
     here, there = task.saved(_task_of(forward))
     own = backward.initial[rank, here] & (task.tensor[here] == PREFIX_STATES)
     return list(zip(here[own].tolist(), there[own].tolist(), strict=True))
-
-
-class LinearAttention(torch.autograd.Function):
-    """Both passes."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None, plan: LinearPlan,
-        call: Call,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        out, state, left = _run_forward(plan, q, k, v, gates, initial)
-        ctx.save_for_backward(q, k, v, gates, initial, left, saved_number(call))
-        ctx.plan, ctx.call = plan, call
-        return out, state
-
-    @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, gates, initial, left, number = ctx.saved_tensors
-        plan: LinearPlan = ctx.plan
-        assert plan.backward is not None, "gradients were wanted when the forward pass was planned"
-        inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
-        layer = plan.layer(plan.backward, inputs, SequenceEnds(initial, final_gradient=dstate))
-        blocks = [block for block, _ in _saved(plan.forward, plan.backward, plan.rank)]
-        with backward_pass(ctx.call, number):
-            copies = _run(plan, plan.backward, layer, left, blocks)
-        plan.transport.give_back(copies.memory)
-        dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
-        dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(plan.backward).has_gates else None
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient, None, None
 
 
 def _task_of(schedule: Schedule) -> LinearTask:
@@ -291,3 +279,90 @@ def _task_of(schedule: Schedule) -> LinearTask:
 
 _built_by_name = lru_cache(maxsize=32)(linear_schedules)
 """Layers are called with the same schedules again and again."""
+
+
+# What calls of linear attention have besides queries, keys and values: decays, and states at a sequence's ends.
+
+
+def constant_decays(workload: Workload, decay: Sequence[float] | Tensor | None) -> tuple[float, ...]:
+    """The decay of each KV head, () without any. Raises `WorkloadError` for anything else than a number for each."""
+    if decay is None:
+        return ()
+    expected = f"expected {workload.kv_head_count} numbers, one per KV head"
+    given = decay.tolist() if isinstance(decay, Tensor) else decay
+    try:
+        decays = tuple(float(each) for each in given)
+    except (TypeError, ValueError):
+        raise WorkloadError(f"decay: {str(given)[:40]}, {expected}") from None
+    if len(decays) != workload.kv_head_count:
+        raise WorkloadError(f"decay: {len(decays)} given, {expected}")
+    for head, each in enumerate(decays):
+        if not 0 < each <= 1:
+            raise WorkloadError(f"decay of KV head {head}: {each}, expected a number above 0 and at most 1")
+    return decays
+
+
+def decay_of(workload: Workload, k: Tensor, decays: Sequence[float], gates: Tensor | None) -> Decay:
+    """Which decay a layer has. Raises `WorkloadError` for constant decays and gates, and for gates of a wrong shape."""
+    if decays and gates is not None:
+        raise WorkloadError(
+            "decay and gates are both given, expected one of them: constant decays, or their logarithms"
+        )
+    if gates is None:
+        return "head" if decays else "none"
+    shapes: dict[tuple[int, ...], Decay] = {tuple(k.shape[:3]): "scalar", tuple(k.shape): "channel"}
+    kind = shapes.get(tuple(gates.shape))
+    if kind is None:
+        raise WorkloadError(f"gates are {list(gates.shape)}, k is {list(k.shape)}, expected the shape of k with or "
+                            "without its last dimension")  # fmt: skip
+    if gates.dtype != torch.float32 or gates.device != k.device:
+        raise WorkloadError(f"gates are {gates.dtype} on {gates.device}, expected torch.float32 on {k.device}")
+    if gates.device.type == "cpu":
+        wrong = ~((gates <= 0) & gates.isfinite())
+        if wrong.any():
+            raise WorkloadError(f"gates: {float(gates[wrong][0]):g}, expected finite numbers of at most 0, the "
+                                "logarithms of decays of at most 1")  # fmt: skip
+    return kind
+
+
+def check_state(workload: Workload, state: Tensor | None, device: torch.device) -> None:
+    """Raise `WorkloadError` for an initial state of a wrong shape, dtype or device."""
+    if state is None:
+        return
+    expected = [workload.batch, workload.kv_head_count, workload.head_dim, workload.head_dim]
+    if list(state.shape) != expected:
+        raise WorkloadError(f"initial_state is {list(state.shape)}, expected {expected}: batch, kv_heads, head_dim of "
+                            "k and of v")  # fmt: skip
+    if state.dtype != torch.float32:
+        raise WorkloadError(f"initial_state is {state.dtype}, expected torch.float32: a sum over many positions loses "
+                            "in half precision what is small beside it")  # fmt: skip
+    if state.device != device:
+        raise WorkloadError(f"initial_state is on {state.device}, expected {device}, as k is")
+
+
+def check_ends(
+    schedule: str, causal: bool, documents: Sequence[int] | None, with_state: Sequence[int], lengths: Sequence[int]
+) -> None:
+    """Raise an error for states at the ends of a sequence where there are none, or on a wrong rank."""
+    what = "initial_state" if with_state else "return_final_state"
+    if not causal:
+        raise WorkloadError(f"{what} with causal=False: every query sees all keys, expected a causal mask")
+    if documents is not None:
+        raise WorkloadError(f"{what} with cu_seqlens: every document begins with a state of its own, expected one "
+                            "sequence")  # fmt: skip
+    if schedule in LINEAR and schedule not in state_schedules():
+        raise ScheduleError(f"schedule {schedule!r}: {what} does not apply to it, as it moves keys instead of states, "
+                            f"expected one of {', '.join(state_schedules())}")  # fmt: skip
+    first = next((rank for rank, length in enumerate(lengths) if length), 0)
+    if with_state not in ([], [first]):
+        ranks = ", ".join(map(str, with_state))
+        raise WorkloadError(f"initial_state is given on rank {ranks}, expected rank {first} alone, which has the first "
+                            "position")  # fmt: skip
+    if not any(lengths):
+        raise WorkloadError(f"{what} with 0 positions, expected at least 1")
+
+
+def described_decays(decays: Sequence[float]) -> str:
+    """In few letters that two lists of decays share only if they are the same."""
+    digest = hashlib.sha256(repr(decays).encode()).hexdigest()[:8]
+    return f"{min(decays):g} to {max(decays):g} ({digest})" if decays else "none"

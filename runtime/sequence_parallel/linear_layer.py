@@ -13,7 +13,7 @@ import torch
 
 from runtime.executor.views import Views
 from runtime.kernels import linear_attention as kernels
-from runtime.kernels.linear_gradients import Chunk, Forward, gradients_of
+from runtime.kernels.linear_attention import Chunk, Forward, gradients_of
 from runtime.kernels.linear_registry import Attend
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow, Operand

@@ -17,28 +17,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Group, Transport, make_transport
-from runtime.sequence_parallel.agreement import Call, Proposal
-from runtime.sequence_parallel.autograd import backward_pass, part_of
-from runtime.sequence_parallel.call_inputs import (
+from runtime.executor.messages import Group, Transport
+from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.calls import (
     DTYPE_NAMES,
-    built_together,
+    LayerCall,
+    call_layer,
     check_lengths,
-    check_member,
-    mesh,
+    lengths_of,
+    part_of,
     uncompiled,
 )
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Pass
-from tasp_lab.core.errors import TaspLabError, WorkloadError
+from tasp_lab.core.errors import WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.hybrid.relayout import RELAYOUT, RelayoutTask
 from tasp_lab.schedules.hybrid.relayout import relayout as relayout_schedules
@@ -77,47 +76,55 @@ def relayout(
     Raises `WorkloadError` for a tensor that does not fit the layout, `ScheduleError` for layouts that do not fit each
     other, `RunError` when the ranks don't agree or one is lost. What is wrong is found before data moves.
     """
-    check_member(group)
-    call = Call(group, timeout_s)
-    own: Proposal | TaspLabError
-    wanted = torch.is_grad_enabled() and x.requires_grad
-    try:
-        workload = _workload_of(x, before)
-        for layout in (before, after):
-            _check_world_size(layout, dist.get_world_size(group))
-        sender = make_transport(transport, timeout_s, group, x.device, call.number)
-        own = {
-            "kind": RELAYOUT,  # first: ranks that call another function have other parameters
+    layer = _RelayoutCall(
+        x, before, after, group=group, topology=topology, transport=transport, timeout_s=timeout_s
+    )  # fmt: skip
+    (out,) = call_layer(layer)
+    moved: Tensor = out
+    return moved
+
+
+@dataclass
+class _RelayoutCall(LayerCall):
+    """A call of `relayout`; see `LayerCall`."""
+
+    x: Tensor
+    before: SequenceLayout
+    after: SequenceLayout
+
+    @property
+    def inputs(self) -> tuple[Tensor]:
+        return (self.x,)
+
+    def propose(self, number: int) -> Proposal:
+        x = self.x
+        self.workload = _workload_of(x, self.before)
+        for layout in (self.before, self.after):
+            _check_world_size(layout, dist.get_world_size(self.group))
+        return {
+            "kind": RELAYOUT,
             "positions": x.shape[1],
-            "before": _described(before),
-            "after": _described(after),
-            "topology": None if topology is None else topology.name,
-            "gradients": wanted,
-            "transport": transport,
-            "channels": sender.channels,
-            "batch": workload.batch,
-            "elements": workload.head_dim,
-            "dtype": workload.dtype,
+            "before": _described(self.before),
+            "after": _described(self.after),
+            **self.proposed_transport(x.device, number),
+            "batch": self.workload.batch,
+            "elements": self.workload.head_dim,
+            "dtype": self.workload.dtype,
         }
-    except TaspLabError as error:
-        own = error
-    everyone = call.agree(own, apart=("positions",))
-    lengths = [int(str(each["positions"])) for each in everyone]
 
-    def build() -> tuple[Schedule, ...]:
-        check_lengths(RELAYOUT, before, lengths, [before.length(rank) for rank in range(before.world_size)])
-        passes: Pass = "both" if wanted else "forward"
-        return _built(topology or mesh(len(lengths)), workload, before, after, passes)
+    def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
+        before = self.before
+        expected = [before.length(rank) for rank in range(before.world_size)]
+        check_lengths(RELAYOUT, before, lengths_of(everyone), expected)
+        passes: Pass = "both" if self.gradients else "forward"
+        return _built(topology, self.workload, before, self.after, passes)
 
-    built = built_together(build, topology, group, timeout_s)
-    if not built[0].steps:
-        return x
-    call.layer = f"{RELAYOUT} of {before.sequence:,} positions, {before.name} to {after.name}, {workload.dtype}"
-    plan = _Plan(built, dist.get_rank(group), sender)
-    if not wanted:
-        return _run(plan, built[0], x)
-    out: Tensor = _Relayout.apply(x, plan, call)  # type: ignore[no-untyped-call]
-    return out
+    def described(self, schedules: Sequence[Schedule]) -> str:
+        before, after = self.before, self.after
+        return f"{RELAYOUT} of {before.sequence:,} positions, {before.name} to {after.name}, {self.workload.dtype}"
+
+    def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> _Passes | None:
+        return _Passes(schedules, rank, self.sender) if schedules[0].steps else None
 
 
 def _workload_of(x: Tensor, before: SequenceLayout) -> Workload:
@@ -141,31 +148,37 @@ def _described(layout: SequenceLayout) -> str:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The schedules, the second one if gradients are wanted, and the transport of one rank."""
+class _Passes:
+    """Both passes of one rank; the backward pass goes the opposite way, and needs nothing of the forward pass."""
 
-    passes: tuple[Schedule, ...]
+    schedules: tuple[Schedule, ...]
     rank: int
     transport: Transport
+    without_gradients: Sequence[int] = ()
 
+    def forward(self, x: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
+        return (self._run(self.schedules[0], x),), ()
 
-def _run(plan: _Plan, schedule: Schedule, x: Tensor) -> Tensor:
-    """The shard of a rank after a pass, from that before it."""
-    executor = Executor(schedule, plan.rank, plan.transport, device=x.device, part=part_of(schedule, plan.rank))
-    out = x.new_empty(x.shape[0], _task_of(schedule).result_layout.length(plan.rank), *x.shape[2:])
-    rows = _rows(schedule, plan.rank, x.device)
-    for here, there in rows.staying:
-        out[:, there] = x[:, here]
-    for block, here in rows.leaving:
-        states = x.index_select(1, here).transpose(0, 1)
-        executor.copies.store([block], [states.reshape(len(states), x.shape[0], 1, -1)])
-    executor.prepare()
-    executor.run()
-    for block, there in rows.arriving:
-        (states,) = executor.copies.resident([block])
-        out[:, there] = states.transpose(0, 1).reshape(x.shape[0], len(states), *x.shape[2:])
-    plan.transport.give_back(executor.memory)
-    return out
+    def backward(self, saved: Sequence[Tensor], dout: Tensor) -> tuple[Tensor]:
+        return (self._run(self.schedules[1], dout),)
+
+    def _run(self, schedule: Schedule, x: Tensor) -> Tensor:
+        """The shard of a rank after a pass, from that before it."""
+        executor = Executor(schedule, self.rank, self.transport, device=x.device, part=part_of(schedule, self.rank))
+        out = x.new_empty(x.shape[0], _task_of(schedule).result_layout.length(self.rank), *x.shape[2:])
+        rows = _rows(schedule, self.rank, x.device)
+        for here, there in rows.staying:
+            out[:, there] = x[:, here]
+        for block, here in rows.leaving:
+            states = x.index_select(1, here).transpose(0, 1)
+            executor.copies.store([block], [states.reshape(len(states), x.shape[0], 1, -1)])
+        executor.prepare()
+        executor.run()
+        for block, there in rows.arriving:
+            (states,) = executor.copies.resident([block])
+            out[:, there] = states.transpose(0, 1).reshape(x.shape[0], len(states), *x.shape[2:])
+        self.transport.give_back(executor.memory)
+        return out
 
 
 class _Rows(NamedTuple):
@@ -190,22 +203,6 @@ def _rows(schedule: Schedule, rank: int, device: torch.device) -> _Rows:
         [(block, rows(before, block)) for block in sorted(own - wanted)],
         [(block, rows(after, block)) for block in sorted(wanted - own)],
     )
-
-
-class _Relayout(torch.autograd.Function):
-    """Both passes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: _Plan, call: Call) -> Tensor:
-        ctx.plan, ctx.call = plan, call
-        return _run(plan, plan.passes[0], x)
-
-    @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
-        with backward_pass(ctx.call):
-            return _run(ctx.plan, ctx.plan.passes[1], dout), None, None
 
 
 def _task_of(schedule: Schedule) -> RelayoutTask:

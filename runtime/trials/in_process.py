@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
+from runtime.executor.messages import LostPeer, Message, Wait
 from runtime.executor.streams import Streams
-from runtime.executor.transports import LostPeer, Message, OrdinaryMemory, Wait
+from runtime.executor.transports import OrdinaryMemory
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.trials.workloads import make_trial
 from tasp_lab.machines.machine import Compute

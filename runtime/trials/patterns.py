@@ -13,7 +13,7 @@ import torch
 
 from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
-from runtime.executor.transports import Transport
+from runtime.executor.messages import Transport
 from runtime.executor.views import Views
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute

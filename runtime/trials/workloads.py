@@ -10,11 +10,10 @@ import torch
 
 from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
+from runtime.executor.messages import Transport
 from runtime.executor.streams import streams_for
-from runtime.executor.transports import Transport
 from runtime.protocol.jobs import KernelTimes
-from runtime.trials.attention import AttentionTrial, GatherShards
-from runtime.trials.linear_attention import LinearTrial
+from runtime.trials.layers import AttentionTrial, GatherShards, LinearTrial
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute

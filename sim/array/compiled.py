@@ -114,7 +114,7 @@ def _register() -> None:
 
 
 def _as_objects(value: Any, known: dict[int, list[Any]]) -> Any:
-    """The same with lists instead of tables, which Python indexes faster; `known`: by the identity of the table."""
+    """The plan with lists instead of tables, which Python indexes faster; `known`: by the identity of the table."""
     if isinstance(value, np.ndarray):
         if id(value) not in known:
             rows, names = value.tolist(), value.dtype.names

@@ -3,7 +3,7 @@
 It simulates equivalence classes of operations instead of single operations. Classes are computed and verified for each
 schedule and machine (`sim.array.symmetry`); without any symmetry every operation is its own class.
 
-1. `sim.array.from_steps` and `sim.array.from_rings` turn a schedule into operations, as arrays.
+1. `sim.array.from_schedule` turns a schedule into operations, as arrays.
 2. `sim.array.symmetry` partitions them into classes, `sim.array.quotient` builds one program from these.
 3. `sim.array.event_loop` runs the program; `sim.array.flows` and `sim.array.max_min` are the network, and
    `sim.array.compiled` turns large runs into machine code.
@@ -17,19 +17,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sim.array.event_loop import Run
-from sim.array.from_rings import is_ring_schedule, ring_operations
-from sim.array.from_steps import step_operations
+from sim.array.from_schedule import is_ring_schedule, ring_operations, step_operations
 from sim.array.operations import FREED, Operations
 from sim.array.quotient import Program, program_of
-from sim.array.record import Record
 from sim.array.recurrence import end_s, is_contention_free, record_of
 from sim.array.symmetry import classes_of
-from sim.array.timeline import timeline_of
-from sim.event.engine import MAX_TRANSFERS
-from sim.gc_pause import without_garbage_collection
+from sim.array.timeline import Record, timeline_of
+from sim.event.engine import MAX_TRANSFERS, without_garbage_collection
+from sim.host import messages_under
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.progress import ShareCallback, no_share
-from tasp_lab.machines.host_model.serial_messages import messages_under
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
@@ -90,7 +87,8 @@ class ArrayRun:
 def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: ShareCallback = no_share) -> ArrayRun:
     """Predict the execution of a schedule on a machine; `explain`: events record what their time was spent on.
 
-    `progress` is told the share of the events that are done, unless these are so regular that none are simulated.
+    `progress` is called with the share of the events that are done, unless these are so regular that none are
+    simulated.
 
     Raises `ScheduleError` if the machine lacks ranks or links of the schedule, and for more than `MAX_TRANSFERS`
     transfers and kernel calls of a schedule that is not ring-based or has little symmetry.
@@ -98,8 +96,8 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
     >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.topology.builders import full_mesh
     >>> mesh = full_mesh(8, 50e9, 1e-6)
-    >>> found = run(collective("multi-ring", mesh, 7 * 2**20), Machine(mesh))
-    >>> found.classes, found.operations, round(found.time_s * 1e6, 3)
+    >>> simulated = run(collective("multi-ring", mesh, 7 * 2**20), Machine(mesh))
+    >>> simulated.classes, simulated.operations, round(simulated.time_s * 1e6, 3)
     (1, 392, 153.801)
     """
     schedule.check_routes(machine.topology)

@@ -18,8 +18,8 @@ from sim.array.flows import LOGGED, Flows, begin, end, end_due, settle
 from sim.array.gpus import Gpus, begin_call, end_call, occupy, settle_gpus
 from sim.array.max_min import SAME, Sharing
 from sim.array.quotient import Plan, Program
-from sim.array.record import Bounds, times_table
-from sim.array.record import Record as Record
+from sim.array.timeline import Bounds, times_table
+from sim.array.timeline import Record as Record
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import BLOCK, LANE
@@ -259,7 +259,7 @@ def _cost(plan: Plan, number: int) -> int:
 
 
 class Run:
-    """One simulation of a program; `progress` is told its share of `STAGES` that is done."""
+    """One simulation of a program; `progress` is called with the share of `STAGES` that is done."""
 
     _in_python = 0
     """Operations of all runs of this process that ran as Python."""

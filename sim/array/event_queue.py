@@ -1,6 +1,6 @@
 """Queues of operations: binary heaps that also move single entries.
 
-An operation is in at most one queue at a time, so all queues share the table of operations, which says when each is due
+An operation is in at most one queue at a time, so all queues share the table of operations, which has the time of each
 and where it stands in its heap.
 """
 

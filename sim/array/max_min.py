@@ -218,19 +218,19 @@ def _fastest(sharing: Sharing, number: int) -> float:
 @compilable
 def _take_in(sharing: Sharing, number: int, level: float) -> bool:
     """Take the flows into the group of a constraint that are faster than a level; whether there are any."""
-    constraint, found = sharing.constraints[number], False
+    constraint, taken = sharing.constraints[number], False
     for at in range(constraint.first + constraint.members, constraint.first + constraint.size):
         slot = sharing.uses[sharing.users[at]].slot
         if sharing.flows[slot].rate > level:
             _move(sharing, slot, number)
-            found = True
-    return found
+            taken = True
+    return taken
 
 
 @compilable
 def _send_off(sharing: Sharing, number: int, level: float) -> bool:
     """Send flows of the group of a constraint to groups that are slower than a level; whether there are any."""
-    constraint, found = sharing.constraints[number], False
+    constraint, sent_off = sharing.constraints[number], False
     at = constraint.first
     while at < constraint.first + constraint.members:
         slot = sharing.uses[sharing.users[at]].slot
@@ -243,10 +243,10 @@ def _send_off(sharing: Sharing, number: int, level: float) -> bool:
         if lowest < level:
             _move(sharing, slot, group)
             _set_rate(sharing, slot, group, lowest)
-            found = True
+            sent_off = True
         else:
             at += 1
-    return found
+    return sent_off
 
 
 @compilable

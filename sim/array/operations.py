@@ -7,8 +7,8 @@ that it passes, and arrives one latency after the last byte was sent. With seria
 host.
 
 The operations form one *repeat*; there may be many repeats, and an edge then leads to an operation `delay` repeats
-later. A general schedule is a single repeat (`sim.array.from_steps`); a ring schedule has one repeat per step, with one
-operation per hop (`sim.array.from_rings`).
+later. A general schedule is a single repeat; a ring schedule has one repeat per step, with one operation per hop
+(`sim.array.from_schedule`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 An operation of the program represents all members of a class in one repeat. The number of class c in repeat r is
 ``r * classes + c``; adding an offset to that number gives a follower.
+
+Example: AllGather around a ring of four equal links has three steps, so three repeats, and its four hops are one class.
+The program has the operations 0, 1 and 2. Each one's follower is the next step, at offset 1, for two causes: the hop
+itself must have sent its previous block (`if_sent`), and the hop before must have delivered (`if_arrived`). On links
+that are slow and fast in turn there are two classes: operations 0 and 1 are step 0 of slow and of fast hops, 2 and 3
+step 1. A slow hop is followed by itself at offset 2 and by the fast one after it at offset 3.
 """
 
 from __future__ import annotations
@@ -84,7 +90,7 @@ class Program:
         return self.operations.costs[which]
 
     def with_costs(self, costs: Sequence[Cost]) -> Program:
-        """The same program at other costs, in the order of those of its operations."""
+        """The program with other costs, in the order of the costs of its operations."""
         plan = self.plan._replace(costs=_costs(costs))
         return replace(self, operations=replace(self.operations, costs=costs), plan=plan)
 
@@ -192,16 +198,16 @@ def _begins(rows: IntArray, count: int) -> IntArray:
 
 def _costs(costs: Sequence[Cost]) -> Table:
     limits = [np.inf if each.max_bytes_per_s is None else each.max_bytes_per_s for each in costs]
-    found: Table = table(len(costs), launch_s="f8", wire_bytes="f8", latency_s="f8", limit="f8", channels="f8")
-    found[:] = [(*each[:3], limit, each.channels) for each, limit in zip(costs, limits, strict=True)]
-    return found
+    rows: Table = table(len(costs), launch_s="f8", wire_bytes="f8", latency_s="f8", limit="f8", channels="f8")
+    rows[:] = [(*each[:3], limit, each.channels) for each, limit in zip(costs, limits, strict=True)]
+    return rows
 
 
 def _capacities(operations: Operations, classes: Classes) -> FloatArray:
-    found = np.zeros(int(classes.of_resource.max(initial=-1)) + 1)
+    capacities = np.zeros(int(classes.of_resource.max(initial=-1)) + 1)
     constraints = len(operations.capacity_bytes_per_s)
-    found[classes.of_resource[:constraints]] = operations.capacity_bytes_per_s
-    return found
+    capacities[classes.of_resource[:constraints]] = operations.capacity_bytes_per_s
+    return capacities
 
 
 def _lanes(operations: Operations) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.array.max_min import SAME
 from sim.array.quotient import Program
-from sim.array.record import Bounds, Record, times_table
+from sim.array.timeline import Bounds, Record, times_table
 from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.schedule.dependencies import BLOCK, LANE
 
@@ -78,19 +78,19 @@ def _rates(program: Program) -> FloatArray:
 def _bottlenecks(program: Program) -> IntArray:
     """The bits of `Bounds` of each class; an int array (variants, classes)."""
     plan, rates = program.plan, _rates(program)
-    first, found = plan.rows["first_pass"], np.zeros(rates.shape, dtype=np.int64)
+    first, bits = plan.rows["first_pass"], np.zeros(rates.shape, dtype=np.int64)
     for at in range(int(np.diff(first).max(initial=0))):
         longer = np.flatnonzero(np.diff(first) > at)
         capacity = program.capacity_bytes_per_s[plan.passes["constraint"][first[longer] + at]]
-        found[:, longer] |= (capacity <= rates[:, longer] * (1 + SAME)).astype(np.int64) << at
-    return found
+        bits[:, longer] |= (capacity <= rates[:, longer] * (1 + SAME)).astype(np.int64) << at
+    return bits
 
 
 def _of_costs(program: Program, column: str) -> FloatArray:
     """A column of the costs of each class; a float array (variants, classes)."""
     plan = program.plan
-    found: FloatArray = plan.costs[column][plan.cost].reshape(plan.variants, plan.classes)
-    return found
+    of_classes: FloatArray = plan.costs[column][plan.cost].reshape(plan.variants, plan.classes)
+    return of_classes
 
 
 def _steps(program: Program) -> Iterator[_Step]:

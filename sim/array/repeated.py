@@ -19,8 +19,9 @@ from sim.array.operations import Cost, Incidence
 from sim.array.quotient import Program, program_of
 from sim.array.recurrence import end_s, is_contention_free
 from sim.array.symmetry import classes_of
+from sim.messages import call_facts
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.machines.libraries.library import CommLibrary, Message
+from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
@@ -51,13 +52,13 @@ class RepeatedRun:
         self._kinds: list[_Kind] = []
         machine = Machine(topology, numbered("numbered", of=comm_library, kinds=self._kinds))
         self._operations, _ = operations_of(schedule, machine)
-        self._schedule = schedule
+        self._schedule, self._call = schedule, call_facts(schedule)
         self._programs: dict[bytes, Program] = {}
         self._known: dict[tuple[Message, ...], float] = {}
 
     def time_s(self, comm_library: CommLibrary) -> float:
         """The time with this library, in seconds; simulated once per set of messages."""
-        bound = comm_library.bind(self._schedule)
+        bound = comm_library.bind(self._call)
         messages = tuple(bound.message(*kind[:3], first=kind.first) for kind in self._kinds)
         if messages not in self._known:
             program = self._program([self._cost(messages, cost) for cost in self._operations.costs])
@@ -100,7 +101,7 @@ class _Numbered(CommLibrary):
     of: CommLibrary = field(kw_only=True)
     kinds: list[_Kind] = field(kw_only=True)
 
-    def bind(self, schedule: Schedule) -> Self:
+    def bind(self, call: CallFacts) -> Self:
         return self
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:
@@ -112,6 +113,6 @@ class _Numbered(CommLibrary):
 
 
 class _NumberedApart(_Numbered):
-    """The same for a library whose launches are independent."""
+    """A `_Numbered` library whose launches are independent."""
 
     serial_launch = False

@@ -21,6 +21,11 @@ time of request, then by lane, and the lane is part of the label if launches are
 never in the same class: each of a class would wait for another of it to leave, without end. So hosts of a class launch
 operations of the same classes in the same order. QED.
 
+**Example.** Four ranks around a ring of equal links, one block per hop: hop i waits for hop i - 1 and passes link i.
+All four hops are one class and all four links another, so one operation is simulated for four. If link 2 is slower, it
+is a class of its own by its capacity; so hop 2 is one, since it passes it; so hop 3 is one, since it waits for hop 2;
+and so on around the ring: no two operations are alike.
+
 Such a partition is called *equitable*. `coarse_classes` searches for a coarse one by colour refinement: classes are
 split by their members' neighbours until they are stable. Neighbourhoods are compared by sums of random 64-bit numbers;
 `is_equitable` then verifies the premises exactly. The partition with one class per operation is always equitable; it
@@ -80,9 +85,9 @@ class ResourceUse(NamedTuple):
 def classes_of(operations: Operations) -> Classes:
     """An equitable partition; coarse if one was found, else one class per operation."""
     resource_use = resource_use_of(operations)
-    found = coarse_classes(operations, resource_use)
-    if found is not None and is_equitable(operations, resource_use, found):
-        return found
+    coarse = coarse_classes(operations, resource_use)
+    if coarse is not None and is_equitable(operations, resource_use, coarse):
+        return coarse
     return Classes(np.arange(len(operations.label)), np.arange(len(resource_use.label)))
 
 
@@ -102,18 +107,18 @@ def resource_use_of(operations: Operations) -> ResourceUse:
 def coarse_classes(operations: Operations, resource_use: ResourceUse) -> Classes | None:
     """The coarsest stable partition of colour refinement; None if it takes too long or there is little symmetry."""
     random = np.random.default_rng(0)
-    found = Classes(numbered(operations.label)[1], numbered(resource_use.label)[1])
+    classes = Classes(numbered(operations.label)[1], numbered(resource_use.label)[1])
     for _ in range(max(8, _MAX_VISITS // max(len(operations.label), 1))):
-        before, found = found, _split(operations.edges, resource_use, found, random)
-        if _count(found) == _count(before):
-            return found
-        if 2 * int(found.of_operation.max(initial=0)) > len(operations.label):
+        before, classes = classes, _split(operations.edges, resource_use, classes, random)
+        if _count(classes) == _count(before):
+            return classes
+        if 2 * int(classes.of_operation.max(initial=0)) > len(operations.label):  # too little symmetry to be of use
             return None
     return None
 
 
 def _count(classes: Classes) -> int:
-    return sum(int(each.max(initial=-1)) + 1 for each in classes)
+    return sum(int(numbers.max(initial=-1)) + 1 for numbers in classes)
 
 
 def _split(edges: Edges, resource_use: ResourceUse, classes: Classes, random: np.random.Generator) -> Classes:
@@ -121,12 +126,14 @@ def _split(edges: Edges, resource_use: ResourceUse, classes: Classes, random: np
     operations, resources = classes
 
     def drawn(classes: IntArray) -> Hashes:
-        found: Hashes = in_roles(classes, 1)[classes, 0]
-        return found
+        numbers: Hashes = in_roles(classes, 1)[classes, 0]
+        return numbers
 
     def in_roles(classes: IntArray, roles: int) -> Hashes:
         return random.integers(0, 2**64, size=(int(classes.max(initial=0)) + 1, roles), dtype=np.uint64)
 
+    # A neighbourhood is hashed as the sum of random numbers, one per class of neighbours (and role): sums do not depend
+    # on the order of neighbours, and different neighbourhoods have different sums but for a chance of 2**-64.
     role, roles = resource_use.role, resource_use.roles
     of_resources = drawn(resources)
     users = operations[resource_use.operation]
@@ -136,8 +143,8 @@ def _split(edges: Edges, resource_use: ResourceUse, classes: Classes, random: np
     used = split_resources[resource_use.resource]
     np.add.at(of_operations, resource_use.operation, in_roles(split_resources, roles)[used, role])
     kind = _edge_kind(edges)
-    for each in np.unique(kind).tolist():
-        chosen = np.flatnonzero(kind == each)
+    for number in np.unique(kind).tolist():
+        chosen = np.flatnonzero(kind == number)
         np.add.at(of_operations, edges.after[chosen], drawn(operations)[edges.before[chosen]])
     return Classes(numbered(of_operations)[1], split_resources)
 

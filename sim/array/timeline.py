@@ -1,22 +1,98 @@
-"""The timeline of a simulated program: one event for each message and each call."""
+"""What a simulated program recorded, and its timeline: one event for each message and each call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from sim.array.compiled import table
 from sim.array.max_min import SAME
 from sim.array.operations import TRANSFER, Cost
-from sim.array.quotient import Program
-from sim.array.record import Record
+from sim.array.quotient import Plan, Program
 from sim.max_min import OWN_LIMIT
+from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import BLOCK, BUFFER, HOST, LANE, CallTable
 from tasp_lab.schedule.messages import MessageDependencies, Messages
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
+
+Bound = tuple[tuple[int, ...], float]
+"""Bottlenecks: classes of constraints, none for the flow's own limit; and the seconds during which they applied."""
+
+
+def times_table(operations: int) -> Table:
+    """The times of each operation in seconds, and its last cause of waiting, -1: none; before the first event.
+
+    `free_s` is when the previous operation on its lane had left, `there_s` when its last block was available.
+    """
+    times: Table = table(
+        operations, free_s="f8", there_s="f8", start_s="f8", launched_s="f8", end_s="f8", waited_for="i4"
+    )
+    times["waited_for"] = -1
+    return times
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """The successive bottlenecks of each operation, by its number.
+
+    Attributes
+    ----------
+    first : int array (operations + 1,), the range of each operation in the other arrays.
+    bits, seconds : arrays (bounds,), bit k for pass k of its class, and for how long.
+    """
+
+    plan: Plan
+    first: IntArray
+    bits: IntArray
+    seconds: FloatArray
+
+    @classmethod
+    def of_log(cls, plan: Plan, log: Table) -> Bounds:
+        """The bounds in a log, see `sim.array.flows`."""
+        log = log[np.argsort(log["number"], kind="stable")]
+        first = np.searchsorted(log["number"], np.arange(plan.size + 1))
+        return cls(plan, first, log["bottlenecks"], log["seconds"])
+
+    def __getitem__(self, number: int) -> list[Bound]:
+        first, bits, seconds = self._lists
+        index, bounds = number % self.plan.classes, range(first[number], first[number + 1])
+        return [(self._names(index, bits[at]), seconds[at]) for at in bounds]
+
+    def items(self) -> Iterator[tuple[int, list[Bound]]]:
+        """The operations that have bottlenecks, with these."""
+        return ((number, self[number]) for number in np.flatnonzero(np.diff(self.first)).tolist())
+
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int], list[float]]:
+        """The arrays as lists, which are faster for single entries."""
+        return self.first.tolist(), self.bits.tolist(), self.seconds.tolist()
+
+    def _names(self, index: int, bits: int) -> tuple[int, ...]:
+        return tuple([constraint for at, constraint in enumerate(self.plan.path(index)) if bits >> at & 1])
+
+
+class Record:
+    """The record of a program: the columns of `times_table`, and the bounds."""
+
+    def __init__(self, times: Table, bounds: Bounds) -> None:
+        self.free_s: FloatArray = times["free_s"]
+        self.there_s: FloatArray = times["there_s"]
+        self.start_s: FloatArray = times["start_s"]
+        self.launched_s: FloatArray = times["launched_s"]
+        self.end_s: FloatArray = times["end_s"]
+        self.waited_for: Int32Array = times["waited_for"]
+        self.bounds = bounds
+
+    def times(self) -> tuple[FloatArray, ...]:
+        """All times, in order."""
+        return self.free_s, self.there_s, self.start_s, self.launched_s, self.end_s
+
 
 Spent = tuple[tuple[str, float], ...]
 
@@ -99,8 +175,8 @@ class _EventBuilder:
     def _spent_by_call(
         self, number: int, rank: int, parts: Sequence[tuple[str, Number]]
     ) -> tuple[tuple[str, Number], ...]:
-        own = [(what, float(self._machine.call_s(seconds, rank))) for what, seconds in parts]
-        return lasting([*self._waiting(number), *own, *self._lost(number)])
+        of_rank = [(what, float(self._machine.call_s(seconds, rank))) for what, seconds in parts]
+        return lasting([*self._waiting(number), *of_rank, *self._lost(number)])
 
     def _send(self, step: int, ends: Sequence[int], blocks: Sequence[int], size_bytes: int, number: int) -> Event:
         """The event of a message, represented by operation `number` of the program."""
@@ -129,12 +205,12 @@ class _EventBuilder:
     def _bounds(self, number: int, source: int, destination: int) -> dict[int, float]:
         """The seconds during which each constraint of a route was the bottleneck; ties go to the first constraint."""
         route = self._topology.route(source, destination).constraints
-        found: dict[int, float] = {}
+        by_constraint: dict[int, float] = {}
         for classes, seconds in self._all_bounds[number]:
             among = (each for each in route if self._class_of_constraint.get(each) in classes)
             first = min(among, default=OWN_LIMIT)
-            found[first] = found.get(first, 0.0) + seconds
-        return found
+            by_constraint[first] = by_constraint.get(first, 0.0) + seconds
+        return by_constraint
 
     def _bound_by(self, number: int, bounds: dict[int, float], cost: Cost, launch_s: float) -> str:
         """The dominant share of a message's time; ties up to rounding go to the first constraint."""

@@ -29,8 +29,8 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.topology.cuts import bottleneck, like, ranks_behind
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.limits import bottleneck, like, ranks_behind
 
 
 def attention_bound_s(machine: Machine, task: AttentionTask, initial: BoolArray | None = None) -> Number:

@@ -33,9 +33,8 @@ from scipy.sparse.csgraph import connected_components
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
-from tasp_lab.topology.cuts import ring_cut
+from tasp_lab.topology.cuts import bottleneck, like, ranks_behind, ring_cut
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.limits import bottleneck, like, ranks_behind
 
 MAX_PARTITIONS = 64
 """Maximum partitions to consider if links have more bandwidths than that."""

@@ -30,7 +30,7 @@ from tasp_lab.schedules.hybrid.relayout import RelayoutTask
 from tasp_lab.schedules.hybrid.stack import layers_of
 from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.topology.limits import like
+from tasp_lab.topology.cuts import like
 
 ROUNDING = 1e-9
 """By how much of itself a time in floating point may lie below its bound."""

@@ -20,8 +20,8 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.passes import receivers
 from tasp_lab.schedules.linear.task import KEY_GRADIENTS, KEYS, QUERIES, RESULTS, LinearTask
+from tasp_lab.topology.cuts import like
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.limits import like
 
 
 def linear_bound_s(machine: Machine, task: LinearTask) -> Number:

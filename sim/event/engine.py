@@ -15,24 +15,23 @@ The engine is generic in its number type: if bandwidths, latencies, launch costs
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import gc
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import simpy
 
-from sim.event.gpu import Gpu
-from sim.event.launch_queue import Host
 from sim.event.network import Flow, Network
-from sim.event.progress import Progress
-from sim.gc_pause import without_garbage_collection
+from sim.event.rank import Gpu, Host
+from sim.host import issue_times, messages_under
 from sim.max_min import OWN_LIMIT
 from sim.messages import LibraryMessages
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
-from tasp_lab.machines.host_model.issue_times import issue_times
-from tasp_lab.machines.host_model.serial_messages import messages_under
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, SENT
+from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, LANE, SENT
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
@@ -134,20 +133,20 @@ class _Run:
 
     def _transfers_by_lane(self) -> Mapping[tuple[int, int], list[_Transfer]]:
         """The messages of each lane of each rank, in the order of ranks, lanes and steps."""
-        found: dict[tuple[int, int], list[_Transfer]] = {}
+        transfers: dict[tuple[int, int], list[_Transfer]] = {}
         messages, library = self._derived.messages, LibraryMessages(self._schedule, self._comm_library)
         costs = (kinds[which] for _, kinds, number in library.by_step(messages) for which in number.tolist())
         for number, (row, cost) in enumerate(zip(messages.rows(), costs, strict=True)):
-            found.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, cost))
-        return dict(sorted(found.items()))
+            transfers.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, cost))
+        return dict(sorted(transfers.items()))
 
     def _calls_by_lane(self) -> Mapping[tuple[int, int], list[int]]:
         """The numbers of the calls of each compute lane of each rank, in the order of ranks, lanes and steps."""
-        found: dict[tuple[int, int], list[int]] = {}
+        by_lane: dict[tuple[int, int], list[int]] = {}
         calls = self._derived.calls
         for number, key in enumerate(zip(calls.rank.tolist(), calls.lane.tolist(), strict=True)):
-            found.setdefault(key, []).append(number)
-        return dict(sorted(found.items()))
+            by_lane.setdefault(key, []).append(number)
+        return dict(sorted(by_lane.items()))
 
     def _send_all(self, transfers: Sequence[_Transfer]) -> Generator[simpy.Event, None, None]:
         """The process of one lane of one rank."""
@@ -295,3 +294,71 @@ class _Run:
 def _waiting(waited_s: tuple[Number, Number], waited_for: str) -> tuple[tuple[str, Number], ...]:
     what = ("waiting for block", f"waiting for {'host' if waited_for == 'host' else 'buffer'}")
     return tuple(zip(what, waited_s, strict=True))
+
+
+Condition = tuple[int, int]
+"""An operation and its event."""
+
+
+class Progress:
+    """The state of all operations (`tasp_lab.schedule.messages`); buffers are released as their uses end.
+
+    `handed_out` are the calls that others wait for until they have been handed out.
+    """
+
+    def __init__(self, env: simpy.Environment, derived: MessageDependencies) -> None:
+        self._env = env
+        self._happened = tuple(bytearray(len(derived)) for _ in (SENT, ARRIVED, HANDED_OUT))
+        self._awaited: dict[Condition, simpy.Event] = {}
+        self.handed_out = frozenset(derived.edges.before[derived.edges.event == HANDED_OUT].tolist())
+        edges, releases = derived.edges, derived.edges.after >= derived.first_buffer
+        self._conditions: dict[int, dict[int, list[Condition]]] = {BLOCK: {}, BUFFER: {}}
+        waits = ~releases & (edges.cause != LANE)
+        for before, after, event, cause in _rows(*(column[waits] for column in edges)):
+            self._conditions[cause].setdefault(after, []).append((before, event))
+        self._pending_uses: dict[int, int] = {}
+        self._used: dict[Condition, list[int]] = {}
+        for before, buffer, event, _ in _rows(*(column[releases] for column in edges)):
+            self._pending_uses[buffer] = self._pending_uses.get(buffer, 0) + 1
+            self._used.setdefault((before, event), []).append(buffer)
+
+    def conditions(self, operation: int, cause: int) -> list[Condition]:
+        """What an operation waits for, by cause: for blocks, or for memory."""
+        return self._conditions[cause].get(operation, [])
+
+    def has(self, condition: Condition) -> bool:
+        operation, event = condition
+        return bool(self._happened[event][operation])
+
+    def wait(self, condition: Condition) -> simpy.Event:
+        """The event that fires when a condition that does not hold yet does."""
+        if condition not in self._awaited:
+            self._awaited[condition] = simpy.Event(self._env)
+        return self._awaited[condition]
+
+    def record(self, operation: int, event: int) -> None:
+        """Record an event of an operation."""
+        self._happened[event][operation] = True
+        if (awaited := self._awaited.pop((operation, event), None)) is not None:
+            awaited.succeed()
+        for buffer in self._used.pop((operation, event), ()):
+            self._pending_uses[buffer] -= 1
+            if not self._pending_uses[buffer]:
+                self.record(buffer, SENT)
+                self.record(buffer, ARRIVED)
+
+
+def _rows(*columns: IntArray) -> zip[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Pause cyclic garbage collection: scanning the millions of objects of a run multiplies its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

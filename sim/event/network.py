@@ -16,11 +16,21 @@ from typing import cast
 
 import simpy
 
-from sim.event.end_of_instant import after_everything
 from sim.max_min import OWN_LIMIT, max_min_rates
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.topology.graph import Route, Topology
+
+AFTER_EVERYTHING = 2
+"""A SimPy priority lower than URGENT (0) and NORMAL (1)."""
+
+
+def after_everything(env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+    """Schedule a callback at the current simulated time, after all other events of that time."""
+    event = simpy.Event(env)
+    event._ok, event._value = True, None
+    event.callbacks = [callback]
+    env.schedule(event, priority=AFTER_EVERYTHING)  # type: ignore[arg-type]
 
 
 class Flow:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -14,20 +15,27 @@ from tasp_lab.core.tables import DEFAULT_WIDTH, Part, Table
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn
 
 Document = dict[str, object]
 
 
-class Progress:
-    """Progress on standard error: a bar on a terminal, below the lines, else lines alone.
+LINES = 10
+"""Lines of a whole study where there is no terminal."""
 
-    The bar shows how many stages of how many have ended, what runs, and the time since the first one began. It is there
-    until all have ended or the context is left.
+
+class Progress:
+    """Progress on standard error: a bar on a terminal, below the lines, else lines alone. A context manager.
+
+    The bar is there until all has ended or the context is left.
     """
 
     def __init__(self, *, lines_only: bool = False) -> None:
+        self.ended = self.total = 0
         self._is_bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not lines_only
         self._bar: RichProgress | None = None
+        self._begin: tuple[int, float] | None = None
+        self._next = 0
 
     def line(self, text: str) -> None:
         """Show a line, above the bar if there is one."""
@@ -37,18 +45,60 @@ class Progress:
             self._bar.console.print(on_one_line(text), markup=False, highlight=False, soft_wrap=True)
 
     def count(self, done: int, total: int, what: str) -> None:
-        """Show how many stages have ended and which one begins, see `tasp_lab.core.progress.CountCallback`."""
+        """Show how many stages have ended and which one begins, see `tasp_lab.core.progress.CountCallback`.
+
+        The bar has the time since the first stage began.
+        """
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
         if not self._is_bar:
             count_lines(print_progress)(done, total, what)
         elif done < total:
-            if self._bar is None:
-                self._bar = _bar(total, what)
-                self._bar.start()
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=what, refresh=True)
+            text = TextColumn("{task.description}", markup=False)
+            self._show(done, total, what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
         else:
-            self._stop()
+            self.stop()
 
-    def _stop(self) -> None:
+    def points(self, ended: int, total: int, by_status: Mapping[str, int]) -> None:
+        """Show that `ended` of `total` points of a study have a row; those of the first call were there before.
+
+        The bar has the time that is left. Without a terminal there is a line per tenth, which counts the points that do
+        not apply or failed.
+        """
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+        self.ended, self.total = ended, total
+        if self._begin is None:
+            self._begin = ended, time.monotonic()
+        if self._is_bar:
+            percent, left = TextColumn("{task.percentage:>3.0f}%"), (TextColumn("ETA"), TimeRemainingColumn())
+            self._show(ended, total, "", percent, BarColumn(), MofNCompleteColumn(), *left)
+        elif ended >= self._next:
+            self._next = ended + max(1, total // LINES)
+            print_progress(f"{ended:,} of {total:,} points{_unanswered(by_status)}{self._left(self._begin)}")
+
+    def _left(self, begin: tuple[int, float]) -> str:
+        """How long the rest of the points takes, if that is known."""
+        from tasp_lab.study.check import text_of_seconds
+
+        first, begin_s = begin
+        if self.ended in (first, self.total):
+            return ""
+        rest_s = (time.monotonic() - begin_s) / (self.ended - first) * (self.total - self.ended)
+        return f", about {text_of_seconds(rest_s)} left"
+
+    def _show(self, done: int, total: int, what: str, *columns: ProgressColumn) -> None:
+        from rich.console import Console
+        from rich.progress import Progress as RichProgress
+
+        if self._bar is None:
+            self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(what, total=total, completed=done)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=what, refresh=True)
+
+    def stop(self) -> None:
+        """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -59,19 +109,20 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop()
+        self.stop()
 
 
-def _bar(total: int, what: str) -> RichProgress:
-    """A bar of rich, which is not shown before it is started."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
+def _unanswered(by_status: Mapping[str, int]) -> str:
+    """How many points of a study have no answer, in brackets; nothing without any.
 
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-    bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task(what, total=total)
-    return bar
+    >>> _unanswered({"ok": 3, "does not apply": 2, "failed": 0})
+    ' (2 do not apply)'
+    """
+    from tasp_lab.study.frames import statuses_text
+    from tasp_lab.study.rows import PREDICTED
+
+    text = statuses_text({status: count for status, count in by_status.items() if status not in PREDICTED})
+    return f" ({text})" if text else ""
 
 
 def print_json(document: Document) -> None:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except Exception:
             if interrupts.heard:  # some libraries turn an interrupt of their import into an ImportError
                 _leave(130, "interrupted")
-            from tasp_lab.core.leaving import leave, leaves_at_once
+            from tasp_lab.core.process import leave, leaves_at_once
 
             if leaves_at_once():
                 traceback.print_exc()
@@ -197,6 +197,6 @@ def _leave(code: int, message: str = "") -> NoReturn:
             getattr(sys, name).flush()
         except OSError:
             setattr(sys, name, io.StringIO())
-    from tasp_lab.core.leaving import leave
+    from tasp_lab.core.process import leave
 
     leave(code)

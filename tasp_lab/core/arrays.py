@@ -24,8 +24,8 @@ def distinct(values: IntArray) -> IntArray:
     array([1, 3])
     """
     ordered = np.sort(values)
-    found: IntArray = ordered[np.concatenate([[True], np.diff(ordered) > 0])[: len(ordered)]]
-    return found
+    unrepeated: IntArray = ordered[np.concatenate([[True], np.diff(ordered) > 0])[: len(ordered)]]
+    return unrepeated
 
 
 Values = npt.NDArray[np.generic]
@@ -70,7 +70,7 @@ def _numbered(values: Values) -> tuple[IntArray, IntArray]:
 
 
 def _numbered_densely(values: IntArray, span: int) -> tuple[IntArray, IntArray]:
-    """The same for values from 0 to `span`, by a table of all of them."""
+    """The unequal values in ascending order, as `distinct`, of values from 0 to `span`, by a table of all of them."""
     first = np.full(span, -1)
     first[values[::-1]] = np.arange(len(values) - 1, -1, -1)  # of several assignments the last one counts
     firsts = np.sort(first[first >= 0])

@@ -10,7 +10,7 @@ AttentionKind = Literal["softmax", "linear", "hybrid"]
 """Kinds of attention layers, and stacks of both."""
 
 KindChoice = Literal["softmax", "linear", "hybrid", "all"]
-"""Those, and each of them on its own."""
+"""A kind of layers, or all kinds."""
 
 Decay = Literal["none", "head", "scalar", "channel"]
 """Decay of the state of linear attention: none, a constant per KV head, or one that depends on the data, per position

@@ -29,12 +29,14 @@ def nearest(name: object, known: Iterable[str], most: int = 1, at_least: float =
     (['zigzag-ring-attention'], ['h100-8', 'h100-4x8'])
     """
     text, names = str(name), list(known)
-    given = _letters(text)
-    found = [each for each in names if len(given) > 3 and _letters(each).startswith(given)]  # names not written out
+    letters = _letters(text)
+    matches = [
+        each for each in names if len(letters) > 3 and _letters(each).startswith(letters)
+    ]  # names not written out
     for form in (str.casefold, _letters):
         forms = {form(each): each for each in reversed(names)}
-        found += [forms[each] for each in difflib.get_close_matches(form(text), forms, most, at_least)]
-    return list(dict.fromkeys(found))[:most]
+        matches += [forms[each] for each in difflib.get_close_matches(form(text), forms, most, at_least)]
+    return list(dict.fromkeys(matches))[:most]
 
 
 def _letters(name: str) -> str:

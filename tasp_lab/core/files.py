@@ -50,7 +50,7 @@ def file_sha256(name: str | None) -> str:
     """
     if not isinstance(name, str) or not os.path.isfile(name):
         return ""
-    with contextlib.suppress(OSError):  # who reads it for its content says why
+    with contextlib.suppress(OSError):  # the reader of its content raises the error
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
     return ""
 

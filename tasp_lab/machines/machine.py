@@ -161,7 +161,7 @@ class Recipe(Protocol):
         """The communication library with these constants."""
 
     def with_pairs(self) -> Recipe:
-        """The recipe whose library has a communicator per pair of ranks (`tasp_lab.machines.libraries.pairs`)."""
+        """The recipe whose library has a communicator per pair of ranks (`PairLibrary`)."""
 
 
 @dataclass(frozen=True)

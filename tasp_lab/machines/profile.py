@@ -21,6 +21,7 @@ from tasp_lab.machines.libraries.channels import (
     ChannelLibrary,
     ChannelRule,
     Medium,
+    PairLibrary,
     Protocol,
     ProtocolName,
     channel_rule,
@@ -28,7 +29,6 @@ from tasp_lab.machines.libraries.channels import (
     power_of_two,
 )
 from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
-from tasp_lab.machines.libraries.pairs import PairLibrary
 from tasp_lab.machines.library_constants import gloo, split_at
 from tasp_lab.machines.machine import Constant, Machine, NetworkKind
 from tasp_lab.topology.builders import full_mesh, nodes, switch

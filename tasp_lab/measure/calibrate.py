@@ -44,7 +44,7 @@ from tasp_lab.measure.readers.file_position import check_is_text
 from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
-from tasp_lab.validation.measure_machine import FabricCalibration, measure_fabric
+from tasp_lab.validation.fabrics import FabricCalibration, measure_fabric
 
 _EXPECTED = "a CSV table (.csv), or a log of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest"
 

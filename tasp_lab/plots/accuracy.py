@@ -1,7 +1,15 @@
-"""Plots of measured tables and their predictions: times and relative errors over size.
+"""Plots of predictions beside measurements: the errors of rows, with their intervals.
 
-Up to `MAX_PANELS` tables with more than `FEW_SIZES` sizes have a panel each, on shared axes. All other tables are lines
-of one overview of errors.
+The error of a row is predicted over measured time, less one. Its interval, 5 to 95 %, is drawn on the same axis: the
+errors that the row would have if it had taken as long as either end. A point on its bar is inside.
+
+The functions accept any object with these rows, so this package imports no engine.
+
+`draw_tables` draws collectives: up to `MAX_PANELS` tables with more than `FEW_SIZES` sizes have a panel each, on shared
+axes. All other tables are lines of one overview of errors.
+
+`draw_rows` draws layers and kernels: up to `MAX_PANELS` tables have a panel each, on shared axes; more are lines of one
+overview.
 """
 
 from __future__ import annotations
@@ -17,31 +25,219 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from tasp_lab.core.units import format_size, format_size_about, format_time
 from tasp_lab.measure.readers import MeasuredTable
-from tasp_lab.plots.error_rows import (
-    BAND,
-    INTERVAL_LABEL,
-    TARGET,
-    ErrorRow,
-    clipped,
-    error_ends,
-    plot_lines,
-    style_axes,
-)
 from tasp_lab.plots.timelines import INK, MEASURED, MUTED, PREDICTED, WIDTH_INCHES, lines_inches, wrapped
+
+REACH = 1.0
+"""Errors and intervals beyond this are drawn at the edge."""
+
+BAND, TARGET = "#bcd3e8", "#e8f0e4"
+"""Colors of intervals, and of the range of errors that is aimed at."""
+
+INTERVAL_LABEL = "5 to 95 %"
+
+COLORS = {"gpu-bound": PREDICTED, "host-bound": MEASURED, "whole-model": MUTED, None: PREDICTED}
+
+
+class Ends(Protocol):
+    """The interval of a predicted time."""
+
+    @property
+    def low_s(self) -> float: ...
+    @property
+    def high_s(self) -> float: ...
+
+
+class ErrorRow(Protocol):
+    """One measurement; `relative_error` is predicted over measured time, minus one, None without either."""
+
+    @property
+    def measured_s(self) -> float | None: ...
+    @property
+    def relative_error(self) -> float | None: ...
+    @property
+    def in_scope(self) -> bool: ...
+    @property
+    def regime(self) -> str | None: ...
+    @property
+    def interval(self) -> Ends | None: ...
+
+
+class ErrorTable(Protocol):
+    """A table by name, and a row for each measurement."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[ErrorRow]: ...
+
+
+def shown(table: ErrorTable) -> list[ErrorRow]:
+    """The rows that have an error."""
+    return [row for row in table.rows if row.relative_error is not None and row.measured_s]
+
+
+def clipped(error: float | None) -> float:
+    """An error, at most `REACH` to either side."""
+    return min(max(error or 0.0, -REACH), REACH)
+
+
+def error_ends(row: ErrorRow) -> tuple[float, float] | None:
+    """The errors of a row if it had taken as long as its interval ends: the lower one first; None without an interval.
+
+    >>> from types import SimpleNamespace as Row
+    >>> error_ends(Row(measured_s=2.0, relative_error=1.0, interval=Row(low_s=2.0, high_s=8.0)))
+    (-0.5, 1.0)
+    """
+    if row.interval is None or row.measured_s is None or row.relative_error is None:
+        return None
+    predicted_s = row.measured_s * (1 + row.relative_error)
+    return predicted_s / row.interval.high_s - 1, predicted_s / row.interval.low_s - 1
+
+
+def median_ends(rows: Sequence[ErrorRow]) -> tuple[float, float] | None:
+    """The median ends of the intervals of rows that count; None without intervals."""
+    ends = [each for row in rows if row.in_scope and (each := error_ends(row)) is not None]
+    if not ends:
+        return None
+    low, high = np.median(np.array(ends), axis=0)
+    return clipped(float(low)), clipped(float(high))
+
+
+def summary(rows: Sequence[ErrorRow]) -> str:
+    """The median error of the rows that count, and how many are inside their intervals."""
+    counted = [row for row in rows if row.in_scope]
+    if not counted:
+        return "no row counts"
+    ends = [(row.relative_error or 0.0, each) for row in counted if (each := error_ends(row)) is not None]
+    inside = np.mean([low <= error <= high for error, (low, high) in ends]) if ends else None
+    median = np.median([abs(row.relative_error or 0.0) for row in counted])
+    return f"median {median:.1%} of {len(counted)}" + (f", {inside:.0%} inside" if inside is not None else "")
+
+
+def plot_lines(tables: Sequence[ErrorTable], axes: Axes, target: float) -> None:
+    """Errors of all rows, one line per table, over the median interval; errors within `target` are shaded."""
+    axes.axvspan(-target, target, color=TARGET, linewidth=0)
+    axes.axvline(0, color=MUTED, linewidth=0.8)
+    for place, table in enumerate(tables):
+        rows = shown(table)
+        if (ends := median_ends(rows)) is not None:
+            axes.barh(place, ends[1] - ends[0], 0.55, ends[0], color=BAND, alpha=0.6)
+        colors = [COLORS.get(row.regime, PREDICTED) for row in rows]
+        fills = [color if row.in_scope else "none" for row, color in zip(rows, colors, strict=True)]
+        errors = [clipped(row.relative_error) for row in rows]
+        axes.scatter(errors, [place] * len(rows), c=fills, edgecolors=colors, s=14, linewidths=0.6, zorder=3)
+        axes.annotate(summary(rows), (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8,
+                      color=INK)  # fmt: skip
+    axes.set_yticks(range(len(tables)), [each.label for each in tables])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set(xlim=(-1.1 * REACH, 1.1 * REACH), ylim=(len(tables) - 0.5, -0.5))
+    axes.set_xlabel(
+        f"predicted over measured time, less one; beyond {REACH:.0%} at the edge\n"
+        f"(hollow: does not count; bar: {INTERVAL_LABEL}, the median of the table; green: {target:.0%})"
+    )
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    style_axes(axes)
+
+
+def style_axes(axes: Axes) -> None:
+    """A grid below the data, no frame above and to the right, small labels."""
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8, colors=INK)
+    axes.xaxis.label.set_fontsize(9)
+    axes.yaxis.label.set_fontsize(9)
+
+
+MAX_PANELS = 12
+"""Maximum number of panels; with more tables, all tables are lines of an overview."""
+
+CLOSE_ERROR = 0.15
+"""The range of errors that is shaded."""
+
+_COLUMNS = 4
+
+
+def draw_rows(tables: Sequence[ErrorTable], title: str = "Error of predictions over measured time") -> Figure:
+    """All tables with a predicted row, as panels or as lines of an overview."""
+    tables = [each for each in tables if shown(each)]
+    panels = len(tables) <= MAX_PANELS
+    lines = math.ceil(len(tables) / _COLUMNS)
+    text = wrapped(title, 100)
+    height = (2.3 * lines + 0.4 if panels else 1.2 + 0.19 * len(tables)) + lines_inches(text)
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained", facecolor="white")
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+    if panels and tables:
+        _draw_row_panels(figure, tables, lines)
+    elif tables:
+        plot_lines(tables, figure.subplots(), CLOSE_ERROR)
+    return figure
+
+
+def _draw_row_panels(figure: Figure, tables: Sequence[ErrorTable], lines: int) -> None:
+    columns = min(_COLUMNS, len(tables))
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for index, (table, axes) in enumerate(zip(tables, grid, strict=False)):
+        plot_rows(table, axes)
+        axes.set(
+            ylabel="error" if index % columns == 0 else "", xlabel="time" if index + columns >= len(tables) else ""
+        )
+        axes.tick_params(labelbottom=index + columns >= len(tables))
+    for axes in grid[len(tables) :]:
+        axes.set_visible(False)
+    labelled = {str(points.get_label()): points for axes in grid for points in axes.collections if points.get_label()}
+    labelled = {label: points for label, points in labelled.items() if not label.startswith("_")}
+    figure.legend(
+        list(labelled.values()), list(labelled), loc="outside upper right", ncols=4, frameon=False, fontsize=8
+    )
+
+
+def plot_rows(table: ErrorTable, axes: Axes) -> None:
+    """Errors over measured times in seconds, by regime, over their intervals; rows that do not count are hollow."""
+    axes.axhspan(-CLOSE_ERROR, CLOSE_ERROR, color=TARGET, linewidth=0)
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    rows = shown(table)
+    _intervals(axes, rows)
+    for regime in dict.fromkeys(row.regime for row in rows):
+        chosen = [row for row in rows if row.regime == regime]
+        times = [row.measured_s or math.nan for row in chosen]
+        _row_points(axes, times, chosen, regime)
+    axes.set(xscale="log", ylim=(-1.1 * REACH, 1.1 * REACH))
+    axes.set_title(f"{wrapped(table.label, 36)}\n{summary(rows)}", loc="left", fontsize=8, color=INK, parse_math=False)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.xaxis.set_major_locator(LogLocator(10, numticks=5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _: format_time(time_s)))
+    style_axes(axes)
+
+
+def _intervals(axes: Axes, rows: Sequence[ErrorRow]) -> None:
+    """A bar at the time of each row that has an interval."""
+    ends = [(row.measured_s, *each) for row in rows if (each := error_ends(row)) is not None]
+    if ends:
+        times, low, high = zip(*ends, strict=True)
+        axes.vlines(times, [*map(clipped, low)], [*map(clipped, high)], color=BAND, linewidth=3, label=INTERVAL_LABEL)
+
+
+def _row_points(axes: Axes, times: Sequence[float], rows: Sequence[ErrorRow], regime: str | None) -> None:
+    color, errors = COLORS.get(regime, PREDICTED), [clipped(row.relative_error) for row in rows]
+    inside = np.array([abs(error) < REACH for error in errors])
+    fills = np.array([color if row.in_scope else "none" for row in rows])
+    for marker, chosen in (("o", inside), ("^", ~inside)):
+        label = f"{regime or 'rows'}" if marker == "o" else "_"
+        axes.scatter(np.array(times)[chosen], np.array(errors)[chosen], c=fills[chosen], edgecolors=color, s=14,
+                     marker=marker, linewidths=0.6, zorder=3, label=label)  # fmt: skip
+
 
 FEW_SIZES = 3
 """With at most this many sizes a table has no panel; its errors suffice."""
-
-MAX_PANELS = 12
-"""Maximum number of panels; with more long tables, all tables are lines of the overview."""
 
 MAX_LINES = 60
 """Maximum number of lines of the overview, those with the largest errors."""
 
 TARGET_ERROR = 0.05
 """The range of errors that is shaded."""
-
-_COLUMNS = 4
 
 
 class SizeRow(ErrorRow, Protocol):
@@ -116,10 +312,10 @@ def _draw_panels(part: SubFigure, tables: Sequence[SizeTable], lines: int) -> No
             other.sharey(axes[0])
     sizes = [row.size_bytes for each in tables for row in each.rows]
     reach = 1.15 * max([2 * TARGET_ERROR, *(_reach(row) for each in tables for row in each.rows)])
-    for index, each in enumerate(tables):
+    for index, table in enumerate(tables):
         first, last = index % columns == 0, index + columns >= len(tables)
-        plot_table(each, times[index])
-        plot_errors(each, errors[index])
+        plot_table(table, times[index])
+        plot_errors(table, errors[index])
         errors[index].set_ylim(-reach, reach)
         for axes, label in ((times[index], "time"), (errors[index], "error")):
             axes.set(ylabel=label if first else "", xlabel="size" if last and label == "error" else "")

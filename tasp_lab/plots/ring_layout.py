@@ -163,12 +163,12 @@ def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 def _joined_by_switches(topology: Topology) -> dict[Vertex, set[Vertex]]:
     """The neighbours of each switch."""
-    found: dict[Vertex, set[Vertex]] = {switch: set() for switch in topology.vertices[topology.world_size :]}
-    for link in topology.links if found else ():
+    joined: dict[Vertex, set[Vertex]] = {switch: set() for switch in topology.vertices[topology.world_size :]}
+    for link in topology.links if joined else ():
         for end, other in ((link.source, link.destination), (link.destination, link.source)):
-            if end in found:
-                found[end].add(other)
-    return found
+            if end in joined:
+                joined[end].add(other)
+    return joined
 
 
 def _with_switches(topology: Topology, ranks: FloatArray) -> dict[Vertex, FloatArray]:

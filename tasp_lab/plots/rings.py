@@ -32,7 +32,7 @@ from tasp_lab.plots.timelines import (
     wrapped,
 )
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.link_loads import constraint_loads
+from tasp_lab.rings.rings import constraint_loads
 from tasp_lab.topology.graph import Topology
 
 MAX_HOPS_TOGETHER = 150

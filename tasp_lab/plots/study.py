@@ -1,13 +1,14 @@
 """Plots of studies: curves with their intervals and bounds in panels, and maps of which schedule wins where.
 
-The functions take plain data, so this module imports no study. Every picture has a caption with what is held constant.
+The functions take data frames (`tasp_lab.study.chart` makes them), so this module imports no study. Every picture has
+a caption with what is held constant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -19,6 +20,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from tasp_lab.plots.timelines import INK, MUTED, WIDTH_INCHES, lines_inches, wrapped
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """The scheme "bright" of Paul Tol's colour schemes (SRON technical note 09-002), which colour-blind readers can tell
@@ -40,6 +44,9 @@ MAX_LINES = len(COLORS) * len(MARKERS)
 MAX_PANELS = 24
 """Maximum number of panels."""
 
+ColorOf = Callable[[str | float | None], tuple[float, float, float]]
+"""The colour of a value."""
+
 BAND_ALPHA = 0.16
 DASHES = (0, (4, 2))
 _COLUMNS = 3
@@ -57,42 +64,6 @@ class Scale(NamedTuple):
     categories: Sequence[str] = ()
 
 
-class Curve(NamedTuple):
-    """A line: `y` over `x`, its interval, its bound, and points that are at least or at most `limit`; NaN for none."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
-    bound: Sequence[float]
-    limit: Sequence[float]
-
-
-class Panel(NamedTuple):
-    """A panel: its title and its lines."""
-
-    title: str
-    curves: Sequence[Curve]
-
-
-class MapCell(NamedTuple):
-    """A cell of a map: what gives its colour, a name or a number, its text, and whether it is sure."""
-
-    value: str | float | None
-    text: str
-    is_sure: bool = True
-
-
-class Map(NamedTuple):
-    """A map: its title, the names of its rows and columns, and its cells by position; pairs without a row have none."""
-
-    title: str
-    rows: Sequence[str]
-    columns: Sequence[str]
-    cells: Mapping[tuple[int, int], MapCell]
-
-
 class Words(NamedTuple):
     """The texts around a picture: its title, its caption, and the labels of the axes of maps."""
 
@@ -105,24 +76,33 @@ class Words(NamedTuple):
 # ------------------------------------------------------------------------------------------------------- curves
 
 
-def draw_curves(panels: Sequence[Panel], x: Scale, y: Scale, words: Words, reference: float | None = None) -> Figure:
-    """Panels on shared axes; a line at `reference`, if there is one."""
+def draw_curves(points: pd.DataFrame, x: Scale, y: Scale, words: Words, reference: float | None = None) -> Figure:
+    """Panels on shared axes; a horizontal line at `reference`, if there is one.
+
+    `points` has the columns ``panel``, ``line``, ``x``, ``y``, ``low`` and ``high`` (the interval), ``bound``, and
+    ``limit`` (what y is at least or at most where it is not known); NaN for nothing.
+    """
+    panels = dict(list(points.groupby("panel", sort=False)))
     columns = min(_COLUMNS, max(len(panels), 1))
     lines = math.ceil(len(panels) / columns)
-    styles = _styles(panels)
-    handles = [*_handles(styles), *_meanings(panels)]
-    figure = _figure(words, _PANEL_INCHES * lines if lines > 1 else 4.2, handles)
+    # Colour and marker of each line, the same in all panels.
+    styles = {
+        label: (COLORS[place % len(COLORS)], MARKERS[place // len(COLORS) % len(MARKERS)])
+        for place, label in enumerate(points["line"].unique())
+    }
+    figure = _figure(words, _PANEL_INCHES * lines if lines > 1 else 4.2, _curve_handles(points, styles))
     if not panels:
         return figure
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    for index, (panel, axes) in enumerate(zip(panels, grid.ravel(), strict=False)):
+    for index, ((title, panel), axes) in enumerate(zip(panels.items(), grid.ravel(), strict=False)):
         _plot_panel(panel, axes, styles, bool(x.categories))
+        axes.set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
         if reference is not None:
             axes.axhline(reference, color=MUTED, linewidth=0.8, zorder=1)
         axes.set_xlabel(x.label if index + columns >= len(panels) else "", fontsize=9, color=INK)
         axes.set_ylabel(y.label if index % columns == 0 else "", fontsize=9, color=INK)
         axes.tick_params(labelbottom=index + columns >= len(panels))
-    _scale_axes(grid[0, 0], panels, x, y)
+    _scale_axes(grid[0, 0], points, x, y)
     for axes in grid.ravel()[len(panels) :]:
         axes.set_visible(False)
     return figure
@@ -152,47 +132,39 @@ def _legend_columns(handles: Sequence[Artist]) -> int:
     return max(1, min(len(handles), int(WIDTH_INCHES / (0.45 + 0.068 * longest))))
 
 
-def _styles(panels: Sequence[Panel]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each line, the same in all panels."""
-    labels = dict.fromkeys(curve.label for panel in panels for curve in panel.curves)
-    return {
-        label: (COLORS[place % len(COLORS)], MARKERS[place // len(COLORS) % len(MARKERS)])
-        for place, label in enumerate(labels)
-    }
-
-
-def _plot_panel(panel: Panel, axes: Axes, styles: Mapping[str, tuple[str, str]], apart: bool) -> None:
+def _plot_panel(panel: pd.DataFrame, axes: Axes, styles: Mapping[str, tuple[str, str]], apart: bool) -> None:
     """The lines of a panel; over categories points beside each other, `apart`."""
+    lines = list(panel.groupby("line", sort=False))
     alike = has_one_bound(panel)
-    for place, curve in enumerate(panel.curves):
-        color, marker = styles[curve.label]
-        shift = 0.7 * ((place + 0.5) / len(panel.curves) - 0.5) if apart else 0.0
-        x = np.array(curve.x) + shift
+    for place, (label, line) in enumerate(lines):
+        color, marker = styles[label]
+        shift = 0.7 * ((place + 0.5) / len(lines) - 0.5) if apart else 0.0
+        x = line["x"].to_numpy(float) + shift
         if apart:
-            axes.vlines(x, curve.low, curve.high, color=color, alpha=2 * BAND_ALPHA, linewidth=4)
+            axes.vlines(x, line["low"], line["high"], color=color, alpha=2 * BAND_ALPHA, linewidth=4)
         else:
-            axes.fill_between(x, curve.low, curve.high, color=color, alpha=BAND_ALPHA, linewidth=0)
-        axes.plot(x, curve.y, color=color, marker=marker, markersize=3.2, linewidth=0 if apart else 1.3, zorder=3)
-        axes.plot(x, curve.limit, color=color, marker=marker, markersize=4.5, markerfacecolor="white",
+            axes.fill_between(x, line["low"], line["high"], color=color, alpha=BAND_ALPHA, linewidth=0)
+        axes.plot(x, line["y"], color=color, marker=marker, markersize=3.2, linewidth=0 if apart else 1.3, zorder=3)
+        axes.plot(x, line["limit"], color=color, marker=marker, markersize=4.5, markerfacecolor="white",
                   linestyle="none", zorder=3)  # fmt: skip
         if not (alike and place) and not apart:
-            axes.plot(x, curve.bound, color=INK if alike else color, linestyle=DASHES, linewidth=0.8)
-    axes.set_title(panel.title, loc="left", fontsize=9, color=INK, parse_math=False)
+            axes.plot(x, line["bound"], color=INK if alike else color, linestyle=DASHES, linewidth=0.8)
     axes.grid(alpha=0.25, which="major")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8, colors=INK)
 
 
-def has_one_bound(panel: Panel) -> bool:
-    """Whether all lines of a panel with a bound have the same one."""
-    known = np.array([curve.bound for curve in panel.curves if [*curve.x] == [*panel.curves[0].x]], float)
-    return len(known) == len(panel.curves) and bool(np.allclose(known, known[0], rtol=1e-3, equal_nan=True))
+def has_one_bound(panel: pd.DataFrame) -> bool:
+    """Whether all lines of a panel have the same bound, which then is drawn once."""
+    lines = [(line["x"].tolist(), line["bound"].to_numpy(float)) for _, line in panel.groupby("line", sort=False)]
+    first_x, first = lines[0]
+    return all(x == first_x and np.allclose(bound, first, rtol=1e-3, equal_nan=True) for x, bound in lines)
 
 
-def _scale_axes(axes: Axes, panels: Sequence[Panel], x: Scale, y: Scale) -> None:
+def _scale_axes(axes: Axes, points: pd.DataFrame, x: Scale, y: Scale) -> None:
     """Ticks at the values of x; those of y are written in its unit. All panels share both axes."""
-    values = sorted({value for panel in panels for curve in panel.curves for value in curve.x})
+    values = sorted(points["x"].unique())
     if x.logarithmic:
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(_thinned(values, 8)))
@@ -204,7 +176,7 @@ def _scale_axes(axes: Axes, panels: Sequence[Panel], x: Scale, y: Scale) -> None
             panel_axes.tick_params(axis="x", rotation=30)
     if y.logarithmic:
         axes.set_yscale("log")
-        _widen(axes, panels)
+        _widen(axes, points)
         axes.yaxis.set_major_locator(LogLocator(10, numticks=8))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
@@ -212,9 +184,9 @@ def _scale_axes(axes: Axes, panels: Sequence[Panel], x: Scale, y: Scale) -> None
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: y.text(value)))
 
 
-def _widen(axes: Axes, panels: Sequence[Panel]) -> None:
+def _widen(axes: Axes, points: pd.DataFrame) -> None:
     """On a logarithmic axis of less than a decade, make room for a labelled tick."""
-    shown = np.array([v for panel in panels for curve in panel.curves for v in (*curve.y, *curve.limit)], float)
+    shown = points[["y", "limit"]].to_numpy(float)
     shown = shown[np.isfinite(shown)]
     if len(shown) and shown.max() < 10 * shown.min():
         middle = math.sqrt(shown.max() * shown.min())
@@ -233,50 +205,48 @@ def _named(value: float, scale: Scale) -> str:
     return scale.categories[round(value)] if 0 <= round(value) < len(scale.categories) else ""
 
 
-def _handles(styles: Mapping[str, tuple[str, str]]) -> list[Artist]:
-    return [Line2D([], [], color=color, marker=marker, markersize=4, label=label)
-            for label, (color, marker) in styles.items()]  # fmt: skip
-
-
-def _meanings(panels: Sequence[Panel]) -> list[Artist]:
-    """Entries of the legend for what is drawn besides lines, if it is."""
-    curves = [curve for panel in panels for curve in panel.curves]
-    found: list[Artist] = []
-    if _any(curve.low for curve in curves):
-        found.append(Patch(color=MUTED, alpha=2 * BAND_ALPHA, linewidth=0, label="5 to 95 %"))
-    if _any(curve.bound for curve in curves):
-        found.append(Line2D([], [], color=INK, linestyle=DASHES, linewidth=0.8, label="bound"))
-    if _any(curve.limit for curve in curves):
-        found.append(Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle="none", markersize=4.5,
-                            label="settled by its bound, not simulated"))  # fmt: skip
-    return found
-
-
-def _any(series: Iterable[Sequence[float]]) -> bool:
-    return any(np.isfinite(np.asarray(each, float)).any() for each in series)
+def _curve_handles(points: pd.DataFrame, styles: Mapping[str, tuple[str, str]]) -> list[Artist]:
+    """The legend: the lines, and what is drawn besides them, if it is."""
+    handles: list[Artist] = [
+        Line2D([], [], color=color, marker=marker, markersize=4, label=label)
+        for label, (color, marker) in styles.items()
+    ]
+    if points["low"].notna().any():
+        handles.append(Patch(color=MUTED, alpha=2 * BAND_ALPHA, linewidth=0, label="5 to 95 %"))
+    if points["bound"].notna().any():
+        handles.append(Line2D([], [], color=INK, linestyle=DASHES, linewidth=0.8, label="bound"))
+    if points["limit"].notna().any():
+        handles.append(Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle="none",
+                              markersize=4.5, label="settled by its bound, not simulated"))  # fmt: skip
+    return handles
 
 
 # --------------------------------------------------------------------------------------------------------- maps
 
 
-def draw_maps(maps: Sequence[Map], words: Words) -> Figure:
-    """Maps one above the other. Names have a colour each, numbers a common colour scale around 1."""
-    heights = [_CELL_INCHES * len(each.rows) + 0.75 for each in maps]
-    color_of = _colors(maps)
-    figure = _figure(words, sum(heights), _map_handles(maps, color_of))
-    if not maps:
+def draw_maps(cells: pd.DataFrame, columns: Sequence[str], words: Words) -> Figure:
+    """Maps one above the other, each with the same columns.
+
+    `cells` has the columns ``panel``, ``row``, ``column``, ``value`` (a name, which has a colour of its own, or a
+    number, on a colour scale around 1), ``text``, and ``too_close``. Pairs without a cell stay white.
+    """
+    panels = dict(list(cells.groupby("panel", sort=False)))
+    heights = [_CELL_INCHES * panel["row"].nunique() + 0.75 for panel in panels.values()]
+    color_of = _colors([value for value in cells["value"] if value is not None])
+    figure = _figure(words, sum(heights), _map_handles(cells, color_of))
+    if not panels:
         return figure
-    grid = figure.subplots(len(maps), 1, squeeze=False, height_ratios=heights, sharex=True)[:, 0]
-    for index, (each, axes) in enumerate(zip(maps, grid, strict=True)):
-        _plot_map(each, axes, color_of)
+    grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights, sharex=True)[:, 0]
+    for index, ((title, panel), axes) in enumerate(zip(panels.items(), grid, strict=True)):
+        _plot_map(panel, columns, axes, color_of)
+        axes.set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
         axes.set_ylabel(words.y, fontsize=9, color=INK)
-        axes.set_xlabel(words.x if index == len(maps) - 1 else "", fontsize=9, color=INK)
+        axes.set_xlabel(words.x if index == len(panels) - 1 else "", fontsize=9, color=INK)
     return figure
 
 
-def _colors(maps: Sequence[Map]) -> Callable[[str | float | None], tuple[float, float, float]]:
+def _colors(values: Sequence[str | float]) -> ColorOf:
     """The colour of a cell by its value; white for none."""
-    values = [cell.value for each in maps for cell in each.cells.values() if cell.value is not None]
     names = list(dict.fromkeys(value for value in values if isinstance(value, str)))
     numbers = [value for value in values if not isinstance(value, str) and value > 0]
     reach = max([1.1, *numbers, *(1 / value for value in numbers)])
@@ -300,31 +270,28 @@ def _diverging(place: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _plot_map(found: Map, axes: Axes, color_of: Callable[[str | float | None], tuple[float, float, float]]) -> None:
-    """Cells in their colours, paler where they are not sure."""
-    image = np.ones((len(found.rows), len(found.columns), 3))
-    for (row, column), cell in found.cells.items():
-        strength = 0.75 if cell.is_sure else 0.32
-        image[row, column] = 1 + strength * (np.array(color_of(cell.value)) - 1)
+def _plot_map(panel: pd.DataFrame, columns: Sequence[str], axes: Axes, color_of: ColorOf) -> None:
+    """Cells in their colours, paler where they are too close to call."""
+    rows = list(panel["row"].unique())
+    image = np.ones((len(rows), len(columns), 3))
+    for cell in panel.itertuples():
+        row, column = rows.index(cell.row), columns.index(cell.column)
+        image[row, column] = 1 + (0.32 if cell.too_close else 0.75) * (np.array(color_of(cell.value)) - 1)
         axes.text(column, row, cell.text, ha="center", va="center", fontsize=8, color=INK, parse_math=False)
     axes.imshow(image, aspect="auto", interpolation="nearest")
-    axes.set_xticks(range(len(found.columns)), found.columns, fontsize=8)
-    axes.set_yticks(range(len(found.rows)), found.rows, fontsize=8)
-    axes.set_xticks(np.arange(len(found.columns) - 1) + 0.5, minor=True)
-    axes.set_yticks(np.arange(len(found.rows) - 1) + 0.5, minor=True)
+    axes.set_xticks(range(len(columns)), columns, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_xticks(np.arange(len(columns) - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(len(rows) - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=2)
     axes.tick_params(which="both", length=0, colors=INK)
     axes.spines[:].set_visible(False)
-    axes.set_title(found.title, loc="left", fontsize=9, color=INK, parse_math=False)
 
 
-def _map_handles(
-    maps: Sequence[Map], color_of: Callable[[str | float | None], tuple[float, float, float]]
-) -> list[Artist]:
+def _map_handles(cells: pd.DataFrame, color_of: ColorOf) -> list[Artist]:
     """A patch for each name; pale for what is too close to call."""
-    cells = [cell for each in maps for cell in each.cells.values()]
-    names = dict.fromkeys(cell.value for cell in cells if isinstance(cell.value, str))
-    found: list[Artist] = [Patch(color=color_of(name), alpha=0.75, linewidth=0, label=name) for name in names]
-    if not all(cell.is_sure for cell in cells):
-        found.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: too close to call"))
-    return found
+    names = [value for value in cells["value"].unique() if isinstance(value, str)]
+    handles: list[Artist] = [Patch(color=color_of(name), alpha=0.75, linewidth=0, label=name) for name in names]
+    if cells["too_close"].any():
+        handles.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: too close to call"))
+    return handles

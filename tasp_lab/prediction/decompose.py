@@ -71,7 +71,7 @@ def decompose(
     ----------
     topology : a topology, a machine, or its name.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.edits`.
+        `tasp_lab.topology.derived`.
     fold, lanes, rail_aligned, search_budget, progress : see `tasp_lab.rings.decompose.decompose`.
 
     Raises `NoDecompositionError` with the reason where there are no such rings, and `TopologyError` for an unknown

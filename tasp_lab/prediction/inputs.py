@@ -36,7 +36,7 @@ from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.objects import AnySchedule, built_in, names_in
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 from tasp_lab.workload.models.model import Model
@@ -165,7 +165,7 @@ def as_machine(
     missing_links: Sequence[str] = (),
     links: Sequence[str] = (),
 ) -> Machine:
-    """The machine, with some links removed or changed (see `tasp_lab.topology.edits`).
+    """The machine, with some links removed or changed (see `tasp_lab.topology.derived`).
 
     >>> as_machine("h100-8").comm_library.name, as_machine("h100-8", "ideal").comm_library.name
     ('nccl', 'ideal')

@@ -13,8 +13,8 @@ from operator import add
 
 import numpy as np
 
+from sim.host import busy_s
 from sim.simulate import simulate
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.kernel_compute import MERGE, PARTS
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.sampling import Sampling
@@ -26,9 +26,9 @@ from tasp_lab.prediction.provenance import machine_content, sha256
 from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import check_names, uses_rings

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, Unpack
 
-from sim.array.from_rings import is_ring_schedule
+from sim.array.from_schedule import is_ring_schedule
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
+from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.units import Number
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import Runtime
@@ -54,7 +54,7 @@ from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -119,7 +119,7 @@ def predict(
         a hybrid, a stack of them.
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.edits`.
+        `tasp_lab.topology.derived`.
     overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; `without_links` and `links`
         apply to the overridden machine.
     decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default

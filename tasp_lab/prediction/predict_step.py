@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab.core.choices import Checkpointing, MatrixDtype, Pass
 from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.inputs import (
     ComputeLike,

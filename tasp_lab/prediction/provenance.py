@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.linux.gpus import driver_version, library_variables
+from runtime.linux import driver_version, library_variables
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.core.version import VERSION

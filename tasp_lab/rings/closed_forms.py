@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
@@ -78,19 +79,19 @@ def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_align
     node_count, per_node = groups.shape
     by_node = node_rings(node_count, per_node, rail_aligned=rail_aligned)
     rings = groups.ravel()[by_node]
-    found = 2 if per_node in (3, 5) else 1
-    times = "once" if found == 1 else "twice"
+    least_fold = 2 if per_node in (3, 5) else 1
+    times = "once" if least_fold == 1 else "twice"
     reason = (
         f"({per_node}-K_{per_node}-{per_node})^{node_count}: {len(rings)} rings of Hamiltonian paths inside the nodes "
         f"use every pair inside a node and every NIC {times}"
     )
-    if found == 2:
+    if least_fold == 2:
         reason += f"; K*_{per_node} has no {per_node} Hamiltonian paths that share no pair of ranks"
     if is_rail_aligned(by_node, per_node):
         reason += "; every hop between nodes joins equal local ranks"
-    if fold == 2 and found == 1:
+    if fold == 2 and least_fold == 1:
         return Rings(np.repeat(rings, 2, axis=0), 2, f"{reason}; each ring twice")
-    return Rings(rings, found, reason)
+    return Rings(rings, least_fold, reason)
 
 
 def _nodes_of(topology: Topology) -> IntArray | None:
@@ -126,3 +127,56 @@ def _aligned_with(topology: Topology, first: IntArray, others: IntArray) -> IntA
     links = (constraints >= 0) & (constraints < len(topology.links))
     nearest = links.sum(axis=1).reshape(len(first), len(others)).argmin(axis=1)
     return others[nearest] if len(np.unique(nearest)) == len(others) else others
+
+
+# Rings of a full mesh on which any two ranks are at each distance equally often.
+#
+# What leaves every rank of every ring for the rank d places before it, as results of TokenRing do, then loads all links
+# equally, for each d. Rings that use each link once balance only d = 1 and d = n - 1.
+#
+# **Prime powers.** Let q be a prime power, and take the images of a ring (x_0, ..., x_{q-1}) of the elements of the
+# field of q elements under all maps x -> ax + b with a not 0. For two ranks u, v and a distance d, exactly one such map
+# takes x_i to u and x_{i+d} to v, for each i. So there are q of them, whatever u, v and d. The ring 0, 1, ..., q - 1
+# (elements as numbers to base p, digit by digit) is its own image under adding q/p, so q (q-1) / p images are
+# different: those of a prime are the q - 1 multiples of one ring; of 8 they are 28, of 4 all 6.
+#
+# **Even numbers of ranks** need more than n - 1 rings. Number the ranks by their place on one ring, let f(x) be the
+# place of rank x on another. If no two ranks are at the same distance on both, f(x) - x is different for all x, so
+# modulo n the sum of f(x) - x is that of all numbers, n (n-1) / 2, which is not 0 for even n; but the sums of f(x) and
+# of x are equal. So any two rings put two ranks at the same distance, and the link between them carries twice.
+
+
+def balanced_rings(n: int) -> IntArray | None:
+    """Rings of n ranks, each from rank 0 on, an int array (rings, n); None unless n is a prime power.
+
+    >>> balanced_rings(5).tolist()
+    [[0, 1, 2, 3, 4], [0, 2, 4, 1, 3], [0, 3, 1, 4, 2], [0, 4, 3, 2, 1]]
+    >>> [0 if rings is None else len(rings) for rings in map(balanced_rings, (2, 4, 6, 8, 9, 16))]
+    [1, 6, 0, 28, 24, 120]
+    """
+    prime = next((p for p in range(2, n + 1) if n % p == 0), 0)
+    degree = next((k for k in range(1, n.bit_length() + 1) if prime**k == n), 0)
+    if not degree:
+        return None
+    weights = prime ** np.arange(degree)
+    digits = np.arange(n)[:, None] // weights % prime
+    sums: IntArray = (digits[:, None] + digits) % prime @ weights
+    images = sums[:, _multiples(digits, prime, weights)].reshape(-1, n)
+    start = (images == 0).argmax(axis=1)
+    rings: IntArray = np.unique(images[np.arange(len(images))[:, None], (start[:, None] + np.arange(n)) % n], axis=0)
+    return rings
+
+
+def _multiples(digits: IntArray, prime: int, weights: IntArray) -> IntArray:
+    """All multiples of the elements of a field but those by 0, an array (n - 1, n)."""
+    n, degree = digits.shape
+    for reduced in product(range(prime), repeat=degree):
+        # times x, where x to the power of the degree is `reduced`: digits move up, the highest one is reduced
+        raised = np.pad(digits[:, :-1], ((0, 0), (1, 0))) + digits[:, -1:] * np.array(reduced)
+        times = raised % prime @ weights
+        powers = [np.arange(n)]
+        while len(powers) < n and (times[powers[-1]][1] != 1):
+            powers.append(times[powers[-1]])
+        if len(powers) == n - 1 and np.array_equal(times[powers[-1]], powers[0]):
+            return np.stack(powers)
+    raise AssertionError(f"a field of {n} elements has a generator")

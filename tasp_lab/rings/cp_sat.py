@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray, IntArray
-from tasp_lab.core.interrupts import deferred_interrupts
+from tasp_lab.core.process import deferred_interrupts
 from tasp_lab.rings.factors import rings_of
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.search_budget import SearchBudget

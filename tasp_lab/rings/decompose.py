@@ -31,10 +31,9 @@ from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings.closed_forms import closed_forms, gray_ring
 from tasp_lab.rings.complete_digraph import verify_cycles
-from tasp_lab.rings.few_rings import best_few, max_of_one_ring
-from tasp_lab.rings.link_loads import constraint_loads, ring_rate_bytes_per_s
+from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
 from tasp_lab.rings.problem import is_searchable
-from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.rings.search import RingSearch
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
@@ -204,7 +203,7 @@ def decompose(
         smallest such fold, or unequal shares if neither fold has optimal rings.
     lanes : maximum number of rings.
     rail_aligned : whether every hop between nodes must join equal local ranks; None: where possible.
-    search_budget : operations of the search (see `tasp_lab.rings.search_budget`), used if no closed form is
+    search_budget : operations of the search (see `tasp_lab.rings.problem`), used if no closed form is
         known. A larger budget never gives a lower rate.
     progress : called with each stage of the search.
 
@@ -248,16 +247,16 @@ def _best(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -
     return _concluded(best, budget)
 
 
-def _concluded(found: Decomposition, budget: SearchBudget) -> Decomposition:
+def _concluded(decomposition: Decomposition, budget: SearchBudget) -> Decomposition:
     """The result, its reason extended by what was not proved, and whether the budget ended the search."""
-    reason = found.reason
-    if not found.proved_optimal:
+    reason = decomposition.reason
+    if not decomposition.proved_optimal:
         reason += (
-            f"; not proved optimal: these carry {format_bandwidth(found.rate_bytes_per_s)}, "
-            f"the proved upper bound is {format_bandwidth(found.ring_limit_bytes_per_s)}"
+            f"; not proved optimal: these carry {format_bandwidth(decomposition.rate_bytes_per_s)}, "
+            f"the proved upper bound is {format_bandwidth(decomposition.ring_limit_bytes_per_s)}"
         )
         reason += "; a larger search budget may find better ones" if budget.ran_out else ""
-    return replace(found, reason=reason, search_complete=not budget.ran_out)
+    return replace(decomposition, reason=reason, search_complete=not budget.ran_out)
 
 
 def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Iterator[Decomposition]:
@@ -283,16 +282,16 @@ def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: S
         if known.fold > fold:
             more = f"; {known.reason}"
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
-    found, note = search.equal_rings(fold, strictly=True)
-    if found is None and fold == 1 and search.problem.is_uniform:
+    equal, note = search.equal_rings(fold, strictly=True)
+    if equal is None and fold == 1 and search.problem.is_uniform:
         most, proved = search.max_disjoint()
         if most is not None:
             note += f"; {len(most)} link-disjoint rings exist" + (", and no more" if proved else "")
-    if found is None:
+    if equal is None:
         raise NoDecompositionError(
             f"{topology.name}: no rings of fold {fold} reach the rate that the cuts allow: {note}{more}"
         )
-    return _concluded(_as_decomposition(topology, found), budget)
+    return _concluded(_as_decomposition(topology, equal), budget)
 
 
 def _with_lanes(
@@ -306,17 +305,17 @@ def _with_lanes(
         one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:
             return one
-    found: list[Decomposition] = []
+    candidates: list[Decomposition] = []
     for part in _rounds(budget):
         try:
-            found.append(_few(topology, lanes, rail_aligned, part))
+            candidates.append(_few(topology, lanes, rail_aligned, part))
         except NoDecompositionError:
-            if not found:
+            if not candidates:
                 raise
-        if found[-1].proved_optimal:
+        if candidates[-1].proved_optimal:
             break
-    best = max(found, key=lambda each: each.rate_bytes_per_s)
-    return replace(best, search_complete=found[0].search_complete)
+    best = max(candidates, key=lambda each: each.rate_bytes_per_s)
+    return replace(best, search_complete=candidates[0].search_complete)
 
 
 def _rounds(budget: SearchBudget) -> list[SearchBudget]:
@@ -337,8 +336,8 @@ def _few(topology: Topology, lanes: int, rail_aligned: bool | None, budget: Sear
         return full
     known = Rings(full.rings.astype(np.int64), full.fold, full.reason, full.shares)
     limit = ring_limit_bytes_per_s(topology, full.rate_bytes_per_s)
-    found = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
-    return _concluded(found, budget)
+    few = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
+    return _concluded(few, budget)
 
 
 def _as_decomposition(topology: Topology, found: Rings) -> Decomposition:

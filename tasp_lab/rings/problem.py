@@ -76,9 +76,9 @@ class RingProblem:
     @cached_property
     def arc_at(self) -> IntArray:
         """Int array (world_size, world_size): the number of the arc; -1 where there is none."""
-        found = np.full((self.world_size, self.world_size), -1, dtype=np.int64)
-        found[self.arcs[:, 0], self.arcs[:, 1]] = np.arange(len(self.arcs))
-        return found
+        arc_at = np.full((self.world_size, self.world_size), -1, dtype=np.int64)
+        arc_at[self.arcs[:, 0], self.arcs[:, 1]] = np.arange(len(self.arcs))
+        return arc_at
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -115,15 +115,15 @@ class RingProblem:
         >>> len(RingProblem.of(hypercube(3)).all_rings(100))
         12
         """
-        found: list[tuple[int, ...]] = []
+        rings: list[tuple[int, ...]] = []
         steps_left = 20 * max_rings
         for ring in self._rings_in_order():
             steps_left -= 1
             if ring is not None:
-                found.append(ring)
-            if len(found) > max_rings or steps_left < 0:
+                rings.append(ring)
+            if len(rings) > max_rings or steps_left < 0:
                 return None
-        return np.array(found, dtype=np.int64).reshape(-1, self.world_size)
+        return np.array(rings, dtype=np.int64).reshape(-1, self.world_size)
 
     def _rings_in_order(self) -> Iterator[tuple[int, ...] | None]:
         """All rings by backtracking; None for each step back."""

@@ -3,8 +3,8 @@
 Each stage yields rings with a higher rate, until they reach the bound of the narrowest cut:
 
 1. *Equal rings* on uniform links, each link used once, then twice: by enumeration if there are few rings, by switching
-   (`tasp_lab.rings.switching`), and by CP-SAT (`tasp_lab.rings.cp_sat`) if OR-tools is installed. With
-   shared ports or unequal links, by CP-SAT alone, for small instances.
+   (`tasp_lab.rings.factors`), and by CP-SAT (`tasp_lab.rings.cp_sat`) if OR-tools is installed. With shared ports or
+   unequal links, by CP-SAT alone, for small instances.
 2. *Rings with shares*, by linear programming (`tasp_lab.rings.fractional_packing`): over all rings if these can
    be listed; else over the fastest known rings with a few more beside them, since every ring costs messages; else by
    column generation, which chooses up to one ring per constraint.
@@ -25,6 +25,7 @@ from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings import cp_sat
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles
 from tasp_lab.rings.cp_sat import Answer
+from tasp_lab.rings.factors import SWITCHING_OPERATIONS, disjoint_rings
 from tasp_lab.rings.fractional_packing import (
     PATCHING_OPERATIONS,
     Packing,
@@ -38,7 +39,6 @@ from tasp_lab.rings.fractional_packing import (
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of
 from tasp_lab.rings.search_budget import SearchBudget
-from tasp_lab.rings.switching import SWITCHING_OPERATIONS, disjoint_rings
 from tasp_lab.topology.graph import Topology
 
 MAX_LISTED = 6000
@@ -89,15 +89,15 @@ class RingSearch:
 
     def best(self, known: list[IntArray]) -> Iterator[Rings]:
         """Equal rings of fold 1, then of fold 2, then rings with shares, which may include the `known` ones."""
-        found = list(known)
+        so_far = list(known)
         for fold in (1, 2):
             rings, note = self.equal_rings(fold)
             if rings is not None:
-                found.append(rings.rings)
+                so_far.append(rings.rings)
                 yield rings
             if note:
                 self.budget.progress(note)
-        yield from self._with_shares(found)
+        yield from self._with_shares(so_far)
 
     def equal_rings(self, fold: int, *, strictly: bool = False) -> tuple[Rings | None, str]:
         """Rings that reach the limit with equal shares and use no link more than `fold` times, or why there are none.
@@ -180,19 +180,19 @@ class RingSearch:
             proved = proved and note == Answer.IMPOSSIBLE.value
         return None, False
 
-    def _with_shares(self, found: list[IntArray]) -> Iterator[Rings]:
+    def _with_shares(self, so_far: list[IntArray]) -> Iterator[Rings]:
         if self.listed is not None:
             packing = best_packing(self.problem, self.listed)
             yield self._packed(packing, self._costs(packing, self.listed).min(), f"all {len(self.listed)} rings")
             return
-        if found:
-            few = self._with_few_beside(found)
-            found.append(few.rings)
+        if so_far:
+            few = self._with_few_beside(so_far)
+            so_far.append(few.rings)
             yield self._packed(few, 0.0, "known rings and rings beside them")
-        found = [*found, *self._over_fast_links()]
+        so_far = [*so_far, *self._over_fast_links()]
         find = Patching(self.problem, Random(0))
         self.budget.progress(f"joining cycles into rings, {_within(self.budget)}")
-        start = list(found)
+        start = list(so_far)
         for _ in range(2 * len(self.problem.linked)):
             ring = find(np.zeros(len(self.problem.arcs)))
             start += [] if ring is None else [ring[None]]
@@ -205,7 +205,7 @@ class RingSearch:
         packing, least = self._improved(best_packing(self.problem, np.unique(np.concatenate(start), axis=0)), find)
         yield self._packed(packing, least, "rings added one by one")
 
-    def _with_few_beside(self, found: list[IntArray]) -> Packing:
+    def _with_few_beside(self, so_far: list[IntArray]) -> Packing:
         """The fastest of the known rings, and rings over what they leave free, one by one while each adds to the rate.
 
         Each goes where the load is lowest. Prices do not show that: of many constraints that are full together they
@@ -214,7 +214,7 @@ class RingSearch:
         problem, budget = self.problem, self.budget.at_most(_BESIDE_OPERATIONS)
         budget.progress(f"putting rings beside known ones, {_within(budget)}")
         find, bandwidths = Patching(problem, Random(0)), np.array([float(each) for each in problem.bandwidths])
-        best = max((best_packing(problem, rings) for rings in found), key=lambda each: each.rate_bytes_per_s)
+        best = max((best_packing(problem, rings) for rings in so_far), key=lambda each: each.rate_bytes_per_s)
         while budget.allows_more():
             budget.spend(improvement_operations(problem, best))
             loads = problem.loads(best.rings) @ best.carried / bandwidths
@@ -233,8 +233,8 @@ class RingSearch:
         if not problem.has_own_links:
             return []
         median = sorted(problem.bandwidths)[len(problem.bandwidths) // 2]
-        own = (problem.uses.T @ problem.relative_bandwidths)[problem.arc_at]
-        fast = problem.linked & (own >= float(median / max(problem.bandwidths)) * (1 - RELATIVE_TOLERANCE))
+        bandwidth = (problem.uses.T @ problem.relative_bandwidths)[problem.arc_at]
+        fast = problem.linked & (bandwidth >= float(median / max(problem.bandwidths)) * (1 - RELATIVE_TOLERANCE))
         most = int(min(fast.sum(axis=0).min(), fast.sum(axis=1).min()))
         rings = self._by_switching(most, self.budget.at_most(SWITCHING_OPERATIONS), fast) if most else None
         return [] if rings is None else [rings]

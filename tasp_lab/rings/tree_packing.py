@@ -5,13 +5,13 @@ and loads its constraints. In AllGather every rank broadcasts: it is the root of
 shard. If the trees of every rank carry x bytes/s together, every rank receives (n - 1) x, which is maximised. On
 topologies without switches, trees reach the bottleneck cut of AllGather (J. Edmonds, "Edge-disjoint branchings", in
 Combinatorial Algorithms, 1973). Rings may not: a ring that enters a node carries all shards through its NICs, a tree
-only the shards that the node lacks. Switches forward but do not copy, and a pair of ranks has a single route; both may
-keep trees below the cut.
+only the shards that the node lacks. Switches forward but do not copy, and a pair of ranks has a single route; both
+may keep trees below the cut.
 
-There are too many trees to list, so they are added on demand (column generation). The dual solution assigns a price to
-every constraint, and only a tree that is cheaper than the present trees of its root can improve the packing. If there
-is none, the packing is optimal, and the prices are the certificate: x is at most the sum of price times bandwidth over
-the total cost of the cheapest tree of each root.
+There are too many trees to list, so they are added on demand (column generation). The dual solution assigns a price
+to every constraint, and only a tree that is cheaper than the present trees of its root can improve the packing. If
+there is none, the packing is optimal, and the prices are the certificate: x is at most the sum of price times
+bandwidth over the total cost of the cheapest tree of each root.
 """
 
 from __future__ import annotations
@@ -27,16 +27,97 @@ from scipy.sparse import csr_array, diags_array
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.rings.arborescences import cheapest_tree, distant_ancestors, reduce_depth, tree_depths
-from tasp_lab.rings.link_loads import ExactArray, loads_of_pairs
 from tasp_lab.rings.problem import RingProblem
-from tasp_lab.rings.rings import RELATIVE_TOLERANCE
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, ExactArray, loads_of_pairs
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut
 from tasp_lab.topology.graph import Topology
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
+
+
+# Minimum-cost arborescences (spanning out-trees).
+#
+# A tree is an int array (ranks,) of parents: the rank from which each rank receives; the root is its own parent.
+
+
+def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
+    """The minimum-cost arborescence rooted at `root`, as an array of parents.
+
+    `costs` is a float array (ranks, ranks), from row to column, infinite where no hop is possible. Each rank selects
+    its cheapest incoming hop. A cycle of selected hops is contracted, and entered where that adds the least cost
+    (Y. Chu, T. Liu, Scientia Sinica 14, 1965; J. Edmonds, "Optimum branchings", J. Res. NBS 71B, 1967). At most n
+    contractions of O(n^2) each; networkx takes 5 times as long for 8 ranks and over 100 times for 64.
+
+    >>> cheapest_tree(np.array([[9.0, 9, 5], [9, 9, 1], [9, 1, 9]]), 0)
+    array([0, 2, 0])
+    """
+    costs = costs.copy()
+    np.fill_diagonal(costs, np.inf)
+    parents: IntArray = costs.argmin(axis=0)
+    parents[root] = root
+    ends = distant_ancestors(parents)
+    if (ends == root).all():
+        return parents
+    cycle = [int(ends[ends != root][0])]
+    while (above := int(parents[cycle[-1]])) != cycle[0]:
+        cycle.append(above)
+    ring, others = np.array(cycle), np.setdiff1d(np.arange(len(costs)), cycle)
+    into = costs[np.ix_(others, ring)] - costs[parents[ring], ring]
+    out = costs[np.ix_(ring, others)]
+    merged = np.full((len(others) + 1,) * 2, np.inf)  # the cycle comes last
+    merged[:-1, :-1] = costs[np.ix_(others, others)]
+    merged[:-1, -1], merged[-1, :-1] = into.min(axis=1), out.min(axis=0)
+    contracted = cheapest_tree(merged, int(np.searchsorted(others, root)))
+    parents[others] = np.append(others, -1)[contracted[:-1]]
+    parents[others] = np.where(parents[others] < 0, ring[out.argmin(axis=0)], parents[others])
+    parents[ring[into[contracted[-1]].argmin()]] = others[contracted[-1]]
+    return parents
+
+
+def distant_ancestors(parents: IntArray) -> IntArray:
+    """The ancestor of each rank after at least as many hops as there are ranks: a root, or a rank on a cycle.
+
+    >>> distant_ancestors(np.array([0, 0, 1]))
+    array([0, 0, 0])
+    """
+    for _ in range(len(parents).bit_length()):
+        parents = parents[parents]
+    return parents
+
+
+def tree_depths(parents: IntArray) -> IntArray:
+    """The depth of each rank: its number of hops from the root.
+
+    >>> tree_depths(np.array([0, 0, 1]))
+    array([0, 1, 2])
+    """
+    depths, above = np.zeros(len(parents), dtype=np.int64), np.arange(len(parents))
+    while (climbs := parents[above] != above).any():
+        depths += climbs
+        above = parents[above]
+    return depths
+
+
+def reduce_depth(parents: IntArray, costs: FloatArray, detour: float) -> IntArray:
+    """The tree with each rank as close to the root as possible, if its new hop costs at most `detour` more.
+
+    `costs` is a float array (ranks, ranks), from row to column. A rank moves only below ranks that were closer to the
+    root than itself, so no cycle arises.
+
+    >>> reduce_depth(np.array([0, 0, 1]), np.ones((3, 3)), 0.0)
+    array([0, 0, 0])
+    """
+    most = costs[parents, np.arange(len(parents))] + detour
+    while True:
+        depths = tree_depths(parents)
+        reached = np.where(costs <= most, depths[:, None] + 1, len(parents))
+        nearer = reached.min(axis=0) < depths
+        if not nearer.any():
+            return parents
+        parents = np.where(nearer, reached.argmin(axis=0), parents)
+
 
 _ROUNDS, _STEEPNESS, _DETOUR = 8, 15.0, 0.3
 """Parameters of the initial trees: the number per root, prices that rise by exp(15) from idle to busiest, and the extra
@@ -279,9 +360,9 @@ def _as_packing(topology: Topology, trees: list[IntArray], carried: FloatArray, 
     kept: list[int] = []
     shares: list[Fraction] = []
     for root in range(topology.world_size):
-        own = np.flatnonzero((parents[:, root] == root) & (carried > _MIN_SHARE * carried.max()))
-        kept += own.tolist()
-        shares += _exact_shares(carried[own])
+        of_root = np.flatnonzero((parents[:, root] == root) & (carried > _MIN_SHARE * carried.max()))
+        kept += of_root.tolist()
+        shares += _exact_shares(carried[of_root])
     return TreePacking(topology, parents[kept], tuple(shares), limit)
 
 

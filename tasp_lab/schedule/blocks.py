@@ -110,16 +110,16 @@ class Kind:
     bound: bool = False
 
     def __post_init__(self) -> None:
-        for each in self.fields:
-            for dtype in (each.dtype, each.at_home.dtype):
+        for part in self.fields:
+            for dtype in (part.dtype, part.at_home.dtype):
                 if dtype not in ELEMENT_BYTES:
                     raise ScheduleError(
-                        f"field {each.name!r} of {self.name}: unknown dtype {dtype!r}, expected one of "
+                        f"field {part.name!r} of {self.name}: unknown dtype {dtype!r}, expected one of "
                         f"{', '.join(ELEMENT_BYTES)}"
                     )
-            if each.home_dtype is not None and each.at_home.size_bytes <= each.size_bytes:
+            if part.home_dtype is not None and part.at_home.size_bytes <= part.size_bytes:
                 raise ScheduleError(
-                    f"field {each.name!r} of {self.name} is {each.home_dtype} at home and {each.dtype} on the wire, "
+                    f"field {part.name!r} of {self.name} is {part.home_dtype} at home and {part.dtype} on the wire, "
                     "expected a wider dtype at home"
                 )
         if self.is_wide_at_home and not self.join:
@@ -198,14 +198,14 @@ class Blocks:
             values.flags.writeable = False
 
     def _home_bytes(self) -> IntArray:
-        found = self.bytes
+        home_bytes = self.bytes
         for number, kind in enumerate(self.kinds):
             if kind.is_wide_at_home:
                 wire, home = (sum(each.size_bytes for each in fields) for fields in (kind.fields, kind.home_fields))
-                own = self.kind == number
-                _check(own & (self.bytes % wire != 0), f"of {kind.name} is no multiple of {wire} bytes")
-                found = np.where(own, self.bytes // wire * home, found)
-        return found
+                of_kind = self.kind == number
+                _check(of_kind & (self.bytes % wire != 0), f"of {kind.name} is no multiple of {wire} bytes")
+                home_bytes = np.where(of_kind, self.bytes // wire * home, home_bytes)
+        return home_bytes
 
     @classmethod
     def of_data(cls, sizes_bytes: IntArray) -> Blocks:

@@ -16,7 +16,12 @@ it is given away. Any other sum lands in the buffer of its step or, without a po
 is joined from there, as do all sums that are wider at home than on the wire. Resident copies of bound kinds at the rank
 that owns them are tensors of the caller, into which nothing is received; at other ranks they lie in the memory.
 
-Layouts are derived for several ranks at once: both ends of a message know that of the other one.
+Example: a ring of four ranks passes blocks of 8 bytes through a pool of two buffers. The memory of a rank has 24 bytes:
+its own block at offset 0, one buffer at 8 and one at 16. What comes at steps 0 and 2 lies at 8, what comes at step 1 at
+16. If two rings brought a block each, buffers would have 16 bytes: offsets 8 and 24, and a second block 8 bytes behind
+the first.
+
+Layouts are derived for several ranks at once, since a message needs the offsets at both of its ends.
 """
 
 from __future__ import annotations
@@ -27,9 +32,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 
 OUTSIDE = -1
@@ -120,19 +127,21 @@ class Layouts:
         self._arrives = self._parts.operation < derived.first_call
         self._resident = self._parts.since == RESIDENT
         resident, resident_offset, end = self._resident_copies()
+        # First what lands in buffers, behind the resident copies.
         self.received: IntArray = np.full(len(self._at), OUTSIDE)
         lands = self._landing()
         landed, end = self._fill_buffers(lands, end)
         self.received[lands] = np.where(self._arrives[lands], landed, OUTSIDE)
+        # Then the other arrivals at resident copies: in their place, or at staging places behind all buffers.
         coming = np.flatnonzero(self._resident & self._arrives & ~np.isin(np.arange(len(self._at)), lands))
         is_sum, rank, block = sums(self._blocks), self._parts.rank[coming], self._parts.block[coming]
         elsewhere = outside(schedule, rank, block) | wide_at_home(self._blocks)[block]
         in_place = ~elsewhere & (~is_sum[block] | self._alone(coming))
         places, staged = coming[in_place], coming[~in_place]
-        found = np.searchsorted(resident, self._copy_keys(self._parts)[places])
-        self.received[places] = resident_offset[found]
+        self.received[places] = resident_offset[np.searchsorted(resident, self._copy_keys(self._parts)[places])]
         self.received[staged], end = self._one_after_another(staged, end)
         self.memory_bytes = end
+        # A table of all copies by key, for `sent` and `of`; of parts of one copy in a buffer the first has its offset.
         away = lands[~self._resident[lands]]
         first, at = np.unique(self._copy_keys(self._parts)[away], return_index=True)
         keys = np.concatenate([resident, first])
@@ -161,8 +170,8 @@ class Layouts:
     def _offset(self, keys: IntArray) -> IntArray:
         if not len(self._keys):
             return np.full(len(keys), OUTSIDE)
-        found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[found] == keys, self._offsets[found], OUTSIDE)
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[at] == keys, self._offsets[at], OUTSIDE)
 
     def _resident_copies(self) -> tuple[IntArray, IntArray, IntArray]:
         """The keys of resident copies, ascending, their offsets, and where they end at each rank."""
@@ -197,10 +206,12 @@ class Layouts:
         pool, step, at = self._blocks.pool[parts.block[lands]], parts.step[lands], self._at[lands]
         buffer = (at * len(pools) + pool) * self._steps + step
         order = np.lexsort((*self._grouping(lands), buffer))
+        # The offset within a buffer is a running sum of sizes, in sorted order, less its value where the buffer starts.
         size, starts = self._size[parts.block[lands[order]]], np.flatnonzero(np.diff(buffer[order], prepend=-1))
         before = np.cumsum(size) - size
         within = np.empty_like(before)
         within[order] = before - np.repeat(before[starts], np.diff(np.append(starts, len(order))))
+        # All buffers of a pool are as large as the fullest one, so buffer s mod b begins at a multiple of that size.
         most = np.zeros((len(self._ranks), len(pools)), dtype=np.int64)
         np.maximum.at(most, (at, pool), within + self._size[parts.block[lands]])
         count = np.array([each.buffers for each in pools], dtype=np.int64)
@@ -217,29 +228,30 @@ class Layouts:
         sent, first = np.unique(used[~by_call], return_index=True)
         operation = reads.operation[~by_call][first]
         leaves = derived.transfers.destination[operation] * self._schedule.lanes + derived.transfers.lane[operation]
-        found = np.minimum(np.searchsorted(sent, keys), max(len(sent) - 1, 0))
-        is_sent = sent[found] == keys if len(sent) else np.zeros(len(keys), dtype=bool)
-        goes = np.where(free & is_sent, leaves[found] if len(sent) else 0, -1)
+        at = np.minimum(np.searchsorted(sent, keys), max(len(sent) - 1, 0))
+        is_sent = sent[at] == keys if len(sent) else np.zeros(len(keys), dtype=bool)
+        goes = np.where(free & is_sent, leaves[at] if len(sent) else 0, -1)
         comes = [np.where(free, each[lands], 0) for each in Readiness(self._schedule, derived).last_to_come]
         return (*comes[::-1], goes, free.astype(np.int64))
 
     def _alone(self, arrivals: IntArray) -> BoolArray:
         """Whether each of these arrivals comes alone to an empty resident sum, until it is given away or to the end."""
         blocks, transfers = self._blocks, self._derived.transfers
-        found, concerned = np.zeros(len(self._at), dtype=bool), sums(blocks) & (blocks.pool < 0)
+        alone, concerned = np.zeros(len(self._at), dtype=bool), sums(blocks) & (blocks.pool < 0)
         comes = np.flatnonzero(self._resident & concerned[self._parts.block])
         if len(comes):
             rank, block, step = (column[comes] for column in (self._parts.rank, self._parts.block, self._parts.step))
-            given = np.flatnonzero(transfers.gives & concerned[transfers.block])
-            gifts = (transfers.source * len(blocks) + transfers.block)[given] * self._steps + transfers.step[given]
+            moved = np.flatnonzero(transfers.gives & concerned[transfers.block])
+            gifts = (transfers.source * len(blocks) + transfers.block)[moved] * self._steps + transfers.step[moved]
             gifts.sort()
+            # The epoch of an arrival: how many gifts of all copies precede it, so it grows with each gift of its copy.
             copy = (rank * len(blocks) + block) * self._steps
             before, epoch = (np.searchsorted(gifts, copy + step, side=side) for side in ("left", "right"))
             _, cell = np.unique(copy * (len(gifts) + 1) + epoch, return_inverse=True)
             is_empty = (epoch > np.searchsorted(gifts, copy)) | ~self._schedule.initial[rank, block]
             # What is given at the step of an arrival may still be there when that arrives.
-            found[comes] = (np.bincount(cell)[cell] == 1) & (before == epoch) & is_empty
-        return found[arrivals]
+            alone[comes] = (np.bincount(cell)[cell] == 1) & (before == epoch) & is_empty
+        return alone[arrivals]
 
     def _one_after_another(self, parts: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
         """Offsets of parts from the `end` of each rank's memory on, and its new end."""
@@ -247,9 +259,9 @@ class Layouts:
         size, at = self._size[self._parts.block[parts[order]]], self._at[parts[order]]
         added = np.bincount(at, weights=size, minlength=len(self._ranks)).astype(np.int64)
         before = np.cumsum(size) - size
-        found = np.empty_like(before)
-        found[order] = end[at] + before - (np.cumsum(added) - added)[at]
-        return found, end + added
+        offsets = np.empty_like(before)
+        offsets[order] = end[at] + before - (np.cumsum(added) - added)[at]
+        return offsets, end + added
 
 
 def _by_rank(rank: IntArray, block: IntArray, ranks: Sequence[int]) -> Iterator[IntArray]:
@@ -267,23 +279,23 @@ def _resident_blocks(schedule: Schedule, rank: int, coming: IntArray, read_by_ca
     position[read] = first
     kind = np.full(len(schedule.blocks), len(schedule.blocks.kinds))
     kind[read] = schedule.blocks.kind[read]
-    found: IntArray = blocks[np.lexsort((position[blocks], kind[blocks]))]
-    return found
+    ordered: IntArray = blocks[np.lexsort((position[blocks], kind[blocks]))]
+    return ordered
 
 
 def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
     """Which blocks have a resident copy in the memory of a rank, to which the blocks `coming` come."""
     blocks = schedule.blocks
-    own = outside(schedule, rank, np.arange(len(blocks)))
+    is_outside = outside(schedule, rank, np.arange(len(blocks)))
     if schedule.task is None and not blocks.pools:
-        return ~own
+        return ~is_outside
     stays = schedule.initial[rank] | schedule.final[rank]
     if schedule.kept is not None:
         stays |= schedule.kept[rank]
     comes = np.zeros(len(blocks), dtype=bool)
     comes[coming] = True
-    found: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~own
-    return found
+    resident: BoolArray = (stays | (comes & (blocks.pool < 0))) & ~is_outside
+    return resident
 
 
 def sums(blocks: Blocks) -> BoolArray:
@@ -299,12 +311,121 @@ def wide_at_home(blocks: Blocks) -> BoolArray:
 def gathered(schedule: Schedule, reads: Uses) -> BoolArray:
     """Whether copies that are read do not lie in the memory as they are sent: they are of the caller, or narrowed."""
     elsewhere = outside(schedule, reads.rank, reads.block) | wide_at_home(schedule.blocks)[reads.block]
-    found: BoolArray = (reads.since == RESIDENT) & elsewhere
-    return found
+    is_gathered: BoolArray = (reads.since == RESIDENT) & elsewhere
+    return is_gathered
 
 
 def outside(schedule: Schedule, rank: IntArray | int, block: IntArray) -> BoolArray:
     """Which resident copies are tensors of the caller: those of bound kinds, at the ranks that own them."""
     blocks = schedule.blocks
-    found: BoolArray = np.array([kind.bound for kind in blocks.kinds], dtype=bool)[blocks.kind[block]]
-    return found if schedule.task is None else found & (schedule.task.contract.owner[block] == rank)
+    is_outside: BoolArray = np.array([kind.bound for kind in blocks.kinds], dtype=bool)[blocks.kind[block]]
+    return is_outside if schedule.task is None else is_outside & (schedule.task.contract.owner[block] == rank)
+
+
+# The size of each rank's memory, for all ranks together and without their layouts.
+
+
+_EMPTY, _ALONE, _SEVERAL = range(3)
+"""What a resident sum has: nothing, one arrival that lies in its place, or anything else."""
+
+
+def memory_bytes(schedule: Schedule) -> IntArray:
+    """The size of each rank's memory in bytes, as an int array (world_size,)."""
+    sizes = _Sizes(schedule)
+    for step in schedule.steps if sizes.depends_on_steps else ():
+        sizes.add(step)
+    return sizes.memory_bytes()
+
+
+class _Sizes:
+    """The parts of the memory of each rank, step by step; a copy is a number ``rank * blocks + block``."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, self._blocks = schedule, schedule.blocks
+        self._ranks, self._count = schedule.world_size, len(schedule.blocks)
+        self._is_sum = sums(self._blocks)
+        self._wide = wide_at_home(self._blocks)
+        self._staging = self._is_sum & (self._blocks.pool < 0)
+        self._content = (schedule.initial * np.uint8(_SEVERAL)).ravel() if self._staging.any() else None
+        self._largest = np.zeros((len(self._blocks.pools), self._ranks), dtype=np.int64)
+        self._staged = np.zeros(self._ranks, dtype=np.int64)
+        self._all_stay = schedule.task is None and not self._blocks.pools
+        self._coming: list[IntArray] = []
+
+    @property
+    def depends_on_steps(self) -> bool:
+        return not self._all_stay or bool(self._staging.any())
+
+    def add(self, step: Step) -> None:
+        """Add what comes to all ranks at a step."""
+        arriving = step.destination * self._count + step.block
+        added = self._added(step.calls)
+        rank, block = self._places(arriving)
+        away = ~self._schedule.is_resident(rank, block)
+        in_buffer = away | (self._is_sum[block] & (self._blocks.pool[block] >= 0))
+        self._fill(arriving[in_buffer], added)
+        is_outside = ~in_buffer & outside(self._schedule, rank, block)
+        np.add.at(self._staged, rank[is_outside], self._blocks.bytes[block[is_outside]])
+        if self._content is not None:
+            is_moved = step.gives & self._staging[step.block]
+            gone = step.source[is_moved] * self._count + step.block[is_moved]
+            self._content[gone] = _EMPTY
+            self._stage(self._in_memory(arriving), self._in_memory(added), gone)
+        if not self._all_stay:
+            self._coming.append(distinct(np.concatenate([arriving[~in_buffer], added])))
+
+    def _places(self, copies: IntArray) -> tuple[IntArray, IntArray]:
+        rank, block = np.divmod(copies, max(self._count, 1))
+        return rank, block
+
+    def _in_memory(self, copies: IntArray) -> IntArray:
+        """The sums without a pool among these copies, without tensors of the caller."""
+        rank, block = self._places(copies)
+        return copies[self._staging[block] & ~outside(self._schedule, rank, block)]
+
+    def _added(self, calls: tuple[Calls, ...]) -> IntArray:
+        """The copies that calls add to, each once."""
+        copies = [np.zeros(0, dtype=np.int64)]
+        for group in calls:
+            assert self._schedule.task is not None, "a schedule with calls has a task"
+            for _, batch in group.batches():
+                effects = self._schedule.task.effects(batch)
+                copies.append(distinct(batch.rank[effects.call] * self._count + effects.block))
+        return distinct(np.concatenate(copies))
+
+    def _fill(self, arriving: IntArray, added: IntArray) -> None:
+        """Account for the buffers of a step: arrivals, and copies to which only calls add."""
+        rank, block = self._places(added)
+        begun = added[~self._schedule.is_resident(rank, block) & ~np.isin(added, arriving)]
+        rank, block = self._places(np.concatenate([arriving, begun]))
+        landing = np.zeros_like(self._largest)
+        np.add.at(landing, (self._blocks.pool[block], rank), self._blocks.bytes[block])
+        np.maximum(self._largest, landing, out=self._largest)
+
+    def _stage(self, arriving: IntArray, added: IntArray, gone: IntArray) -> None:
+        """Account for arrivals at resident sums without a pool, some of which are added to or given at this step."""
+        assert self._content is not None
+        copies, arrivals = np.unique(arriving, return_counts=True)
+        parts = arrivals + np.isin(copies, added)
+        before = self._content[copies]
+        alone = (before == _EMPTY) & (parts == 1) & ~np.isin(copies, gone) & ~self._wide[self._places(copies)[1]]
+        staged = np.where(alone, 0, arrivals + (before == _ALONE))
+        called = added[~np.isin(added, copies)]
+        moved = called[self._content[called] == _ALONE]
+        for changed, count in ((copies, staged), (moved, np.ones_like(moved))):
+            rank, block = self._places(changed)
+            np.add.at(self._staged, rank, count * self._blocks.bytes[block])
+        self._content[copies] = np.where(alone, _ALONE, _SEVERAL)
+        self._content[called] = _SEVERAL
+
+    def memory_bytes(self) -> IntArray:
+        """The sizes for all steps so far."""
+        buffers = np.array([pool.buffers for pool in self._blocks.pools], dtype=np.int64)
+        return self._resident_bytes() + self._staged + buffers @ self._largest
+
+    def _resident_bytes(self) -> IntArray:
+        coming = distinct(np.concatenate([np.zeros(0, dtype=np.int64), *self._coming]))
+        ends = np.searchsorted(coming, np.arange(self._ranks + 1) * self._count)
+        blocks = coming % max(self._count, 1)
+        rows = (residents(self._schedule, rank, blocks[ends[rank] : ends[rank + 1]]) for rank in range(self._ranks))
+        return np.array([self._blocks.home_bytes[row].sum() for row in rows], dtype=np.int64)

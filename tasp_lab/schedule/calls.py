@@ -121,11 +121,11 @@ class Calls:
             if not np.issubdtype(values.dtype, np.integer):
                 raise ScheduleError(f"calls of {self.kernel} have columns of {values.dtype}, expected whole numbers")
             values.flags.writeable = False
-        for number, each in enumerate(self.operands):
-            ends = each.offset[[0, -1]].tolist()
-            if ends != [0, len(each.block)] or (np.diff(each.offset) < 0).any():
+        for number, operand in enumerate(self.operands):
+            ends = operand.offset[[0, -1]].tolist()
+            if ends != [0, len(operand.block)] or (np.diff(operand.offset) < 0).any():
                 raise ScheduleError(f"calls of {self.kernel}: lists of operand {number} from {ends[0]} to {ends[1]}, "
-                                    f"expected lists one after another, from 0 to {len(each.block)}")  # fmt: skip
+                                    f"expected lists one after another, from 0 to {len(operand.block)}")  # fmt: skip
         if self.lane < 0:
             raise ScheduleError(f"calls of {self.kernel} on compute lane {self.lane}, expected 0 or more")
 
@@ -220,8 +220,8 @@ class Contract(NamedTuple):
 
     def inputs(self, world_size: int) -> BoolArray:
         """What each rank has to be given for this pass alone: bool array (world_size, blocks)."""
-        found: BoolArray = (self.starts_at == np.arange(world_size)[:, None]) & ~self.saved
-        return found
+        inputs: BoolArray = (self.starts_at == np.arange(world_size)[:, None]) & ~self.saved
+        return inputs
 
     def check(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> None:
         """Raise `ScheduleError` for a copy at the start, or a missing promise, that the task does not allow.
@@ -232,8 +232,8 @@ class Contract(NamedTuple):
         wrong = (self.starts_at[block] != rank) & ~self.saved[block]
         if wrong.any():
             at = int(wrong.argmax())
-            own = int(self.starts_at[block[at]])
-            why = "which is empty until it is computed" if own < 0 else f"which only rank {own} has then"
+            owner = int(self.starts_at[block[at]])
+            why = "which is empty until it is computed" if owner < 0 else f"which only rank {owner} has then"
             raise ScheduleError(f"rank {rank[at]} starts with {blocks.name(block[at])}, {why}")
         block = np.flatnonzero(self.ends_at >= 0)
         missing = ~final[self.ends_at[block], block]
@@ -279,25 +279,25 @@ class Task(Protocol):
         """The shape of each call, by which its time is known."""
 
 
-def check_blocks(found: Blocks, expected: Blocks, bound: bool = False) -> None:
+def check_blocks(blocks: Blocks, expected: Blocks, bound: bool = False) -> None:
     """Raise `ScheduleError` for the first block that differs from what a task expects.
 
     Sizes, numbers of parts, and of the kind its name, how parts are joined, and the fields: these follow from what the
     kernels yield. Pools are the choice of the schedule, and so is what is bound, unless `bound` is checked too.
     """
-    if len(found) != len(expected):
-        raise ScheduleError(f"{len(found)} blocks, expected {len(expected)} for the task")
+    if len(blocks) != len(expected):
+        raise ScheduleError(f"{len(blocks)} blocks, expected {len(expected)} for the task")
     for what in ("bytes", "parts"):
-        own, wanted = getattr(found, what), getattr(expected, what)
-        if len(at := np.flatnonzero(own != wanted)):
-            raise ScheduleError(f"block {at[0]} has {own[at[0]]} {what}, expected {wanted[at[0]]} for the task")
-    pairs, first = np.unique(found.kind * len(expected.kinds) + expected.kind, return_index=True)
+        has, wanted = getattr(blocks, what), getattr(expected, what)
+        if len(at := np.flatnonzero(has != wanted)):
+            raise ScheduleError(f"block {at[0]} has {has[at[0]]} {what}, expected {wanted[at[0]]} for the task")
+    pairs, first = np.unique(blocks.kind * len(expected.kinds) + expected.kind, return_index=True)
     for pair, block in zip(pairs.tolist(), first.tolist(), strict=True):
-        kinds = found.kinds[pair // len(expected.kinds)], expected.kinds[pair % len(expected.kinds)]
+        kinds = blocks.kinds[pair // len(expected.kinds)], expected.kinds[pair % len(expected.kinds)]
         for what, describe in _DESCRIBE_KIND.items():
-            own, wanted = (getattr(kind, what) for kind in kinds)
-            if own != wanted and (bound or what != "bound"):
-                raise ScheduleError(f"block {block} {describe(own)}, expected that it {describe(wanted)}")
+            has, wanted = (getattr(kind, what) for kind in kinds)
+            if has != wanted and (bound or what != "bound"):
+                raise ScheduleError(f"block {block} {describe(has)}, expected that it {describe(wanted)}")
 
 
 _DESCRIBE_KIND: Mapping[str, Callable[[Any], str]] = {

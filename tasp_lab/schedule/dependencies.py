@@ -21,16 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct
-from tasp_lab.schedule.call_shapes import call_shapes
-from tasp_lab.schedule.calls import BlockLists, Calls, ranges
+from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes
 
 SENT, ARRIVED, HANDED_OUT = 0, 1, 2
 """The event that an edge waits for: the last byte has left, or has arrived; for calls and releases both coincide. Or a
@@ -180,8 +180,8 @@ def steps_of(schedule: Schedule, *ranks: int) -> list[Step]:
 
 def _step_of(step: Step, ranks: BoolArray) -> Step:
     mine = np.flatnonzero(ranks[step.source] | ranks[step.destination])
-    own = ((each, np.flatnonzero(ranks[each.rank])) for each in step.calls)
-    calls = tuple(each.select(chosen) for each, chosen in own if len(chosen))
+    of_ranks = ((calls, np.flatnonzero(ranks[calls.rank])) for calls in step.calls)
+    calls = tuple(calls.select(chosen) for calls, chosen in of_ranks if len(chosen))
     return Step(step.source[mine], step.destination[mine], step.lane[mine], step.block[mine], step.gives[mine], calls)
 
 
@@ -246,7 +246,7 @@ class _Uses(NamedTuple):
     step: IntArray
 
     def of(self, ranks: Sequence[int]) -> _Uses:
-        """Those at some ranks."""
+        """The uses at some ranks."""
         mine = np.flatnonzero(np.isin(self.rank, ranks))
         return _Uses(*(column[mine] for column in self))
 
@@ -259,31 +259,31 @@ def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, C
     for index, step in enumerate(steps):
         number = np.full(len(step), index)
         transfers.append(Transfers(number, step.source, step.destination, step.lane, step.block, step.gives))
-        calls += ((index, each) for each in step.calls if len(each))
+        calls += ((index, group) for group in step.calls if len(group))
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
     return Transfers._make(columns), _call_table(schedule, calls)
 
 
 def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:
     task, blocks = schedule.task, len(schedule.blocks)
-    kernels = tuple(dict.fromkeys(each.kernel for _, each in calls))
-    shapes = call_shapes(task, [each for _, each in calls])
+    kernels = tuple(dict.fromkeys(group.kernel for _, group in calls))
+    shapes = call_shapes(task, [group for _, group in calls])
     nothing = np.zeros(0, dtype=np.int64)
     rows: list[tuple[IntArray, ...]] = [(nothing,) * 5]
     reads, adds = [(nothing, nothing)], [(nothing, nothing)]
-    for index, each in calls:
+    for index, group in calls:
         assert task is not None, "a schedule with calls has a task"
-        count = len(each)
-        constants = (np.full(count, value) for value in (index, each.lane, kernels.index(each.kernel)))
-        rows.append((*constants, each.rank, _named_block(schedule, each)))
-        reads.append(_interleaved(each.operands))
-        for _, batch in each.batches():
+        count = len(group)
+        constants = (np.full(count, value) for value in (index, group.lane, kernels.index(group.kernel)))
+        rows.append((*constants, group.rank, _named_block(schedule, group)))
+        reads.append(_interleaved(group.operands))
+        for _, batch in group.batches():
             effects = task.effects(batch)
             added = distinct(effects.call * blocks + effects.block)
             adds.append((np.bincount(added // blocks, minlength=len(batch)), added % blocks))
     step, lane, kernel, rank, block = (np.concatenate(column) for column in zip(*rows, strict=True))
     read, added_to = (
-        BlockLists.of_sizes(*(np.concatenate(column) for column in zip(*each, strict=True))) for each in (reads, adds)
+        BlockLists.of_sizes(*(np.concatenate(column) for column in zip(*lists, strict=True))) for lists in (reads, adds)
     )
     return CallTable(
         step, rank, lane, kernel, shapes.flops, block, read, added_to, kernels, shapes.number, shapes.distinct
@@ -292,13 +292,13 @@ def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallT
 
 def _interleaved(operands: Sequence[BlockLists]) -> tuple[IntArray, IntArray]:
     """The sizes of the lists of all operands of each call, and their blocks, operand by operand."""
-    order = np.argsort(np.concatenate([each.owner for each in operands]), kind="stable")
-    sizes: IntArray = np.sum([each.sizes for each in operands], axis=0)
-    return sizes, np.concatenate([each.block for each in operands])[order]
+    order = np.argsort(np.concatenate([operand.owner for operand in operands]), kind="stable")
+    sizes: IntArray = np.sum([operand.sizes for operand in operands], axis=0)
+    return sizes, np.concatenate([operand.block for operand in operands])[order]
 
 
 def _named_block(schedule: Schedule, calls: Calls) -> IntArray:
-    firsts = [each.first for each in calls.operands]
+    firsts = [operand.first for operand in calls.operands]
     named = firsts[0]
     for first in reversed(firsts):
         named = np.where(schedule.blocks.buffers[first] > 0, first, named)
@@ -316,8 +316,13 @@ class _Copies:
     """Parts and readers of copies, sorted by rank, block and step.
 
     `part_stays` and `read_stays` are bool arrays: whether the copy is resident. `since` is that of the readers.
-    `parts` and `reads` are all of them, as they were given.
+    `parts` and `reads` are all of them, in the order of the arguments.
     """
+
+    # A part has the key (rank * blocks + block) * steps + step. So the parts of a copy lie side by side in the order of
+    # their steps, and a binary search finds those before a step. With 2 blocks and `_steps` = 5, block 0 of rank 1 has
+    # the keys 10 to 14; a reader of it at step 3 reads the parts with the keys 10 to 12, if the copy is resident, or
+    # those with the largest of these keys, if it is in a buffer.
 
     def __init__(self, schedule: Schedule, parts: _Uses, reads: _Uses) -> None:
         self._schedule, self._parts, self._reads = schedule, parts, reads
@@ -330,7 +335,7 @@ class _Copies:
         start = self._first_key(reads)
         end = np.searchsorted(self._keys, start + reads.step)
         last = np.append(self._keys, -1)[end - 1]
-        delivered = (end > 0) & (last >= start)
+        delivered = (end > 0) & (last >= start)  # else the copy is as it was at the start: there is no part to wait for
         first = np.searchsorted(self._keys, np.where(self.read_stays, start, last))
         self._first, self._end = np.where(delivered, first, end), end
         self.since: IntArray = np.where(delivered & ~self.read_stays, last - start, RESIDENT)
@@ -351,51 +356,67 @@ class _Copies:
         return Edges.of(operations, self._reads.operation[reader], ARRIVED, BLOCK)
 
     def buffers(self, first_buffer: int, transfers: int) -> tuple[Buffers, list[Edges]]:
-        """The buffers, numbered from `first_buffer` on, and the edges to and from their releases."""
+        """The buffers, numbered from `first_buffer` on, and the edges to and from their releases.
+
+        Example: a ring that passes one block per step, through a pool of two buffers. What rank 1 receives at step 0
+        it sends on at step 1, and the arrival of step 2 is to take the same buffer. The release of that buffer waits
+        for the arrival of step 0 and for the send of step 1; the arrival of step 2 waits for the release.
+        """
         blocks, parts, reads = self._schedule.blocks, self._parts, self._reads
         pools = len(blocks.pools)
         if not pools:
             return Buffers(*np.zeros((3, 0), dtype=np.int64)), []
+        # A sum that arrives at a resident copy lands in a buffer first. What a call adds to it does not.
         lands = ~self.part_stays | ((parts.operation < transfers) & self._is_sum[parts.block])
         filling = np.flatnonzero(lands & (blocks.pool[parts.block] >= 0))
+        # number[step, rank, pool]: the number of the release, -1 if nothing comes to this pool at this step.
         filled = np.zeros((self._steps, self._schedule.world_size, pools), dtype=bool)
         filled[parts.step[filling], parts.rank[filling], blocks.pool[parts.block[filling]]] = True
         number = np.where(filled, np.cumsum(filled).reshape(filled.shape) - 1, -1)
-        before = np.full_like(number, -1)  # the last one in the same buffer
-        for pool, each in enumerate(blocks.pools):
-            for step in range(each.buffers, self._steps):
-                last = step - each.buffers
-                before[step, :, pool] = np.where(filled[last, :, pool], number[last, :, pool], before[last, :, pool])
+        # before[step, rank, pool]: the release that must precede. With two buffers, steps 0, 2 and 4 share a buffer: if
+        # nothing came at step 2, the release before step 4 is that of step 0.
+        before = np.full_like(number, -1)
+        for at, pool in enumerate(blocks.pools):
+            for step in range(pool.buffers, self._steps):
+                last = step - pool.buffers
+                before[step, :, at] = np.where(filled[last, :, at], number[last, :, at], before[last, :, at])
         filling_at = parts.step[filling], parts.rank[filling], blocks.pool[parts.block[filling]]
         taken = before[filling_at]
         takes = taken >= 0
         away = np.flatnonzero(self.since >= 0)
         reading = number[self.since[away], reads.rank[away], blocks.pool[reads.block[away]]]
+        # A sum is added from its buffer to its resident copy once earlier readers of the copy have ended: until then
+        # the buffer is in use.
         staged = np.flatnonzero(self.part_stays[filling])
         which, readers = self._readers_of_sums(parts, filling[staged], parts.step[filling[staged]] + 1)
-        rows = [
+        edges = [
             Edges.of(parts.operation[filling], first_buffer + number[filling_at], ARRIVED, BUFFER),
             Edges.of(reads.operation[away], first_buffer + reading, SENT, BUFFER),
             Edges.of(readers, first_buffer + number[filling_at][staged[which]], SENT, BUFFER),
             Edges.of(first_buffer + taken[takes], parts.operation[filling[takes]], ARRIVED, BUFFER),
         ]
         filled_at = np.nonzero(filled)
-        return Buffers(filled_at[1], filled_at[2], filled_at[0]), [each.distinct(transfers) for each in rows]
+        return Buffers(filled_at[1], filled_at[2], filled_at[0]), [group.distinct(transfers) for group in edges]
 
     @property
     def _is_sum(self) -> BoolArray:
         return np.array([bool(kind.join) for kind in self._schedule.blocks.kinds])[self._schedule.blocks.kind]
 
     def changes(self, transfers: int) -> list[Edges]:
-        """Edges from readers of resident sums to calls that add to them, and to readers of what they became."""
+        """Edges from readers of resident sums to calls that add to them, and to readers of what they became.
+
+        Example: rank 1 sends its sum at step 3, and more comes to it at step 5. If a call adds it, the call waits until
+        the send of step 3 has left. If it arrives, it lands in a buffer and is joined after the send of step 3; a
+        reader of the sum at step 6 needs the join, so it waits for the send, too.
+        """
         reads, parts = self._reads, self._parts
         calls = np.flatnonzero(self.part_stays & (parts.operation >= transfers))
         later = np.flatnonzero(self.read_stays & self._is_sum[reads.block] & (self._last_part_step >= 0))
-        rows = []
+        edges = []
         for uses, chosen, end in ((parts, calls, parts.step[calls]), (reads, later, self._last_part_step[later] + 1)):
             which, readers = self._readers_of_sums(uses, chosen, end)
-            rows.append(Edges.of(readers, uses.operation[chosen[which]], SENT, BUFFER))
-        return rows
+            edges.append(Edges.of(readers, uses.operation[chosen[which]], SENT, BUFFER))
+        return edges
 
     def _readers_of_sums(self, uses: _Uses, chosen: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
         """Who reads the same resident sums as some uses at steps before `end`: the index in `chosen`, the operation."""
@@ -404,3 +425,63 @@ class _Copies:
             np.searchsorted(self._sum_read_keys, self._first_key(uses)[chosen] + end),
         )
         return which, self._reads.operation[self._sum_reads[position]]
+
+
+class CallShapes(NamedTuple):
+    """The distinct shapes of calls; int arrays (calls,): the index of each call's shape, and its FLOPs."""
+
+    distinct: tuple[KernelShape, ...]
+    number: IntArray
+    flops: IntArray
+
+
+def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
+    """The shapes of calls, in their order. Each distinct shape occurs once: its time may take long to find."""
+    if task is None or not calls:
+        return CallShapes((), *np.zeros((2, 0), dtype=np.int64))
+    kernels = list(dict.fromkeys(group.kernel for group in calls))
+    names = [KernelName(kernel, task.kernels[kernel], task.dtype) for kernel in kernels]
+    name = np.repeat([kernels.index(group.kernel) for group in calls], [len(group) for group in calls])
+    rows = ShapeRows.joined([task.shapes(group) for group in calls])
+    return CallShapes(*distinct_shapes(names, name, rows), rows.flops)
+
+
+def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
+    """For each rank, how many calls it makes of each shape."""
+    calls = [group for step in schedule.steps for group in step.calls if len(group)]
+    shapes, number, _ = call_shapes(schedule.task, calls)
+    rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
+    counts_of_rank: list[dict[KernelShape, int]] = [{} for _ in range(schedule.world_size)]
+    pairs, counts = np.unique(rank * len(shapes) + number, return_counts=True)
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        counts_of_rank[pair // len(shapes)][shapes[pair % len(shapes)]] = count
+    return counts_of_rank
+
+
+# Which lanes share a batch of messages where a library sends batches, as NCCL does.
+#
+# A batch ends when all its messages have ended, so lanes of one batch wait for each other. That costs nothing if what
+# they bring is needed at once: the next step waits for all of it anyway. It does where one lane's messages are needed
+# only steps later, as those of the outer ring of a ring of rings, or never again, as gradients that have come home.
+#
+# So lanes are one **channel** if what they bring is needed equally soon: if the fewest steps from an arrival to its
+# first use at its rank, by a transfer or a kernel call, are the same. All rings of TASP are one channel. Every rank
+# derives the same channels.
+
+
+@lru_cache(maxsize=16)
+def channels(schedule: Schedule) -> tuple[int, ...]:
+    """The channel of each lane, numbered from 0 on."""
+    derived = accesses(schedule, range(schedule.world_size), schedule.steps)
+    steps = len(schedule.steps) + 1
+    arrives = np.flatnonzero(derived.parts.operation < derived.first_call)
+    parts = Uses(*(column[arrives] for column in derived.parts))
+    read, arrived = (
+        (uses.rank * len(schedule.blocks) + uses.block) * steps + uses.step for uses in (derived.reads, parts)
+    )
+    later = np.append(np.sort(read), -1)[np.searchsorted(np.sort(read), arrived, side="right")]
+    used = later // steps == arrived // steps
+    soonest: IntArray = np.full(schedule.lanes, steps)
+    np.minimum.at(soonest, derived.transfers.lane[parts.operation[used]], (later - arrived)[used])
+    channel: tuple[int, ...] = tuple(np.unique(soonest, return_inverse=True)[1].tolist())
+    return channel

@@ -152,8 +152,8 @@ def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntAr
     ends = np.concatenate([transfers.source[shared], transfers.destination[shared]])
     ranks = distinct(np.append(ends, rank)).tolist()
     derived = accesses(schedule, ranks, steps_of(schedule, *ranks))
-    own = np.flatnonzero((derived.transfers.source == rank) | (derived.transfers.destination == rank))
-    return _joined(schedule, derived, own, np.zeros_like(schedule.blocks.kind))[0]
+    of_rank = np.flatnonzero((derived.transfers.source == rank) | (derived.transfers.destination == rank))
+    return _joined(schedule, derived, of_rank, np.zeros_like(schedule.blocks.kind))[0]
 
 
 def _ends_and_lanes(schedule: Schedule, transfers: Transfers) -> IntArray:
@@ -168,25 +168,25 @@ def _repeated(*columns: IntArray) -> BoolArray:
     again = np.ones(max(len(order) - 1, 0), dtype=bool)
     for column in columns:
         again &= np.diff(column[order]) == 0
-    found = np.zeros(len(order), dtype=bool)
-    found[order[:-1][again]] = found[order[1:][again]] = True
-    return found
+    repeated = np.zeros(len(order), dtype=bool)
+    repeated[order[:-1][again]] = repeated[order[1:][again]] = True
+    return repeated
 
 
-def _joined(schedule: Schedule, derived: Accesses, own: IntArray, group: IntArray) -> tuple[IntArray, IntArray]:
+def _joined(schedule: Schedule, derived: Accesses, of_rank: IntArray, group: IntArray) -> tuple[IntArray, IntArray]:
     """The messages of the transfers `own`, of whose ends the accesses are derived; those of a message are of one group.
 
     `group` is an int array (blocks,). Returns two int arrays: the first one of `own` in the message of each, as an
     index, and a place; by their places, those of a message are in the order in which they lie in memory.
     """
-    message, place = np.arange(len(own)), np.zeros(len(own), dtype=np.int64)
-    transfers = derived.transfers.select(own)
+    message, place = np.arange(len(of_rank)), np.zeros(len(of_rank), dtype=np.int64)
+    transfers = derived.transfers.select(of_rank)
     cell = _ends_and_lanes(schedule, transfers)
     several = np.flatnonzero(_repeated(cell))
     if not len(several):
         return message, place
     # Memories are laid out only for what may go together: the keys of a ring and their gradients never do, for one.
-    reads = _uses_by(derived, derived.reads, own[several])
+    reads = _uses_by(derived, derived.reads, of_rank[several])
     lies = np.flatnonzero(~gathered(schedule, reads))
     several, reads = several[lies], reads.select(lies)
     columns = (cell[several], group[transfers.block[several]], *Readiness(schedule, derived).after(reads))
@@ -194,7 +194,7 @@ def _joined(schedule: Schedule, derived: Accesses, own: IntArray, group: IntArra
     if not len(chosen):
         return message, place
     alike, candidates = [column[chosen] for column in columns], several[chosen]
-    received, sent = _offsets(schedule, derived, own[candidates])
+    received, sent = _offsets(schedule, derived, of_rank[candidates])
     size = schedule.block_bytes[transfers.block[candidates]]
     order = np.lexsort((received, *alike))
     before, after = order[:-1], order[1:]

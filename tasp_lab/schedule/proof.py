@@ -9,7 +9,7 @@ At every step, as `tasp_lab.schedule.schedule` describes it:
 
 - P1: ranks, lanes and blocks are in range; no rank sends to itself; a source has a part of what it sends.
 - P2: all operands of a call are complete at its rank when the step begins.
-- P3: calls yield the parts that the task says, which refuses calls that it does not require; these parts exist.
+- P3: calls yield the parts that the task defines, which refuses calls that it does not require; these parts exist.
 - P4: no part comes or is computed where it is already, or twice in a step; no rank gives a block twice in a step.
 - P5: nothing comes to a copy in a buffer that is there since an earlier step.
 - P6: no call adds to a resident copy that is sent or read at the same step.
@@ -17,8 +17,8 @@ At every step, as `tasp_lab.schedule.schedule` describes it:
   to stay where it came, but is neither promised nor in `kept`.
 - P8: at the end every promised copy is complete.
 
-Theorem. In every execution that waits as the schedule's docstring says, a promised copy is the join of all existing
-parts of its block, each once and each computed from complete operands.
+Theorem. In every execution that waits as the docstring of `tasp_lab.schedule.schedule` demands, a promised copy is the
+join of all existing parts of its block, each once and each computed from complete operands.
 
 Proof. By induction over steps the value of a copy is the join of the parts in its set. At the start that is what is
 given. What is sent or read at a step came at earlier steps, which is waited for, and is not changed meanwhile: a buffer
@@ -32,19 +32,142 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError, TooManyBlocksError, of_type
-from tasp_lab.schedule.added_parts import AddedParts, added_parts, part_name
-from tasp_lab.schedule.copies import Copies
-from tasp_lab.schedule.copy_stores import WORD, WordArray, first_parts
-from tasp_lab.schedule.step import Step
+from tasp_lab.schedule.calls import TILES_AT_ONCE, Calls, Effects
+from tasp_lab.schedule.copies import WORD, Copies, WordArray, bit_of, first_parts
+from tasp_lab.schedule.model import ScheduleModel, Step
 
-if TYPE_CHECKING:
-    from tasp_lab.schedule.schedule import Schedule
+# What the kernel calls of a step add (P2 and P3).
+
+_WORD_BITS = WORD.bit_length() - 1
+
+
+class AddedParts(NamedTuple):
+    """Parts that calls add: `bits` of word `word` of a block at a rank; no word of a copy comes twice."""
+
+    rank: IntArray
+    block: IntArray
+    word: IntArray
+    bits: WordArray
+
+
+def added_parts(schedule: ScheduleModel, copies: Copies, calls: tuple[Calls, ...]) -> AddedParts:
+    """The parts that calls add to copies, by rank and block.
+
+    Raises `ScheduleError` for calls without a task or that the task does not require, for operands that are not
+    complete, and for parts that are out of range or that several calls yield.
+    """
+    blocks, shift = len(schedule.blocks), max(int(schedule.blocks.parts.max(initial=1)).bit_length(), _WORD_BITS)
+    codes, words = [np.zeros(0, dtype=np.int64)], _Words()
+    for group in calls:
+        if schedule.task is None:
+            raise ScheduleError(f"rank {group.rank[0]} computes, but there is no task to compute")
+        _check_operands(schedule, copies, group)
+        for _, batch in group.batches():
+            effects = schedule.task.effects(batch)
+            _check_parts(schedule, batch, effects)
+            # One number per part: rank, block and part side by side, so that sorting finds what comes twice.
+            codes.append((batch.rank[effects.call] * blocks + effects.block << shift) + effects.part)
+            if sum(map(len, codes)) > TILES_AT_ONCE:
+                words.add(np.concatenate(codes))
+                codes = codes[:1]
+    words.add(np.concatenate(codes))
+    word, bits, twice = words.joined()
+    if twice is not None:
+        at, of = divmod(twice >> shift, max(blocks, 1))
+        name = part_name(schedule, of, twice & (1 << shift) - 1)
+        raise ScheduleError(f"rank {at} computes {name} twice in this step")
+    copy, place = np.divmod(word, 1 << shift - _WORD_BITS)
+    rank, block = np.divmod(copy, max(blocks, 1))
+    return AddedParts(rank, block, place, bits)
+
+
+class _Words:
+    """Sets of numbers, kept as 64-bit words: a batch takes a bit for each number rather than an integer."""
+
+    def __init__(self) -> None:
+        self._words: list[tuple[IntArray, WordArray]] = []
+
+    def add(self, numbers: IntArray) -> None:
+        """Add a batch of numbers, 0 or more; of one that comes several times, one word for each time."""
+        numbers = np.sort(numbers)
+        again = np.flatnonzero(numbers[1:] == numbers[:-1]) + 1
+        if len(again):
+            self._words.append((numbers[again] >> _WORD_BITS, bit_of(numbers[again])))
+        word = numbers >> _WORD_BITS
+        first = np.flatnonzero(np.diff(word, prepend=-1))
+        bits = np.bitwise_or.reduceat(bit_of(numbers), first) if len(first) else bit_of(numbers)
+        self._words.append((word[first], bits))
+
+    def joined(self) -> tuple[IntArray, WordArray, int | None]:
+        """The words of all batches, ascending, their bits, and the first number that came twice; None: none did."""
+        word, bits = (np.concatenate(column) for column in zip(*self._words, strict=True))
+        if len(self._words) == 1:
+            return word, bits, None
+        order = np.argsort(word, kind="stable")
+        word, bits = word[order], bits[order]
+        first = np.flatnonzero(np.diff(word, prepend=-1))
+        if len(first) == len(word):
+            return word, bits, None
+        joined = np.bitwise_or.reduceat(bits, first)
+        count = np.unpackbits(bits.view(np.uint8)).reshape(-1, WORD).sum(axis=1)
+        differs = np.add.reduceat(count, first) != np.unpackbits(joined.view(np.uint8)).reshape(-1, WORD).sum(axis=1)
+        twice = None
+        if differs.any():
+            at = int(differs.argmax())
+            seen, again = 0, 0
+            for word_bits in bits[word == word[first[at]]].tolist():
+                again |= seen & word_bits
+                seen |= word_bits
+            twice = int(word[first[at]]) * WORD + (again & -again).bit_length() - 1
+        return word[first], joined, twice
+
+
+def part_name(schedule: ScheduleModel, block: int | np.int64, part: int | np.int64) -> str:
+    """A part of a block in messages; of data, the block."""
+    name = schedule.blocks.name(int(block))
+    return f"part {part} of {name}" if schedule.blocks.kind_of(int(block)).join else name
+
+
+def _check_operands(schedule: ScheduleModel, copies: Copies, calls: Calls) -> None:
+    """Check that operands are blocks that are complete at the rank of their call."""
+    n, blocks = schedule.world_size, len(schedule.blocks)
+    unknown = (calls.rank < 0) | (calls.rank >= n)
+    if unknown.any():
+        raise ScheduleError(f"rank {calls.rank[unknown.argmax()]} computes, there are {n} ranks")
+    for operand in calls.operands:
+        rank, block = calls.rank[operand.owner], operand.block
+        unknown = (block < 0) | (block >= blocks)
+        if unknown.any():
+            at = int(unknown.argmax())
+            raise ScheduleError(f"rank {rank[at]} computes with block {block[at]}, there are {blocks} blocks")
+        incomplete = ~copies.complete(rank, block)
+        if incomplete.any():
+            at = int(incomplete.argmax())
+            lacking = "which it does not hold"
+            if schedule.blocks.kind_of(int(block[at])).join:
+                lacking = f"of which it lacks part {copies.parts(int(rank[at]), int(block[at]))[1][0]}"
+            raise ScheduleError(
+                f"rank {rank[at]} computes with {schedule.blocks.name(int(block[at]))}, {lacking} when the step begins"
+            )
+
+
+def _check_parts(schedule: ScheduleModel, calls: Calls, effects: Effects) -> None:
+    """Check that a task yields parts of blocks that there are."""
+    unknown = (effects.block < 0) | (effects.block >= len(schedule.blocks)) | (effects.part < 0)
+    unknown[~unknown] = effects.part[~unknown] >= schedule.blocks.parts[effects.block[~unknown]]
+    if unknown.any():
+        at = int(unknown.argmax())
+        raise ScheduleError(
+            f"rank {calls.rank[effects.call[at]]} computes part {effects.part[at]} of block {effects.block[at]}, "
+            "which does not exist"
+        )
+
 
 _OLDER = "still has a copy of an earlier step in a buffer"
 
@@ -52,7 +175,7 @@ MAX_HOLDINGS = 2**30
 """Maximum ranks x blocks of a replay: a byte per pair for data, four for sums, and one more for kernel calls."""
 
 
-def prove(schedule: Schedule) -> int:
+def prove(schedule: ScheduleModel) -> int:
     """The number of transfers of a valid schedule. Raises `ScheduleError` for the first rule that it breaks."""
     try:
         replay = _Replay(schedule)
@@ -93,14 +216,14 @@ def no_copies(world_size: int, blocks: int) -> BoolArray:
 class _Replay:
     """The copies of all ranks, step by step. Methods raise `ScheduleError` without the number of the step."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: ScheduleModel) -> None:
         self._schedule, self._count = schedule, len(schedule.blocks)
         check_holdings(schedule.world_size, self._count)
         _check_initial_part(schedule)
         self._copies = Copies(schedule)
         self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
         buffers = np.unique(schedule.blocks.buffers).tolist()
-        self._in_buffers: dict[int, deque[tuple[IntArray, IntArray]]] = {each: deque() for each in buffers if each}
+        self._in_buffers: dict[int, deque[tuple[IntArray, IntArray]]] = {count: deque() for count in buffers if count}
         self._used = np.zeros(0, dtype=bool)
 
     def step(self, index: int, step: Step) -> None:
@@ -180,7 +303,7 @@ class _Replay:
         if not len(self._used):
             self._used = np.zeros(self._schedule.world_size * self._count, dtype=bool)
         sent = step.source * self._count + step.block
-        operands = [(calls.rank[each.owner], each.block) for calls in step.calls for each in calls.operands]
+        operands = [(calls.rank[lists.owner], lists.block) for calls in step.calls for lists in calls.operands]
         used = np.concatenate([sent, *(rank * self._count + block for rank, block in operands)])
         self._used[used] = True
         wrong = self._used[added.rank * self._count + added.block]
@@ -195,23 +318,23 @@ class _Replay:
 
     def _give(self, step: Step) -> None:
         """Remove what is given (P4: once)."""
-        given = np.flatnonzero(step.gives)
-        if not len(given):
+        transfers = np.flatnonzero(step.gives)
+        if not len(transfers):
             return
-        copies = step.source[given] * self._count + step.block[given]
+        copies = step.source[transfers] * self._count + step.block[transfers]
         order = np.argsort(copies, kind="stable")
-        again = given[order[1:]][np.diff(copies[order]) == 0]
+        again = transfers[order[1:]][np.diff(copies[order]) == 0]
         if len(again):
             wrong = np.zeros(len(step), dtype=bool)
             wrong[again] = True
             self._refuse(step, wrong, lambda at: f"rank {step.source[at]} gives it twice in this step")
-        self._copies.drop(step.source[given], step.block[given])
+        self._copies.drop(step.source[transfers], step.block[transfers])
 
     def _are_in_buffers(self, chosen: BoolArray, rank: IntArray, block: IntArray) -> BoolArray:
         """Which of the chosen copies are in buffers."""
-        found: BoolArray = chosen & (self._schedule.blocks.buffers[block] > 0)
-        found[found] = ~self._schedule.is_resident(rank[found], block[found])
-        return found
+        buffered: BoolArray = chosen & (self._schedule.blocks.buffers[block] > 0)
+        buffered[buffered] = ~self._schedule.is_resident(rank[buffered], block[buffered])
+        return buffered
 
     def _add(self, index: int, added: AddedParts) -> None:
         """Add what calls compute (P3: it exists; P4, P5)."""
@@ -278,7 +401,7 @@ class _Replay:
         )
 
 
-def _check_initial_part(schedule: Schedule) -> None:
+def _check_initial_part(schedule: ScheduleModel) -> None:
     """Check that `initial_part` fits the blocks; whether the parts exist is checked with the copies."""
     if schedule.initial_part is None:
         return

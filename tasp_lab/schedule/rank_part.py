@@ -7,6 +7,7 @@ is resident, until earlier readers have ended. Whatever waits for one of the par
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,20 +15,27 @@ from typing import NamedTuple
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.buffer_layout import OUTSIDE, Key, Layouts, RankLayout, parts_of
 from tasp_lab.schedule.dependencies import (
+    ARRIVED,
+    BLOCK,
+    LANE,
     RESIDENT,
+    SENT,
     Dependencies,
     Uses,
     dependencies,
     steps_of,
 )
 from tasp_lab.schedule.messages import joint_messages
-from tasp_lab.schedule.rank_waits import Condition, waits_of
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 SCATTERED = -2
 """In place of the offset of an operand: its blocks do not lie side by side."""
+
+
+Condition = tuple[int, int]
+"""An operation and its event, `SENT` or `ARRIVED`. For calls, joins and releases of buffers it is always `ARRIVED`."""
 
 
 class Row(NamedTuple):
@@ -166,9 +174,9 @@ def _messages(rank: int, derived: Dependencies, layouts: Layouts) -> tuple[list[
     received = _places(derived.parts, layouts.received)
     sends, receives = [], []
     columns = (column.tolist() for column in derived.transfers)
-    for operation, (step, source, destination, lane, block, given) in enumerate(zip(*columns, strict=True)):
+    for operation, (step, source, destination, lane, block, gives) in enumerate(zip(*columns, strict=True)):
         if source == rank:
-            sends.append(Row(operation, step, lane, destination, block, *sent[operation], given))
+            sends.append(Row(operation, step, lane, destination, block, *sent[operation], gives))
         else:
             receives.append(Row(operation, step, lane, source, block, *received[operation]))
     return sends, receives
@@ -193,10 +201,10 @@ def _by_lane(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 def _together(rows: Sequence[Row], joint: Sequence[int]) -> tuple[tuple[Row, ...], ...]:
     """The rows of each message in the order of their offsets; messages in the order of steps, lanes and first rows."""
-    found: dict[int, list[Row]] = {}
+    groups: dict[int, list[Row]] = {}
     for row in _by_lane(rows):
-        found.setdefault(joint[row.operation], []).append(row)
-    return tuple(tuple(sorted(each, key=lambda row: row.offset)) for each in found.values())
+        groups.setdefault(joint[row.operation], []).append(row)
+    return tuple(tuple(sorted(each, key=lambda row: row.offset)) for each in groups.values())
 
 
 def _call_rows(
@@ -207,7 +215,7 @@ def _call_rows(
     sizes = _Sizes(schedule.block_bytes.tolist(), schedule.blocks.home_bytes.tolist())
     added = {(part.operation, part.block): part.since for part in parts_of(derived)}
     rows = ((index, each, row) for index, step in enumerate(steps) for each in step.calls for row in each.rows())
-    for number, (index, each, (_, operands, params)) in enumerate(rows):
+    for number, (index, group, (_, operands, params)) in enumerate(rows):
         operation = derived.first_call + number
         adds = [(block, added[operation, block]) for block in table.adds[number].tolist()]
         places = [
@@ -217,8 +225,8 @@ def _call_rows(
         yield CallRow(
             operation,
             index,
-            each.lane,
-            each.kernel,
+            group.lane,
+            group.kernel,
             tuple(_operand(operand, sizes) for operand in places),
             tuple(params),
             tuple(Place(block, layout.offset(block, came), came) for block, came in adds),
@@ -251,12 +259,12 @@ def _operand(places: Sequence[Place], sizes: _Sizes) -> Operand:
             runs[-1].append(place)
         else:
             runs.append([place])
-    found = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
-    if len(found) == 1:
-        return found[0]
-    blocks = tuple(block for each in found for block in each.blocks)
-    since = tuple(step for each in found for step in each.since)
-    return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in found), tuple(found))
+    operands = [_run(each, sizes) for each in runs] or [Operand((), (), 0, 0)]
+    if len(operands) == 1:
+        return operands[0]
+    blocks = tuple(block for each in operands for block in each.blocks)
+    since = tuple(step for each in operands for step in each.since)
+    return Operand(blocks, since, SCATTERED, sum(each.size_bytes for each in operands), tuple(operands))
 
 
 def _follows(before: Place, after: Place, sizes: _Sizes) -> bool:
@@ -292,3 +300,68 @@ def _joins(derived: Dependencies, layout: RankLayout) -> tuple[Join, ...]:
             begun = len(elsewhere) < len(received)
             joins.append(Join(number, step, Place(block, offset, since), elsewhere, tuple(operations), begun))
     return tuple(joins)
+
+
+# What each operation of a rank waits for: the edges of its dependencies, with joins in place of what they join.
+
+
+def waits_of(derived: Dependencies, joins: Sequence[Join]) -> Mapping[int, tuple[Condition, ...]]:
+    """What each operation waits for: the edges of its dependencies, with joins in place of what they join.
+
+    Example: a rank adds an arrival (operation 4) and the result of a call (9) to one copy by join 12, and sends the
+    copy on (2). The edges are 4 -> 2 and 9 -> 2; here 12 waits for 4 and 9, and 2 waits for 12 alone.
+    """
+    joined = {(operation, join.place.block): join.operation for join in joins for operation in join.operations}
+    joins_of: defaultdict[int, list[int]] = defaultdict(list)
+    for (operation, _), number in joined.items():
+        joins_of[operation].append(number)
+    waits: defaultdict[int, dict[Condition, None]] = defaultdict(dict)
+    adds, reads = _blocks_of(derived, derived.parts), _blocks_of(derived, derived.reads)
+    edges = derived.edges
+    chosen = edges.cause != LANE
+    columns = (column[chosen].tolist() for column in (edges.before, edges.after, edges.event, edges.cause))
+    for before, after, event, cause in zip(*columns, strict=True):
+        if cause == BLOCK:
+            numbers = [joined.get((before, block), before) for block in adds[before] & reads[after]]
+        else:
+            numbers = joins_of.get(before, [before]) if event == ARRIVED else [before]
+        for number in numbers:
+            waits[after][_condition(derived, number, event)] = None
+    readers = _readers_of_residents(derived)
+    for join in joins:
+        waits[join.operation] |= {(operation, ARRIVED): None for operation in join.operations}
+        if join.place.since == RESIDENT:
+            for step, reader in readers.get(join.place.block, ()):
+                if step <= join.step:
+                    waits[join.operation][_condition(derived, reader, SENT)] = None
+    for part in parts_of(derived):
+        if (
+            part.since == RESIDENT
+            and part.operation < derived.first_call
+            and (part.operation, part.block) not in joined
+        ):
+            for step, reader in readers.get(part.block, ()):
+                if step < part.step:
+                    waits[part.operation][_condition(derived, reader, SENT)] = None
+    return {operation: tuple(conditions) for operation, conditions in waits.items()}
+
+
+def _condition(derived: Dependencies, operation: int, event: int) -> Condition:
+    return operation, event if operation < derived.first_call else ARRIVED
+
+
+def _blocks_of(derived: Dependencies, uses: Uses) -> Mapping[int, set[int]]:
+    blocks: defaultdict[int, set[int]] = defaultdict(set)
+    for operation, block in zip(uses.operation.tolist(), uses.block.tolist(), strict=True):
+        blocks[operation].add(block)
+    return blocks
+
+
+def _readers_of_residents(derived: Dependencies) -> Mapping[int, list[tuple[int, int]]]:
+    """By block: the operations that read its resident copy, each with its step."""
+    reads, readers = derived.reads, defaultdict(list)
+    resident = reads.since == RESIDENT
+    columns = (reads.block[resident].tolist(), reads.step[resident].tolist(), reads.operation[resident].tolist())
+    for block, step, operation in zip(*columns, strict=True):
+        readers[block].append((step, operation))
+    return readers

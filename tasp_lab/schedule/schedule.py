@@ -11,7 +11,7 @@ different lanes independently; the same holds for compute lanes. There is no bar
 kind without a pool: it stays at its rank. Any other copy comes at one step s into buffer s mod b of its kind's pool,
 which has b buffers, and is overwritten at step s + b. So it may be used at steps s + 1 to s + b - 1, and communication
 may run b - 1 steps ahead of compute; b = 2 is double buffering.
-A schedule says of every copy that is there at the end why: it was there at the start, is promised, or is in `kept`.
+Every copy that is there at the end has a reason: it was there at the start, is promised, or is in `kept`.
 
 **What a step does.** 1. The buffers of step s - b are emptied. 2. Transfers take what their source has when the step
 begins; calls read copies as they are then. 3. What was given is gone. 4. Calls add their parts. 5. Arrivals join.
@@ -26,56 +26,33 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import NoLinkError, ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.calls import Task
+from tasp_lab.schedule.model import LazySteps, ScheduleModel
 from tasp_lab.schedule.proof import prove
-from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.topology.graph import Topology
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Schedule:
+class Schedule(ScheduleModel):
     """A valid schedule.
 
     Parameters
     ----------
-    name : the schedule's name, as on the command line.
-    world_size : number of ranks.
-    lanes : number of lanes.
-    blocks : the blocks.
-    initial : bool array (world_size, blocks), the copies that ranks have at the start.
-    final : bool array (world_size, blocks), the copies that ranks must have complete at the end.
-    steps : the steps, possibly lazy; any sequence of `Step`.
-    task : what the kernel calls compute; None for a schedule without kernel calls.
-    fused : whether all steps are one call of the communication library, as its own collectives are; else one per step.
-    initial_part : int array that broadcasts to (world_size, blocks), the one part that an initial copy has, or -1 for
-        all parts; None if all initial copies are complete.
-    kept : bool array (world_size, blocks), further copies that stay where they arrive; None for none.
+    Those of `ScheduleModel`.
 
     Attributes
     ----------
     transfers : the number of transfers of all steps.
     """
 
-    name: str
-    world_size: int
-    lanes: int
-    blocks: Blocks
-    initial: BoolArray
-    final: BoolArray
-    steps: Sequence[Step]
-    task: Task | None = None
-    fused: bool = False
-    initial_part: IntArray | None = None
-    kept: BoolArray | None = None
     transfers: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,65 +102,46 @@ class Schedule:
             if not isinstance(value, types) or isinstance(value, bool) or (name == "steps" and isinstance(value, str)):
                 raise ScheduleError(of_type(f"schedule {self.name!r}: {name}", value, what))
         members = ("contract", "check", "effects", "existing_parts", "flops", "shapes")
-        if self.task is not None and not all(hasattr(type(self.task), each) for each in members):
+        if self.task is not None and not all(hasattr(type(self.task), member) for member in members):
             what = f"a tasp_lab.schedule.calls.Task, which has {', '.join(members)}"
             raise ScheduleError(of_type(f"schedule {self.name!r}: task", self.task, what))
 
-    @property
-    def block_bytes(self) -> IntArray:
-        """The size of each block on the wire, int array (blocks,)."""
-        return self.blocks.bytes
-
-    def is_resident(self, rank: IntArray, block: IntArray) -> BoolArray:
-        """Whether copies of these blocks stay at these ranks."""
-        found: BoolArray = (self.blocks.buffers[block] == 0) | self.initial[rank, block] | self.final[rank, block]
-        return found if self.kept is None else found | self.kept[rank, block]
-
-    def bytes_sent(self) -> IntArray:
-        """The bytes that each rank sends on each lane at each step, as an int array (steps, world_size, lanes)."""
-        ledger = np.zeros((len(self.steps), self.world_size, self.lanes), dtype=np.int64)
-        for index, step in enumerate(self.steps):
-            np.add.at(ledger[index], (step.source, step.lane), self.block_bytes[step.block])
-        return ledger
-
-    def flops(self) -> IntArray:
-        """The FLOPs that each rank computes at each step, as an int array (steps, world_size)."""
-        ledger = np.zeros((len(self.steps), self.world_size), dtype=np.int64)
-        for index, step in enumerate(self.steps):
-            for calls in step.calls:
-                assert self.task is not None, "a schedule with calls has a task"
-                np.add.at(ledger[index], calls.rank, self.task.flops(calls))
-        return ledger
+    def renamed(self, name: str) -> Schedule:
+        """The same schedule under another name. It is not proven again, as `dataclasses.replace` would do."""
+        schedule = copy(self)
+        schedule.__dict__.pop("digest", None)  # a cached value, which depends on the name
+        object.__setattr__(schedule, "name", name)
+        return schedule
 
     @cached_property
     def digest(self) -> str:
         """A short hash of the schedule: its blocks, its task, what stays where, and every step."""
         task = self.task and self.task.content
-        found = hashlib.sha256(repr((self.name, self.initial.shape, self.lanes, self.fused, task)).encode())
-        found.update(repr(self.blocks.kinds).encode())
+        digest = hashlib.sha256(repr((self.name, self.initial.shape, self.lanes, self.fused, task)).encode())
+        digest.update(repr(self.blocks.kinds).encode())
         for values in (self.blocks.kind, self.blocks.bytes, self.blocks.parts):
-            found.update(values.tobytes())
+            digest.update(values.tobytes())
         if self.blocks.home_bytes is not self.blocks.bytes:
-            found.update(self.blocks.home_bytes.tobytes())
+            digest.update(self.blocks.home_bytes.tobytes())
         for rows in (self.initial, self.final, () if self.kept is None else self.kept):
             for row in rows:
-                found.update(row.tobytes())
+                digest.update(row.tobytes())
         if self.initial_part is not None:
-            found.update(self.initial_part.tobytes())
+            digest.update(self.initial_part.tobytes())
         for step in self.steps:
-            found.update(repr((len(step), len(step.calls))).encode())
+            digest.update(repr((len(step), len(step.calls))).encode())
             for values in (step.source, step.destination, step.lane, step.block):
-                found.update(values.tobytes())
-            found.update(step.gives.tobytes())
+                digest.update(values.tobytes())
+            digest.update(step.gives.tobytes())
             for calls in step.calls:
-                found.update(repr((calls.kernel, calls.lane, calls.params.shape)).encode())
+                digest.update(repr((calls.kernel, calls.lane, calls.params.shape)).encode())
                 for values in (
                     calls.rank,
                     calls.params,
-                    *(x for each in calls.operands for x in (each.offset, each.block)),
+                    *(array for operand in calls.operands for array in (operand.offset, operand.block)),
                 ):
-                    found.update(values.tobytes())
-        return found.hexdigest()[:16]
+                    digest.update(values.tobytes())
+        return digest.hexdigest()[:16]
 
     def check_routes(self, topology: Topology) -> None:
         """Raise `ScheduleError` for a topology of another world size, `NoLinkError` for a transfer without a route."""

@@ -79,8 +79,8 @@ class StackedTask:
     @cached_property
     def kernels(self) -> Mapping[str, Passing]:
         """The pass of each kernel of any layer, and between them."""
-        found: dict[str, Passing] = {DENSE: "forward", DENSE_BACKWARD: "backward"} if len(self.dense.flops) else {}
-        return found | {kernel: passing for task in self.layers for kernel, passing in task.kernels.items()}
+        kernels: dict[str, Passing] = {DENSE: "forward", DENSE_BACKWARD: "backward"} if len(self.dense.flops) else {}
+        return kernels | {kernel: passing for task in self.layers for kernel, passing in task.kernels.items()}
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -101,7 +101,7 @@ class StackedTask:
 
     @cached_property
     def contract(self) -> Contract:
-        """Those of all layers; but what dense calls make starts empty, and what they read need not stay to the end."""
+        """The contracts of all layers, but results of dense calls start empty, and their operands need not stay."""
         contracts = [self._on_its_ranks(number, task.contract) for number, task in enumerate(self.layers)]
         columns = zip(*contracts, strict=True)
         owner, starts_at, ends_at, saved = (np.concatenate(column) for column in columns)
@@ -131,52 +131,52 @@ class StackedTask:
         return layers
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
-        """Which parts of these blocks exist, as their layers say."""
+        """Which parts of these blocks exist, by the task of their layer."""
         layer = self.layer_of(blocks)
         rows = [np.flatnonzero(layer == number) for number in range(len(self.layers))]
-        found = [
+        tables = [
             task.existing_parts(blocks[own] - first) if len(own) else np.zeros((0, 1), dtype=np.bool_)
             for task, own, first in zip(self.layers, rows, self.first_block.tolist(), strict=False)
         ]
-        parts = np.zeros((len(blocks), max(each.shape[1] for each in found)), dtype=np.bool_)
-        for own, each in zip(rows, found, strict=True):
-            parts[own, : each.shape[1]] = each
+        parts = np.zeros((len(blocks), max(each.shape[1] for each in tables)), dtype=np.bool_)
+        for chosen, table in zip(rows, tables, strict=True):
+            parts[chosen, : table.shape[1]] = table
         return parts
 
     def effects(self, calls: Calls) -> Effects:
         """The parts that calls yield. Raises `ScheduleError` for calls across layers, and for what a layer refuses."""
         if calls.kernel in (DENSE, DENSE_BACKWARD):
             return self._made(calls)
-        found = []
-        for number, chosen, own in self._by_layer(calls):
+        of_tasks = []
+        for number, chosen, of_layer in self._by_layer(calls):
             try:
-                call, block, part = self.layers[number].effects(own)
+                call, block, part = self.layers[number].effects(of_layer)
             except ScheduleError as error:
                 raise ScheduleError(f"layer {number}: {error}") from None
-            found.append((chosen[call], block + self.first_block[number], part))
-        return Effects(*(np.concatenate(each) for each in zip(*found, strict=True)))
+            of_tasks.append((chosen[call], block + self.first_block[number], part))
+        return Effects(*(np.concatenate(each) for each in zip(*of_tasks, strict=True)))
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call."""
         if calls.kernel in (DENSE, DENSE_BACKWARD):
             return self.dense.flops[self._dense_numbers(calls)]
-        found = np.zeros(len(calls), dtype=np.int64)
-        for number, chosen, own in self._by_layer(calls):
-            found[chosen] = self.layers[number].flops(own)
-        return found
+        flops = np.zeros(len(calls), dtype=np.int64)
+        for number, chosen, of_layer in self._by_layer(calls):
+            flops[chosen] = self.layers[number].flops(of_layer)
+        return flops
 
     def shapes(self, calls: Calls) -> ShapeRows:
-        """The shape of each call, as its layer says."""
+        """The shape of each call, by the task of its layer."""
         if calls.kernel in (DENSE, DENSE_BACKWARD):
             moved = 0 if self.dense.moved_bytes is None else self.dense.moved_bytes[self._dense_numbers(calls)]
             return ShapeRows.of("dense", self.flops(calls), moved_bytes=moved)
-        found = np.zeros((len(ShapeRows._fields), len(calls)), dtype=np.int64)
-        for number, chosen, own in self._by_layer(calls):
-            found[:, chosen] = self.layers[number].shapes(own)
-        return ShapeRows(*found)
+        rows = np.zeros((len(ShapeRows._fields), len(calls)), dtype=np.int64)
+        for number, chosen, of_layer in self._by_layer(calls):
+            rows[:, chosen] = self.layers[number].shapes(of_layer)
+        return ShapeRows(*rows)
 
     def _by_layer(self, calls: Calls) -> Iterator[tuple[int, IntArray, Calls]]:
-        """The layers of calls: each with the indices of its calls, and with these as the layer knows them."""
+        """The layers of calls: each with the indices of its calls, and the calls in numbers of the layer."""
         layer = np.full(len(calls), -1, dtype=np.int64)
         for operand in calls.operands:
             layer[operand.owner] = self.layer_of(operand.block)
@@ -187,21 +187,21 @@ class StackedTask:
                 raise ScheduleError(f"rank {calls.rank[wrong[0]]}: {calls.kernel} {what}: blocks {blocks}")
         for number in np.unique(layer).tolist():
             chosen, first = np.flatnonzero(layer == number), self.first_block[number]
-            own = calls.select(chosen)
-            operands = tuple(BlockLists(each.offset, each.block - first) for each in own.operands)
-            yield number, chosen, Calls(own.kernel, own.rank, operands, own.params, own.lane)
+            of_layer = calls.select(chosen)
+            operands = tuple(BlockLists(each.offset, each.block - first) for each in of_layer.operands)
+            yield number, chosen, Calls(of_layer.kernel, of_layer.rank, operands, of_layer.params, of_layer.lane)
 
     def _made(self, calls: Calls) -> Effects:
         """The inputs that calls between layers make."""
         numbers = self._dense_numbers(calls)
-        expected, found = self.dense.sources.select(numbers), _merged(calls)
-        wrong = expected.sizes != found.sizes
+        expected, merged = self.dense.sources.select(numbers), _merged(calls)
+        wrong = expected.sizes != merged.sizes
         if not wrong.any():
-            wrong = np.bincount(found.owner, expected.block != found.block, len(calls)) > 0
+            wrong = np.bincount(merged.owner, expected.block != merged.block, len(calls)) > 0
         if wrong.any():
             at = int(wrong.argmax())
             raise ScheduleError(
-                f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]} of blocks {found[at].tolist()}, expected "
+                f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]} of blocks {merged[at].tolist()}, expected "
                 f"{expected[at].tolist()}"
             )
         targets = self.dense.targets.select(numbers)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasp_lab.core.cores import usable_cores
 from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table

@@ -24,7 +24,7 @@ DERIVED = (*SPEEDUPS, *SHARES)
 """Columns that follow from the others: speed-ups over the baseline with 5 and 95 %, and `SHARES`."""
 
 OF_WINNERS = ("schedules", "second", "margin", "too_close")
-"""Columns that winners have beside those of their row, see `tasp_lab.study.winners.winners`."""
+"""Columns that winners have beside those of their row, see `tasp_lab.study.frames.winners`."""
 
 NO_VALUE = "-"
 

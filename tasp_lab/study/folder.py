@@ -1,4 +1,6 @@
-"""The folder of a study that was run, or is running: its rows, and where its numbers come from.
+"""The folder of a study that was run, or is running: its rows, and where its numbers come from::
+
+    StudyFolder("longctx").rows()
 
 ========================  =====================================================================================
 file                      contents
@@ -12,33 +14,43 @@ file                      contents
 ========================  =====================================================================================
 
 A cell that has no value is missing (None in Python). Columns beyond `tasp_lab.study.rows.COLUMNS` are axes.
-The baseline is simulated in every group, never settled by a bound, since speed-ups are over its time.
+The baseline is always simulated, never settled by a bound, since speed-ups are over its time.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.core.errors import StudyError, first_line
-from tasp_lab.study.columns import DERIVED, OF_WINNERS
+import tomli_w
+
+from tasp_lab.core.errors import OutputError, StudyError, TaspLabError, first_line
+from tasp_lab.core.files import check_writable, write_whole
+from tasp_lab.core.version import VERSION
+from tasp_lab.machines.intervals import interval_ends
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
+from tasp_lab.study.evaluate import labelled, prepared, question_of
+from tasp_lab.study.file import load_study
+from tasp_lab.study.frames import varying
 from tasp_lab.study.needed import needed
-from tasp_lab.study.rows import COLUMNS, PREDICTED, WHAT, WHO
-from tasp_lab.study.store import RESULTS
+from tasp_lab.study.point import Point
+from tasp_lab.study.rows import COLUMNS, PREDICTED, Row
+from tasp_lab.study.store import RESULTS, Store
+from tasp_lab.study.study import Study
+from tasp_lab.workload.kernel_shapes import Passing
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tasp_lab.study.diff import StudyDiff
-    from tasp_lab.study.plot import StudyPicture
-    from tasp_lab.study.report import StudyReport
-    from tasp_lab.study.run import SoFar
-    from tasp_lab.study.show import PivotTable, WinnerTable
 
 STUDY, POINTS, POINTS_CSV, UNANSWERED = "study.toml", "points.parquet", "points.csv", "unanswered.csv"
 PROVENANCE, REPORT, PLOTS = "provenance.json", "report.html", "plots"
@@ -49,6 +61,9 @@ FORMAT = 2
 Provenance = Mapping[str, Any]
 """``format``: `FORMAT`; ``study``: its name; ``seed``, ``version``; ``command``: what repeats it; ``constants``: a list
 of ``machine``, ``name``, ``value``, ``low``, ``high``, ``source``, ``assumed``; ``assumptions``: a list of texts."""
+
+
+# ------------------------------------------------------------------------------------------------ read a folder
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,7 @@ class StudyFolder:
     @cached_property
     def expected(self) -> int:
         """How many points the study has: more than there are rows while it runs, or where it was interrupted."""
-        return len(self._points) if self._is_complete else len(self._so_far.points)
+        return len(self._points) if self._is_complete else len(self._so_far[0])
 
     def provenance(self) -> Provenance:
         """What the numbers follow from. Raises `StudyError` for a folder of another format."""
@@ -112,37 +127,11 @@ class StudyFolder:
         name, seed = str(told.get("study") or self.path.resolve().name), int(told.get("seed") or 0)
         return Outline(name, seed, baseline, varying(self._points), asked.get("find", {}))
 
-    def show(self, rows: Sequence[str] = (), columns: Sequence[str] = (), value: str | None = None,
-             **asked: Any) -> WinnerTable | PivotTable:  # fmt: skip
-        """The winner of each question, or a pivot table: `tasp_lab.study.show.show`."""
-        from tasp_lab.study.show import show
-
-        return show(self, rows, columns, value, **asked)
-
-    def plot(self, x: str | None = None, y: str = "time_s", lines: str = "schedule",
-             panels: Sequence[str] | None = None, **asked: Any) -> StudyPicture:  # fmt: skip
-        """A quantity over an axis, or a map of the fastest schedules: `tasp_lab.study.plot.picture`."""
-        from tasp_lab.study.plot import picture
-
-        return picture(self, x, y, lines, panels, **asked)
-
-    def diff(self, other: StudyFolder) -> StudyDiff:
-        """What differs from this study to another one: `tasp_lab.study.diff.diff`."""
-        from tasp_lab.study.diff import diff
-
-        return diff(self, other)
-
-    def report(self, *, where: str | None = None, baseline: str | None = None) -> StudyReport:
-        """The study as one page of HTML: `tasp_lab.study.report.page.report`."""
-        from tasp_lab.study.report import report
-
-        return report(self, where=where, baseline=baseline)
-
     @cached_property
     def _points(self) -> pd.DataFrame:
         self.provenance()
         if not self._is_complete:
-            return self._with_columns(needed("pandas", "a study").DataFrame(self._so_far.rows))
+            return self._with_columns(needed("pandas", "a study").DataFrame(self._so_far[1]))
         try:
             found = needed("pandas", "a study").read_parquet(self._file(POINTS), engine="pyarrow")
         except ImportError:
@@ -163,7 +152,8 @@ class StudyFolder:
     @cached_property
     def _provenance(self) -> Provenance:
         if not self._is_complete:
-            return self._so_far.provenance
+            study = load_study(self.path / STUDY)
+            return provenance(study, self._so_far[0], "")
         path = self._file(PROVENANCE)
         try:
             found: Provenance = json.loads(path.read_text())
@@ -188,13 +178,21 @@ class StudyFolder:
         return (self.path / PROVENANCE).exists() or (self.path / POINTS).exists()
 
     @cached_property
-    def _so_far(self) -> SoFar:
-        """What the store has of a study that is running, or was interrupted."""
-        from tasp_lab.study.run import so_far
+    def _so_far(self) -> tuple[Sequence[Point], Sequence[Row]]:
+        """The points of a study that is running or was interrupted, and the rows of those that have one.
 
+        Nothing is built or simulated.
+        """
         if not (self.path / RESULTS).exists():
             raise self._nothing()
-        return so_far(self.path)
+        points = list(load_study(self.path / STUDY).points())
+        questions = [question_of(point) for point in points]
+        with Store(self.path) as store:
+            last = store.last()
+            stored = store.rows(last[question].key for question in questions if question in last)
+        keys = [last[question].key if question in last else "" for question in questions]
+        rows = [labelled(stored[key], point) for key, point in zip(keys, points, strict=True) if key in stored]
+        return points, rows
 
     def _file(self, name: str) -> Path:
         """A file of the folder that a run writes."""
@@ -209,36 +207,124 @@ class StudyFolder:
         )
 
 
-FOLLOWING = {
-    "nodes": ("machine",), "ranks": ("machine",), "library": ("machine",),
-    "heads": ("model",), "kv_heads": ("model",), "head_dim": ("model",), "overrides": ("variant",),
-}  # fmt: skip
-"""Columns that are determined by another one, if that one is there."""
+# ----------------------------------------------------------------------------------------------- write a folder
 
 
-def questions(rows: pd.DataFrame) -> list[str]:
-    """The columns that say which point a row is: those of `WHO` and `WHAT` but the key, and further axes."""
-    known = [each for each in (*WHO[1:], *WHAT) if each in rows]
-    return known + [each for each in rows.columns if each not in (*COLUMNS, *DERIVED, *OF_WINNERS)]
+def begin_folder(folder: Path, study: Study) -> None:
+    """Make the folder and write the study into it. Raises `StudyError` for a folder of another study."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
+    check_writable(folder / STUDY)
+    there = name_of(folder)
+    if there not in (None, study.name):
+        raise StudyError(f"{folder}: has the study {there!r}, expected {study.name!r} or an empty folder")
+    document = {**study.document, "study": {**study.document.get("study", {}), "name": study.name}}
+    write_whole(folder / STUDY, tomli_w.dumps(document).encode())
 
 
-def all_varying(rows: pd.DataFrame) -> list[str]:
-    """The columns of `questions` with more than one value."""
-    return [each for each in questions(rows) if rows[each].nunique(dropna=False) > 1]
+def name_of(folder: Path) -> str | None:
+    """The name of the study in a folder, None without one."""
+    try:
+        return str(tomllib.loads((folder / STUDY).read_text())["study"]["name"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise StudyError(f"{folder / STUDY}: cannot be read: {error}") from error
 
 
-def varying(rows: pd.DataFrame) -> tuple[str, ...]:
-    """The columns of `questions` with more than one value, without those that follow from another one of them.
+def export(folder: Path, study: Study, points: Sequence[Point], rows: Sequence[Row], command: str) -> None:
+    """Write the rows and their provenance, each file whole or not at all."""
+    write_whole(folder / POINTS_CSV, _csv(rows))
+    write_whole(folder / UNANSWERED, _csv([row for row in rows if row["status"] not in PREDICTED]))
+    if find_spec("pyarrow") and find_spec("pandas"):
+        write_whole(folder / POINTS, _parquet(rows))
+    write_whole(folder / PROVENANCE, json.dumps(provenance(study, points, command), indent=1).encode())
 
-    What follows from what is seen in rows with an answer: a refused machine has no nodes.
-    """
-    found = all_varying(rows)
-    known = rows[rows["status"].isin(PREDICTED)]
-    return tuple(each for each in found if not any(_follows(known, each, of) for of in FOLLOWING.get(each, ())))
+
+def remove_exports(folder: Path) -> None:
+    """Remove what an earlier run wrote of its rows: until this run ends, the store alone has the rows of the study."""
+    for name in (POINTS, POINTS_CSV, UNANSWERED, PROVENANCE):
+        with suppress(FileNotFoundError):
+            (folder / name).unlink()
 
 
-def _follows(rows: pd.DataFrame, column: str, of: str) -> bool:
-    """Whether a column has one value for each value of another one that varies, or one value altogether."""
-    if rows[of].nunique(dropna=False) < 2:
-        return not rows.empty and rows[column].nunique(dropna=False) == 1
-    return bool((rows.groupby(of, dropna=False)[column].nunique(dropna=False) <= 1).all())
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """The columns of rows: those of all studies, then further axes."""
+    return list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
+
+
+def _csv(rows: Sequence[Row]) -> bytes:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns_of(rows), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().encode()
+
+
+def _parquet(rows: Sequence[Row]) -> bytes:
+    pandas, stream = needed("pandas", "a study"), io.BytesIO()
+    frame = pandas.DataFrame(rows, columns=columns_of(rows))
+    for name in frame.columns:  # a column of texts and numbers is one of texts
+        kinds = {type(each) for each in frame[name] if each is not None and each == each}
+        if len(kinds - {int, float}) and len(kinds) > 1:
+            frame[name] = [None if each is None else str(each) for each in frame[name]]
+    frame.to_parquet(stream, engine="pyarrow", index=False)
+    return stream.getvalue()
+
+
+def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str, Any]:
+    """Where the numbers of a study come from: see `Provenance`."""
+    constants: dict[tuple[object, ...], Mapping[str, object]] = {}
+    assumptions: dict[str, None] = {}
+    for point in points:
+        name = " with ".join([point.machine, *point.overrides])
+        if (name, point.layer.dtype, point.kernel, point.runtime) in constants:
+            continue
+        constants[name, point.layer.dtype, point.kernel, point.runtime] = {}
+        for each, ends in _constants(point):
+            constants.setdefault((name, each.name, each.value), _plain(name, each, ends))
+            if each.assumed:
+                assumptions.setdefault(f"{name}: {each.name} = {each.value}: {each.source}")
+    return {
+        "format": FORMAT,
+        "study": study.name,
+        "seed": study.seed,
+        "version": VERSION,
+        "command": command,
+        "constants": [each for each in constants.values() if each],
+        "assumptions": list(assumptions),
+    }
+
+
+Ends = tuple[str, str] | tuple[None, None]
+"""Of an interval, as texts; of an exact constant none."""
+
+NO_ENDS: Ends = (None, None)
+
+
+def _constants(point: Point) -> Sequence[tuple[UsedConstant, Ends]]:
+    """The constants of the machine of a point with their intervals, and of its kernels; none if it is refused."""
+    try:
+        machine: Machine = prepared(point).machine
+    except TaspLabError:
+        return ()
+    asked = point.options.passes
+    passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" else (asked,)
+    rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
+    others = (*runtime_constants(machine.runtime), *compute_constants(point.layer.dtype, rates))
+    own = [(used, interval_ends(each) or NO_ENDS) for each in machine.constants for used in machine_constants([each])]
+    return (*own, *((each, NO_ENDS) for each in others))
+
+
+def _plain(machine: str, constant: UsedConstant, ends: Ends) -> Mapping[str, object]:
+    return {
+        "machine": machine,
+        "name": constant.name,
+        "value": constant.value,
+        "low": ends[0],
+        "high": ends[1],
+        "source": constant.source,
+        "assumed": constant.assumed,
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.study.captions import counts_text
+from tasp_lab.study.frames import counts_text
 from tasp_lab.study.rows import PREDICTED, STATUSES, Row
 
 MAX_ROWS = 40

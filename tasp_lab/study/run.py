@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.study.evaluate import groups, labelled, question_of, sources_of
-from tasp_lab.study.export import begin_folder, export, provenance, remove_exports
-from tasp_lab.study.file import load_study
-from tasp_lab.study.folder import STUDY
-from tasp_lab.study.point import Point
+from tasp_lab.study.folder import begin_folder, export, remove_exports
 from tasp_lab.study.result import StudyResult
 from tasp_lab.study.rows import STATUSES, Row
 from tasp_lab.study.store import Last, Store
@@ -86,27 +82,6 @@ def run_study(
     if path is not None:
         export(path, study, points, rows, command)
     return StudyResult(study.name, rows, path)
-
-
-class SoFar(NamedTuple):
-    """The points of a study that is running or was interrupted, the rows of those that have one, and the provenance."""
-
-    points: Sequence[Point]
-    rows: Sequence[Row]
-    provenance: Mapping[str, Any]
-
-
-def so_far(folder: Path) -> SoFar:
-    """What the store in a folder has of its study. Nothing is built or simulated. Raises `StudyError`."""
-    study = load_study(folder / STUDY)
-    points = list(study.points())
-    questions = [question_of(point) for point in points]
-    with Store(folder) as store:
-        last = store.last()
-        found = store.rows(last[each].key for each in questions if each in last)
-    keys = [last[question].key if question in last else "" for question in questions]
-    rows = [labelled(found[key], point) for key, point in zip(keys, points, strict=True) if key in found]
-    return SoFar(points, rows, provenance(study, points, ""))
 
 
 class _Progress:

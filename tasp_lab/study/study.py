@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.files import file_sha256
@@ -19,12 +19,6 @@ from tasp_lab.study.point import AS_IS, Point, Value
 from tasp_lab.study.point_inputs import layer_of, options_of, settings_of
 from tasp_lab.study.where import NO_FILTER, Where
 from tasp_lab.workload.layer import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tasp_lab.study.check import StudyCheck
-    from tasp_lab.study.result import StudyResult
 
 Section = Literal["machine", "layer", "schedule"]
 
@@ -94,18 +88,6 @@ class Study:
                         labels = {**values, "variant": variant, **({POINT: name} if self.named else {})}
                         if (point := self._point(labels, overrides)) is not None:
                             yield point
-
-    def check(self, *, estimate: bool = True) -> StudyCheck:
-        """Count the points and refuse bad names, see `tasp_lab.study.check.check_study`."""
-        from tasp_lab.study.check import check_study
-
-        return check_study(self, estimate=estimate)
-
-    def run(self, folder: str | Path | None = None, **settings: Any) -> StudyResult:
-        """Answer all points, see `tasp_lab.study.run.run_study`."""
-        from tasp_lab.study.run import run_study
-
-        return run_study(self, folder, **settings)
 
     def _grids(self) -> list[tuple[str, tuple[Axis, ...]]]:
         """The axes of the study, and those with the values of each named point."""

@@ -1,4 +1,4 @@
-"""Groups of points on workers: this process, processes of this machine, or any `concurrent.futures.Executor`."""
+"""Groups of points on workers: this process, processes of this machine, a Dask cluster, or any other `Executor`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 
-from tasp_lab.core.errors import StudyError
+from tasp_lab.core.errors import StudyError, first_line
 from tasp_lab.study.evaluate import CODE, answers
+from tasp_lab.study.needed import needed
 from tasp_lab.study.point import Point
 from tasp_lab.study.rows import Row
 
@@ -95,3 +96,25 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+ANSWER_S = 10
+"""How long a scheduler of Dask may take to answer."""
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[tuple[Executor, int]]:
+    """An executor on the workers of the scheduler at `address`, and how many there are.
+
+    A lost worker's groups go to others. Raises `StudyError` where no scheduler answers or no worker is there.
+    """
+    distributed = needed("distributed", "--dask")
+    try:
+        client = distributed.Client(address, timeout=ANSWER_S)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise StudyError(f"dask {address!r}: {first_line(error)}; expected the address of a scheduler") from error
+    with client:
+        count = len(client.scheduler_info(n_workers=-1)["workers"])
+        if not count:
+            raise StudyError(f"dask {address!r}: the scheduler has no workers, expected one or more")
+        yield client.get_executor(pure=False), count

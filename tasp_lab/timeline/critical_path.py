@@ -95,8 +95,8 @@ def _last_until(events: Sequence[Event], event: Event) -> Event | None:
     """The last of the events, sorted by end time, that had ended when `event` started."""
     slack_s = 1e-9 * float(event.start_s)
     at = bisect_right(events, float(event.start_s) + slack_s, key=lambda other: float(other.end_s))
-    found = events[at - 1] if at else None
-    return None if found is event else found
+    last = events[at - 1] if at else None
+    return None if last is event else last
 
 
 def time_by_kind(timeline: Timeline, topology: Topology) -> list[tuple[str, float]]:

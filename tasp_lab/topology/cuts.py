@@ -21,6 +21,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
-from tasp_lab.topology.graph import Topology, Vertex
+from tasp_lab.topology.graph import SharedCapacity, Topology, Vertex
 
 WholeArray = npt.NDArray[Any]
 """Integers: 64-bit, or Python integers if these could overflow."""
@@ -113,7 +114,7 @@ class _Graph:
         return int(self.capacities[inside[self.tails] & ~inside[self.heads]].sum())
 
     def backward(self) -> _Graph:
-        """The same with every edge reversed."""
+        """The graph with every edge reversed."""
         return replace(self, tails=self.heads, heads=self.tails)
 
     def min_rank(self) -> BoolArray:
@@ -131,8 +132,8 @@ def _graph(topology: Topology) -> _Graph:
         raise TopologyError(f"topology {topology.name!r} has one rank, expected 2 or more: no cut divides it")
     edges, size = _edges(topology)
     exact = {bandwidth: Fraction(bandwidth) for bandwidth in {bandwidth for *_, bandwidth in edges}}
-    denominator = math.lcm(*(each.denominator for each in exact.values()))
-    whole = {bandwidth: int(each * denominator) for bandwidth, each in exact.items()}
+    denominator = math.lcm(*(number.denominator for number in exact.values()))
+    whole = {bandwidth: int(number * denominator) for bandwidth, number in exact.items()}
     divisor = math.gcd(*whole.values())
     return _Graph(
         topology.world_size,
@@ -157,7 +158,7 @@ def _edges(topology: Topology) -> tuple[list[tuple[int, int, Number]], int]:
             bandwidths[link] = min(bandwidths[link], most)
     relays: list[tuple[int, int, Number]] = []
     size = len(position)
-    for group, most in sorted(groups, key=lambda each: -len(each[0])):  # so that a smaller one hangs from a larger
+    for group, most in sorted(groups, key=lambda entry: -len(entry[0])):  # so that a smaller one hangs from a larger
         for ends in (tails, heads):
             for vertex, members in _by_end(group, ends).items():
                 if sum(Fraction(bandwidths[link]) for link in members) > most:
@@ -169,10 +170,10 @@ def _edges(topology: Topology) -> tuple[list[tuple[int, int, Number]], int]:
 
 
 def _by_end(links: set[int], ends: list[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
+    links_at: dict[int, list[int]] = defaultdict(list)
     for link in sorted(links):
-        found[ends[link]].append(link)
-    return found
+        links_at[ends[link]].append(link)
+    return links_at
 
 
 def _as_cut(topology: Topology, graph: _Graph, inside: BoolArray) -> Cut:
@@ -213,9 +214,9 @@ class _Probe:
         self._needed = ratio.numerator * (n if per_rank else 1)
         dtype = np.int64 if self._needed * n < 2**61 else np.object_
         self._edges: WholeArray = np.minimum(graph.capacities * ratio.denominator, self._needed).astype(dtype)
-        self._given: WholeArray = np.full(n, ratio.numerator if per_rank else 0, dtype)
+        self._supply: WholeArray = np.full(n, ratio.numerator if per_rank else 0, dtype)
         self._within_reach = np.zeros(graph.size, dtype)
-        self._within_reach[:n] = self._given
+        self._within_reach[:n] = self._supply
         for rank in settled:
             self.settle(rank)
 
@@ -224,7 +225,7 @@ class _Probe:
         out = np.flatnonzero(self._graph.tails == rank)
         heads = self._graph.heads[out]
         self._within_reach[heads] = np.minimum(self._within_reach[heads] + self._edges[out], self._needed)
-        self._within_reach[rank] = self._given[rank] = self._needed
+        self._within_reach[rank] = self._supply[rank] = self._needed
 
     def is_fed(self, rank: int) -> bool:
         """Whether a rank surely gets what it needs: what sources and their neighbours send it at once is enough.
@@ -233,11 +234,11 @@ class _Probe:
         """
         into = np.flatnonzero(self._graph.heads == rank)
         over_links = np.minimum(self._edges[into], self._within_reach[self._graph.tails[into]]).sum()
-        return bool(self._given[rank] + over_links >= self._needed)
+        return bool(self._supply[rank] + over_links >= self._needed)
 
     def capacities(self) -> WholeArray:
         """Of the edges of the graph, from the source to each rank, and of one before the source: what is needed."""
-        return np.concatenate([self._edges, self._given, np.array([self._needed], self._edges.dtype)])
+        return np.concatenate([self._edges, self._supply, np.array([self._needed], self._edges.dtype)])
 
 
 class _Network:
@@ -284,3 +285,24 @@ class _Network:
 
     def _matrix(self, values: npt.NDArray[np.int32]) -> csr_array[np.int32]:
         return csr_array((values, self._columns, self._starts), shape=(self._size, self._size))
+
+
+# What the lower bounds of collectives and of attention need of a topology.
+
+
+def ranks_behind(topology: Topology, group: SharedCapacity) -> list[int]:
+    """The ranks all of whose incoming links belong to the shared capacity."""
+    inside = set(group.links)
+    outside = {link.destination for link in topology.links if link.name not in inside}
+    return [rank for rank in range(topology.world_size) if rank not in outside]
+
+
+@lru_cache(maxsize=4)
+def bottleneck(topology: Topology) -> Cut:
+    """The AllGather cut of a topology, cached."""
+    return all_gather_cut(topology)
+
+
+def like(topology: Topology, value: Fraction) -> Number:
+    """The fraction, converted to float if the topology's numbers are floats."""
+    return float(value) if isinstance(topology.links[0].bandwidth_bytes_per_s, float) else value

@@ -105,7 +105,7 @@ def _over_links(build: _Builder) -> _Build:
 
 
 def _full_mesh(match: re.Match[str]) -> Expression:
-    n = int(match[1])  # its links are made when asked for, so that they need not be counted
+    n = int(match[1])  # its links are made when accessed, so they need not be counted
     return Expression(n, 0, _over_links(lambda b, s: builders.full_mesh(n, b, s)), n > 1)
 
 
@@ -141,10 +141,10 @@ def _circulant(match: re.Match[str]) -> Expression:
 
 
 def _multipartite(match: re.Match[str]) -> Expression:
-    parts, each = int(match[1]), int(match[2])
-    links = parts * (parts - 1) * each**2
+    parts, ranks = int(match[1]), int(match[2])
+    links = parts * (parts - 1) * ranks**2
     return Expression(
-        parts * each, links, _over_links(lambda b, s: builders.multipartite(parts, each, b, s)), links > 0
+        parts * ranks, links, _over_links(lambda b, s: builders.multipartite(parts, ranks, b, s)), links > 0
     )
 
 

@@ -25,33 +25,30 @@ from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number
-from tasp_lab.topology.checks import check_topology
-from tasp_lab.topology.constraints import Constraint as Constraint
-from tasp_lab.topology.constraints import Constraints
-from tasp_lab.topology.constraints import SharedCapacity as SharedCapacity
+from tasp_lab.topology.links import Constraint as Constraint
+from tasp_lab.topology.links import Constraints
 from tasp_lab.topology.links import Link as Link
-from tasp_lab.topology.links import LinkTable, MeshLinks, SwitchKind, link_table
+from tasp_lab.topology.links import SharedCapacity as SharedCapacity
 from tasp_lab.topology.links import Switch as Switch
 from tasp_lab.topology.links import Vertex as Vertex
-from tasp_lab.topology.paths import Paths
-from tasp_lab.topology.paths import Route as Route
-from tasp_lab.topology.places import node_of_rank, switch_kinds
-from tasp_lab.topology.route_table import RouteTable
+from tasp_lab.topology.model import TopologyModel, check_topology
+from tasp_lab.topology.routing import Paths, RouteTable
+from tasp_lab.topology.routing import Route as Route
 
 MAX_LISTED_LINKS = 1024 * 1023
 """The links of a full mesh of 1024 ranks, which can be listed one by one in seconds."""
 
 
 @dataclass(frozen=True, repr=False)
-class Topology:
+class Topology(TopologyModel):
     """Ranks, switches and links. Raises `TopologyError` if it is invalid.
 
     Parameters
     ----------
     links : the directed links; ends that are strings are switches.
     shared : capacities shared by several links.
-    switches : switches of known kind; other kinds are derived from the graph (see `switch_kinds`).
-    nodes : the node of each rank, numbered from 0; if empty, derived from the graph (see `node_of_rank`).
+    switches : switches of known kind; other kinds are derived from the graph (see `TopologyModel.switch_kinds`).
+    nodes : the node of each rank, numbered from 0; if empty, derived from the graph (see `TopologyModel.node_of_rank`).
 
     >>> two = Topology("pair", 2, (Link(0, 1, 50e9, 1e-6), Link(1, 0, 50e9, 1e-6)))
     >>> two.route(0, 1).latency_s
@@ -60,12 +57,6 @@ class Topology:
     ['0->1', '1->0']
     """
 
-    name: str
-    world_size: int
-    links: tuple[Link, ...] | MeshLinks
-    shared: tuple[SharedCapacity, ...] = ()
-    switches: tuple[Switch, ...] = ()
-    nodes: tuple[int, ...] = ()
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,40 +64,6 @@ class Topology:
 
     def __repr__(self) -> str:
         return brief(self, self.name, f"{self.world_size} ranks", f"{len(self.links)} links")
-
-    @cached_property
-    def vertices(self) -> tuple[Vertex, ...]:
-        """All ranks, then the switches in order of first occurrence in the links."""
-        return (*range(self.world_size), *self.table.switches)
-
-    @cached_property
-    def table(self) -> LinkTable:
-        """The links as arrays."""
-        return link_table(self.links, self.world_size)
-
-    @cached_property
-    def switch_kinds(self) -> dict[str, SwitchKind]:
-        """The kind of every switch.
-
-        One that `switches` does not name is taken for a network if it, with the switches that it is linked to, holds
-        nodes together: without them the ranks would fall apart, but not into single ranks. Else it is inside a node.
-
-        >>> ends = [(0, "x"), (1, "x"), (2, "y"), (3, "y"), (0, "z"), (1, "z"), (2, "z"), (3, "z")]
-        >>> pairs = Topology("pairs", 4, tuple(link for a, b in ends for link in both_ways(a, b, 1, 0)))
-        >>> pairs.switch_kinds
-        {'x': 'node', 'y': 'node', 'z': 'network'}
-        """
-        return switch_kinds(self)
-
-    @cached_property
-    def node_of_rank(self) -> tuple[int, ...]:
-        """The node of each rank: `nodes` if given, else the components of the graph without the network.
-
-        >>> pair = both_ways(0, "switch", 1, 0), both_ways(1, "switch", 1, 0)
-        >>> Topology("pair", 2, tuple(link for both in pair for link in both)).node_of_rank
-        (0, 0)
-        """
-        return node_of_rank(self)
 
     def __hash__(self) -> int:
         return self._hash
@@ -153,7 +110,7 @@ class Topology:
 
     @cached_property
     def _route_table(self) -> RouteTable:
-        return RouteTable(self)
+        return RouteTable(self, self._paths)
 
     def has_route(self, source: int, destination: int) -> bool:
         """Whether a route from one rank to the other exists."""
@@ -217,9 +174,9 @@ class Topology:
     def link_between(self) -> npt.NDArray[np.int64]:
         """Int array (world_size, world_size): the index of the link from rank `row` to rank `column`; -1: none."""
         ranks = np.arange(self.world_size)
-        found = self.table.between(*np.broadcast_arrays(ranks[:, None], ranks))
-        found.setflags(write=False)
-        return found
+        index = self.table.between(*np.broadcast_arrays(ranks[:, None], ranks))
+        index.setflags(write=False)
+        return index
 
     def crossings(self) -> Iterator[tuple[list[int], list[int]]]:
         """Ranks that have a link to some switches, and the ranks that these switches lead to.
@@ -227,11 +184,6 @@ class Topology:
         Switches that reach each other lead to the same ranks, so one of them is followed for all.
         """
         return self._paths.crossings()
-
-    @property
-    def link_ends(self) -> npt.NDArray[np.int64]:
-        """Positions in `vertices` of source and destination of each link, as an array (links, 2)."""
-        return self.table.ends
 
     @cached_property
     def _paths(self) -> Paths:

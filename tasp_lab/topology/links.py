@@ -56,7 +56,7 @@ class Link:
 class LinkTable(Protocol):
     """The links of a topology as arrays. Links are numbered as they are listed, vertices with the ranks first.
 
-    Nothing here is as large as all links unless it is asked for all of them.
+    Only the properties of all links take memory for all links.
     """
 
     @property
@@ -121,7 +121,7 @@ class LinkTable(Protocol):
 class MeshLinks(Sequence[Link]):
     """Identical links from every rank to every other: those of rank 0 in order, then those of rank 1, ...
 
-    They are made when asked for, since a mesh of 4096 ranks has 16.8 million.
+    Each is made when it is accessed, since a mesh of 4096 ranks has 16.8 million.
 
     >>> MeshLinks(3, 50e9, 0.0)[3].name
     '1->2'
@@ -292,9 +292,9 @@ class ListedLinks:
 
     @property
     def joined(self) -> BoolArray:
-        found = np.zeros((self.world_size, self.world_size), dtype=bool)
-        found[tuple(self.ends[self._direct].T)] = True
-        return found
+        joined = np.zeros((self.world_size, self.world_size), dtype=bool)
+        joined[tuple(self.ends[self._direct].T)] = True
+        return joined
 
     @cached_property
     def _direct(self) -> IntArray:
@@ -350,3 +350,46 @@ def strong_components(ends: IntArray, size: int) -> IntArray:
     """The strongly connected component of each of `size` vertices, over links with these ends."""
     graph = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(size, size))
     return connected_components(graph.tocsr(), directed=True, connection="strong")[1].astype(np.int64)
+
+
+# Shared capacity: bandwidths that several transfers share.
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCapacity:
+    """A bandwidth in bytes/s shared by all transfers over any of the named links."""
+
+    name: str
+    bandwidth_bytes_per_s: Number
+    links: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A named bandwidth in bytes/s shared by the transfers under it."""
+
+    name: str
+    bandwidth_bytes_per_s: Number
+
+
+class Constraints(Sequence[Constraint]):
+    """Lazily created constraints."""
+
+    def __init__(self, links: Sequence[Link], shared: Sequence[SharedCapacity]) -> None:
+        self._links, self._shared, self._made = links, shared, dict[int, Constraint]()
+
+    def __len__(self) -> int:
+        return len(self._links) + len(self._shared)
+
+    @overload
+    def __getitem__(self, index: int) -> Constraint: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Constraint]: ...
+    def __getitem__(self, index: int | slice) -> Constraint | Sequence[Constraint]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        if at not in self._made:
+            part = self._links[at] if at < len(self._links) else self._shared[at - len(self._links)]
+            self._made[at] = Constraint(part.name, part.bandwidth_bytes_per_s)
+        return self._made[at]

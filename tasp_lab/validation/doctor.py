@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from tasp_lab.core.cores import usable_cores
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import on_one_line
 
 _PACKAGES = ("tasp_lab", "sim", "runtime")
@@ -82,7 +82,7 @@ def _gpus() -> list[str]:
 
 
 def _driver() -> str | None:
-    from runtime.linux.gpus import driver_version
+    from runtime.linux import driver_version
 
     return driver_version()
 
@@ -97,7 +97,7 @@ def _gpu_libraries() -> dict[str, object]:
 
 
 def _variables() -> dict[str, str]:
-    from runtime.linux.gpus import library_variables
+    from runtime.linux import library_variables
 
     return library_variables()
 

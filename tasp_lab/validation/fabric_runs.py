@@ -19,14 +19,8 @@ from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology
-from tasp_lab.validation.validate import (
-    Comparison,
-    check_kernels,
-    check_runs,
-    default_scale,
-    expected_fabric_s,
-    validate,
-)
+from tasp_lab.validation.fabrics import check_kernels, check_runs, default_scale, expected_fabric_s
+from tasp_lab.validation.validate import Comparison, validate
 from tasp_lab.workload.layer import Workload
 
 

@@ -6,8 +6,6 @@ executes the same schedule, and compares the times.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,29 +14,17 @@ from typing import Literal, Unpack
 
 from runtime.calibration import (
     Calibration,
-    ClassFit,
-    Posting,
-    Spread,
-    calibrate,
-    calibrate_shared_medium,
-    expected_duration_s,
-    route_classes,
 )
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
-from runtime.protocol.rank_setup import RankLocation
 from runtime.protocol.records import duration_s, merge_records
-from runtime.ranks.launcher import launch
 from sim.simulate import engine_of, simulate
-from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
-from tasp_lab.core.cores import usable_cores
-from tasp_lab.core.errors import QuantityError, RunError
+from tasp_lab.core.choices import BackendKind, FabricKind
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.prediction.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -63,7 +49,6 @@ from tasp_lab.prediction.predict import (
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
-    UsedConstant,
     host_environment,
     machine_inputs,
     overrides_inputs,
@@ -88,25 +73,28 @@ from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology
-from tasp_lab.validation.shared_cores import why_not_comparable
+from tasp_lab.validation.fabrics import (
+    calibrate_ranks,
+    check_backend,
+    check_kernels,
+    check_overrides,
+    check_runs,
+    check_waits,
+    default_scale,
+    expected_fabric_s,
+    fabric_constants,
+    fit_document,
+    is_real,
+    start_ranks,
+    why_not_comparable,
+)
 from tasp_lab.workload.layer import Work, Workload
 
 ComputeKind = Literal["timed", "real"]
 
-LINKS_BYTES_PER_S_PER_CORE = 40e6
-"""The bytes per second that one core can forward over all links of an emulated fabric and stay mostly idle.
-
-Two cores carried 140 MB/s over 56 links with 3 % loss of speed, and failed at 220 MB/s.
-"""
-
-RUNS_TAKE_S = 30.0
-SLOWEST_LINK_BYTES_PER_S = 250e3
-"""A packet of 1500 bytes takes 6 ms on such a link."""
 
 SLOWEST_KERNEL_FLOPS_PER_S = 5e8
 """A rank whose real kernel calls are slower than this on average is considered hung."""
-
-_START_S = 5.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -209,7 +197,7 @@ class Comparison(Report):
         return {
             "fabric": self.fabric,
             "scale": self.scale,
-            "calibration": [*map(_fit_document, self.calibration.fits), *map(_kernel_document, kernels)],
+            "calibration": [*map(fit_document, self.calibration.fits), *map(_kernel_document, kernels)],
             "compute": compute_of_passes(run.prediction for run in self.runs if run.compute == "timed"),
             "runs": [run.to_dict() for run in self.runs],
             "provenance": None if self.provenance is None else self.provenance.to_dict(),
@@ -230,26 +218,6 @@ class Comparison(Report):
         reasons = dict.fromkeys(each.not_comparable for each in self.runs if each.not_comparable is not None)
         notes = [f"not a prediction: {reason}" for reason in reasons]
         return [rows_table(title, rows), *notes, *run.prediction.assumptions()]
-
-
-def _fit_document(fit: ClassFit) -> dict[str, object]:
-    return {
-        "pairs": [list(pair) for pair in fit.route_class.pairs],
-        "links_per_route": fit.route_class.links,
-        "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
-        "bandwidth_bytes_per_s": _spread_document(fit.bandwidth_bytes_per_s),
-        "latency_s": _spread_document(fit.latency_s),
-        "launch_s": _spread_document(fit.launch_s),
-    } | ({} if fit.posting is None else {"posting": _posting_document(fit.posting)})
-
-
-def _posting_document(posting: Posting) -> dict[str, object]:
-    """The host's time to post a batch."""
-    return {"batch_s": _spread_document(posting.batch_s), "message_s": _spread_document(posting.message_s)}
-
-
-def _spread_document(spread: Spread) -> dict[str, object]:
-    return {"value": spread.value, "low": spread.low, "high": spread.high}
 
 
 def _kernel_document(run: Run) -> dict[str, object]:
@@ -278,26 +246,6 @@ def runs_together(forward: Run, backward: Run) -> Run:
         forward.compute,
         not_comparable=forward.not_comparable,
     )
-
-
-def default_scale(topology: Topology, nominal_s: float) -> float:
-    """The scale for an emulated fabric on which all runs together would take `nominal_s` at full speed.
-
-    At most what this machine's cores can feed all links at once. Below that, slow enough for the runs to take
-    `RUNS_TAKE_S` together, since a step must be long beside its fixed cost; but no link slower than
-    `SLOWEST_LINK_BYTES_PER_S`.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> round(default_scale(full_mesh(8), nominal_s=1.0) * 56 * 50e9 / usable_cores())
-    40000000
-    >>> round(default_scale(full_mesh(8), nominal_s=0.0003), 9)
-    1e-05
-    """
-    bandwidths = [float(link.bandwidth_bytes_per_s) for link in topology.links]
-    if not bandwidths:
-        return 1.0
-    slow_enough = max(nominal_s / RUNS_TAKE_S, SLOWEST_LINK_BYTES_PER_S / min(bandwidths))
-    return min(1.0, LINKS_BYTES_PER_S_PER_CORE * usable_cores() / sum(bandwidths), slow_enough)
 
 
 def validate(
@@ -366,9 +314,9 @@ def validate(
     check_names(names, work)
     check_kernels(work, parse_compute(compute), fabric)
     if kernel is not None:
-        _check_waits(work, kernel, fabric)
+        check_waits(work, kernel, fabric)
     rate = parse_compute(compute)
-    _check_overrides(overrides, rate, fabric)
+    check_overrides(overrides, rate, fabric)
     asked = None if kernel is None else compute
     machine = chosen_machine(wires(machine), "auto", asked, kernel, overrides, without_links, links)
     rings, given = RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
@@ -391,7 +339,7 @@ def validate(
         schedule for name in names for schedule in build_schedules(name, machine.topology, work, decomposition, options)
     ]
     topology, speeds = machine.topology, machine.rank_speeds
-    real = _is_real(work, rate, fabric)
+    real = is_real(work, rate, fabric)
     timed: Compute = ComputeRate(rate) if isinstance(rate, float) else INSTANT
     if fabric == "emulated":
         own = _own_compute(machine, work) if rate is None else INSTANT
@@ -427,83 +375,10 @@ def validate(
     return Comparison(fabric, scale or 1.0, calibration, runs, reports, provenance, environment)
 
 
-def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[UsedConstant, ...]:
-    """The calibrated constants of a fabric."""
-    source = f"calibrated on the {fabric} fabric, messages between pairs of ranks"
-    found = [UsedConstant("launch", format_time(calibration.machine.comm_library.launch_s), source)]
-    for fit in calibration.fits:
-        route = f"a route of {fit.route_class.links} link{'s' * (fit.route_class.links > 1)}"
-        found.append(UsedConstant(f"bandwidth of {route}", format_bandwidth(fit.bandwidth_bytes_per_s.value), source))
-        found.append(UsedConstant(f"latency of {route}", format_time(fit.latency_s.value), source))
-    return tuple(found)
-
-
-def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
-    """Raise `QuantityError` for an impossible scale or number of repeats, and `RunError` for a missing package."""
-    if repeats < 1:
-        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
-    check_fabric(scale, fabric)
-
-
-def _check_waits(work: Work, kernel: str, fabric: FabricKind) -> None:
-    """Raise `QuantityError` where kernel calls are not waits of the times of a kernel."""
-    if not isinstance(work, Workload) or fabric != "emulated":
-        raise QuantityError(
-            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
-            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
-        )
-
-
-def _check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for overrides of what does not determine a run."""
-    for each in (each for each in overrides if not each.startswith(LAYER)):
-        if fabric == "local":
-            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
-        real = rate == "real" or (rate is None and fabric != "emulated")
-        if (real and ".compute" in each) or (each.startswith("compute") and (real or rate is not None)):
-            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
-
-
 def _own_compute(machine: Machine, work: Work) -> Compute:
     """The machine's own compute rates, or those that are assumed."""
     machine = with_compute(machine)
     return (with_assumptions(machine, work) if isinstance(work, Workload) else machine).compute
-
-
-def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for a layer that is only predicted, and where the kernels of a hybrid would be real.
-
-    Nothing makes inputs of layers of results.
-    """
-    if isinstance(work, Workload) and work.dtype == WHAT_IF_DTYPE:
-        raise QuantityError(f"dtype {work.dtype!r}: is predicted only, expected one of bf16, fp16, fp32 on a fabric")
-    if isinstance(work, Workload) and work.kind == "hybrid" and _is_real(work, rate, fabric):
-        raise QuantityError(
-            f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "
-            "runs them: python -m experiments.train_gpt --layers"
-        )
-
-
-def _is_real(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> bool:
-    """Whether kernels are executed."""
-    return isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
-
-
-def check_backend(backend: BackendKind, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for NCCL on a fabric of processes that share no GPUs."""
-    if backend == "nccl" and fabric != "torchrun":
-        raise QuantityError(f"backend: the {fabric} fabric has gloo, expected nccl with the fabric torchrun only")
-
-
-def check_fabric(scale: float | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for an impossible scale, and `RunError` for a missing package."""
-    if scale is not None and not 0 < scale <= 1:
-        raise QuantityError(f"scale: {scale}, expected more than 0 and at most 1")
-    if scale is not None and fabric != "emulated":
-        raise QuantityError(f"scale: only the emulated fabric is scaled, not {fabric!r}")
-    for module in ("torch", "pyroute2") if fabric == "emulated" else ("torch",):
-        if importlib.util.find_spec(module) is None:
-            raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
 
 
 def _nominal(topology: Topology, fabric: FabricKind, compute: Compute, rank_speeds: tuple[Number, ...]) -> Machine:
@@ -518,11 +393,6 @@ def _nominal_s(schedules: Sequence[Schedule], machine: Machine) -> float:
     return sum(float(simulate(schedule, machine).time_s) for schedule in schedules)
 
 
-def expected_fabric_s(topology: Topology, runs_s: float) -> float:
-    """The expected duration of runs on an emulated fabric, with its start and calibration."""
-    return _START_S + expected_duration_s(route_classes(topology)) + runs_s
-
-
 def _announce(progress: ProgressCallback, topology: Topology, scale: float, runs_s: float, real: bool) -> None:
     """Report the emulated topology and the expected duration."""
     seconds = expected_fabric_s(topology, runs_s)
@@ -532,38 +402,6 @@ def _announce(progress: ProgressCallback, topology: Topology, scale: float, runs
         f"latencies are not emulated); this takes about {seconds:.0f} s"
         + (" and what real attention takes" if real else "")
     )
-
-
-@contextlib.contextmanager
-def start_ranks(
-    fabric: FabricKind, topology: Topology, backend: BackendKind = "auto", machine: Machine | None = None
-) -> Iterator[Ranks]:
-    """Start the ranks of a fabric, and end them on exit; `machine` is the one that they stand for.
-
-    Raises `RunError` for another number than the topology's, and for a backend that cannot be used.
-    """
-    if fabric == "torchrun":
-        from runtime.ranks.torchrun import join, started_ranks
-
-        started = started_ranks()
-        if started != topology.world_size:  # before joining: a rank that left a group could fail others on their way in
-            raise RunError(f"{topology.name} has {topology.world_size} ranks, but {started} were started")
-        with join(backend, topology.name if machine is not None and machine.has_accelerators else None) as ranks:
-            yield ranks
-    elif fabric == "local":
-        with launch([RankLocation()] * topology.world_size) as launched:
-            yield launched
-    else:
-        from runtime.fabric.emulated import emulate
-
-        with emulate(topology) as built, launch(built.locations) as launched:
-            yield launched
-
-
-def calibrate_ranks(fabric: FabricKind, topology: Topology, ranks: Ranks, progress: ProgressCallback) -> Calibration:
-    """Calibrate the links of a fabric by messages between pairs of its ranks; only the reporter shows progress."""
-    measure = calibrate_shared_medium if fabric == "local" else calibrate
-    return measure(topology, ranks, progress if ranks.is_reporter else no_progress)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import runtime.trials.pair_times
+import runtime.ranks.run_job
 from tasp_lab.cli.process import main
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tests.conftest import ROOT, Command, assert_gone
@@ -619,7 +619,7 @@ def validated_on_rank(topology: str, odd_code: int | None = None, stderr: str = 
     """
     if odd_code is not None:
         if os.environ["RANK"] == "1":
-            runtime.trials.pair_times._HostPair.answer = lambda _: os._exit(odd_code)  # type: ignore[method-assign]
+            runtime.ranks.run_job._HostPair.answer = lambda _: os._exit(odd_code)  # type: ignore[method-assign]
         os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
         main(["validate", topology, *AGAINST, "--shard-bytes", "100kB", "--fabric", "torchrun"])
     done = Command(Path())("validate", topology, *AGAINST, "--shard-bytes", "100kB", "--fabric", "torchrun")

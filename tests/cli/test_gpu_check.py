@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 
 from runtime.ranks.torchrun import ON_GPUS
-from tasp_lab.validation.gpu_check.registry import STEPS
-from tasp_lab.validation.gpu_check.sizes import HOST
-from tasp_lab.validation.gpu_check.steps import Context, Outcome, Step
+from tasp_lab.validation.gpu_steps import HOST, STEPS, Context, Outcome, Step
 from tests.conftest import ROOT, Command
 from tests.support.ranks import as_if_by_torchrun
 from tests.support.signals import hear_interrupts
 
-IMPORTED_BY_RANKS = ("tasp_lab.validation.gpu_check.program",)
+IMPORTED_BY_RANKS = ("tasp_lab.validation.gpu_check",)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
 
@@ -77,7 +75,7 @@ def test_one_rank_checks_what_needs_no_other(tmp_path: Path) -> None:
 
 def checked_on_rank(folder: str, how: str) -> tuple[int, str]:
     """On a rank: exit code and errors of a check with a faulty step in place of the second."""
-    import tasp_lab.validation.gpu_check.program as program
+    import tasp_lab.validation.gpu_check as program
     from tasp_lab.cli.process import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,7 +85,7 @@ def checked_on_rank(folder: str, how: str) -> tuple[int, str]:
         dist.init_process_group = no_library
     elif how:
         faulty = replace(STEPS[2], run=FAULTS[how])
-        sizes = replace(HOST, step_limit_s=1.0) if how == "hangs" else HOST
+        sizes = HOST._replace(step_limit_s=1.0) if how == "hangs" else HOST
         program.gpu_check.__kwdefaults__ |= {"steps": (STEPS[0], faulty, STEPS[1]), "sizes": sizes}
     os.chdir(folder)
     try:
@@ -133,7 +131,7 @@ def is_interrupted(context: Context) -> Outcome:
 
 def is_interrupted_with_a_group(context: Context) -> Outcome:
     """Ctrl-C while rank 0 has started a group of its own."""
-    from runtime.gpu_check.failures import lose_rank
+    from runtime.checks.lost_ranks import lose_rank
 
     if context.group.rank:
         return hangs(context)
@@ -144,7 +142,7 @@ def is_interrupted_with_a_group(context: Context) -> Outcome:
 
 def children_of_ours() -> bool:
     """Whether this process has started ranks; their numbers are noted."""
-    found = processes("runtime.gpu_check.failing_rank")
+    found = processes("runtime.checks.lost_ranks")
     if len(found) < 3:  # torchrun and two ranks
         return False
     Path("children").write_text(" ".join(map(str, found)))
@@ -221,7 +219,7 @@ def test_ctrl_c_ends_the_group_of_a_lost_rank(tmp_path: Path) -> None:
     assert as_if_by_torchrun(checked_on_rank, 2, str(tmp_path), "is interrupted with a group") == [130, 2]
     assert record_in(tmp_path)["verdict"] == "interrupted"
     children = [int(each) for each in (tmp_path / "children").read_text().split()]
-    assert_gone([each for each in children if "failing_rank" in command_line(each)])
+    assert_gone([each for each in children if "lost_ranks" in command_line(each)])
 
 
 def assert_gone(group: list[int]) -> None:

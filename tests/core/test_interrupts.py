@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasp_lab.core.interrupts import deferred_interrupts
+from tasp_lab.core.process import deferred_interrupts
 from tasp_lab.rings import cp_sat as exact_search
 from tests.conftest import Command
 from tests.support.signals import hear_interrupts, interrupts_heard

@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 from tests.conftest import ROOT
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
-             *sorted((ROOT / "docs" / "reference").glob("*.md")))  # fmt: skip
-"""What describes the present; decisions and the changelog keep the words of their day."""
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(path for folder in ("", "reference", "why") for path in sorted((ROOT / "docs" / folder).glob("*.md"))),
+)
+"""The documents that describe the present: all but the changelog."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -82,7 +82,7 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     [
         ("faq.md", "docs", "", "faq.md"),
         ("../CHANGELOG.md", "docs", "", "CHANGELOG.md"),
-        ("../../CHANGELOG.md", "docs/decisions", "decisions", "../CHANGELOG.md"),
+        ("../../CHANGELOG.md", "docs/why", "why", "../CHANGELOG.md"),
         ("docs/json.md", "", "", "json.md"),
         ("../../docs/accuracy.md", "experiments/accuracy", "experiments/accuracy", "../../accuracy.md"),
         ("accuracy.json", "experiments/accuracy", "experiments/accuracy", "accuracy.json"),

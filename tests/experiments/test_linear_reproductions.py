@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.reproductions.lasp2 import exchanges as lasp2
-from experiments.reproductions.lasp2 import gaps, iterations
+from experiments.reproductions.lasp2 import result as lasp2
 from experiments.reproductions.ranges import Range, Row, figure_of, read_record
 from experiments.reproductions.report import FOLDER
-from experiments.reproductions.zeco import checks as zeco_checks
-from experiments.reproductions.zeco import exchanges as zeco
+from experiments.reproductions.zeco import result as zeco
 from tasp_lab.core.errors import TableError
 from tasp_lab.prediction.residual_fit import residual_of
 from tasp_lab.prediction.residuals import KERNELS
@@ -69,25 +67,25 @@ def test_nodes_of_a100_have_so_much_bandwidth_between_them(nics: int) -> None:
 
 
 def test_an_iteration_is_positions_over_throughput_and_between_others_where_there_is_none() -> None:
-    assert iterations.iteration_s(524288).low == pytest.approx(524288 / 245353)
-    found = iterations.iteration_s(2097152)
+    assert lasp2.iteration_s(524288).low == pytest.approx(524288 / 245353)
+    found = lasp2.iteration_s(2097152)
     assert (found.low, found.high) == pytest.approx((1048576 / 486183, 2097152 / 442221))
-    assert iterations.gap_ms(524288, "over_lasp1_percent").high == pytest.approx(73 * 524.288 / 245.353)
+    assert lasp2.gap_ms(524288, "over_lasp1_percent").high == pytest.approx(73 * 524.288 / 245.353)
 
 
 def test_rings_as_described_take_longer_than_the_published_iterations() -> None:
     """By hand: 7 products of 2 x 2048 x S^2 / 2 FLOPs in each of 16 layers; keys of 4 x 2048 bytes per position."""
     sequence = 524288
-    assert gaps.all_pairs_s(sequence) == pytest.approx(16 * 7 * 2048 * sequence**2 / 64 / 312e12)
-    assert gaps.keys_into_a_node_s(sequence, 8) == pytest.approx(32 * 8192 * sequence * 7 / 8 / 200e9)
+    assert lasp2.all_pairs_s(sequence) == pytest.approx(16 * 7 * 2048 * sequence**2 / 64 / 312e12)
+    assert lasp2.keys_into_a_node_s(sequence, 8) == pytest.approx(32 * 8192 * sequence * 7 / 8 / 200e9)
     for length in lasp2.HEADLINES:
-        gap_s = iterations.gap_ms(length, "over_ring_percent").high / 1e3
-        assert gaps.all_pairs_s(length) > iterations.iteration_s(length).high + gap_s
-        assert gaps.keys_into_a_node_s(length, 8) > gap_s
+        gap_s = lasp2.gap_ms(length, "over_ring_percent").high / 1e3
+        assert lasp2.all_pairs_s(length) > lasp2.iteration_s(length).high + gap_s
+        assert lasp2.keys_into_a_node_s(length, 8) > gap_s
 
 
 def test_the_gap_to_lasp_lies_between_a_chain_beside_kernels_and_one_with_all_kernels_between_hops() -> None:
-    for beside, between in ((rows[0], rows[1]) for rows in map(gaps._over_lasp, lasp2.HEADLINES)):
+    for beside, between in ((rows[0], rows[1]) for rows in map(lasp2._over_lasp, lasp2.HEADLINES)):
         assert beside.predicted.high < beside.published.low
         assert between.predicted.low > between.published.high
         assert beside.communication.high / beside.published.low < 0.6
@@ -96,15 +94,15 @@ def test_the_gap_to_lasp_lies_between_a_chain_beside_kernels_and_one_with_all_ke
 def test_gathers_of_zeco_are_slower_than_measured_elsewhere() -> None:
     """Of 16 MiB on 8 GPUs, and of 128 MiB on 64: beside 32 MiB on 8 and 128 MiB on 80."""
     times = zeco.published("allgather_ms")
-    assert times[8] > 3 * zeco_checks.measured_ms(zeco.ONE_NODE, 2**25)
-    assert times[64] > 3 * zeco_checks.measured_ms(zeco.TEN_NODES, 2**27)
+    assert times[8] > 3 * zeco.measured_ms(zeco.ONE_NODE, 2**25)
+    assert times[64] > 3 * zeco.measured_ms(zeco.TEN_NODES, 2**27)
     assert times[8] > 3 * zeco.library_gather_ms(8)
 
 
 def test_equal_hops_have_the_pieces_that_they_were_made_with() -> None:
     for pieces in (1, 16, 23):
         times = {gpus: 0.008 * (gpus - 2 + pieces) for gpus in zeco.GPUS}
-        assert zeco_checks.fitted_pieces(times) == pytest.approx(pieces)
+        assert zeco.fitted_pieces(times) == pytest.approx(pieces)
 
 
 def test_exchanges_are_counted_from_the_growth_of_an_iteration() -> None:
@@ -112,7 +110,7 @@ def test_exchanges_are_counted_from_the_growth_of_an_iteration() -> None:
     exchange = zeco.published("allscan_ms")
     bound = zeco.published("data_parallel_bound")
     made = {n: 32768e3 / (32768e3 / bound[n] + 10 + 50 * exchange[n]) for n in bound}
-    assert zeco_checks.exchanges(made, bound, exchange) == pytest.approx([50, 50, 50])
+    assert zeco.exchanges(made, bound, exchange) == pytest.approx([50, 50, 50])
 
 
 def test_the_scan_lies_between_wires_and_messages_on_one_node() -> None:

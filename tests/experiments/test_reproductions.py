@@ -13,8 +13,20 @@ from hypothesis import strategies as st
 
 from experiments.reproductions import report
 from experiments.reproductions.__main__ import main
-from experiments.reproductions.changes import links_alone, with_full_mask, with_network_of, without_merges
-from experiments.reproductions.layers import Change, Reason, Row, counted, explains, found_in, judge, trials_of
+from experiments.reproductions.layers import (
+    Change,
+    Reason,
+    Row,
+    counted,
+    explains,
+    found_in,
+    judge,
+    links_alone,
+    trials_of,
+    with_full_mask,
+    with_network_of,
+    without_merges,
+)
 from experiments.reproductions.registry import NAMES, reproduction
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
 from experiments.reproductions.token_ring import result as token_ring

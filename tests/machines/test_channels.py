@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
+from sim.messages import call_facts
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.libraries.channels import (
     INTER_DOMAIN,
@@ -141,7 +142,7 @@ def test_a_fused_ring_takes_what_the_library_itself_estimates() -> None:
                 ("Simple", "simple", of("ring_rate")),
             )
         }
-        found = hopper.comm_library.bind(schedule)
+        found = hopper.comm_library.bind(call_facts(schedule))
         assert isinstance(found, ChannelLibrary)
         assert found.ring is not None
         assert found.ring[0].name == min(estimates, key=lambda name: estimates[name])
@@ -160,7 +161,7 @@ def test_a_ring_of_lone_gpus_counts_on_the_hops_of_trees(name: str, rate: float,
 
 def test_schedules_that_are_not_fused_are_not_bound() -> None:
     hopper = machine("h100-8")
-    assert hopper.comm_library.bind(ring_all_gather(hopper.topology, 64)) == hopper.comm_library
+    assert hopper.comm_library.bind(call_facts(ring_all_gather(hopper.topology, 64))) == hopper.comm_library
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from tasp_lab.core.errors import TableError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.kernel_compute import with_kernel
-from tasp_lab.measure.accuracy import TableAccuracy, WorkRow, judge, own_tables
-from tasp_lab.measure.accuracy.layer import HOST_SHARE, LayerJudge
-from tasp_lab.measure.accuracy.ranking import TIE, ranking
+from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, judge, own_tables
+from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerJudge, ranking
 from tasp_lab.measure.readers import LayerTable, find_all_tables, parse_any_table
 from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -215,11 +214,11 @@ def test_equal_rows_are_simulated_once() -> None:
     assert len({each.predicted_s for each in found.rows}) == 1
 
 
-def work_rows(measured: Sequence[float], predicted: Sequence[float], work: str = "layer") -> list[WorkRow]:
+def work_rows(measured: Sequence[float], predicted: Sequence[float], work: str = "layer") -> list[MeasuredRow]:
     """A row per schedule of one work."""
     names = [f"schedule {number}" for number in range(len(measured))]
     pairs = zip(measured, predicted, names, strict=True)
-    return [WorkRow(m, p, "", "gpu-bound", {}, (work,), name) for m, p, name in pairs]
+    return [MeasuredRow(m, p, "", "gpu-bound", {}, (work,), name) for m, p, name in pairs]
 
 
 times = st.lists(st.floats(0.1, 10), min_size=2, max_size=5)
@@ -243,7 +242,7 @@ def test_rankings_count_groups_that_are_no_ties_and_rows_that_count() -> None:
     tied = work_rows([1.0, 1.0 + TIE / 2], [2.0, 1.0], "tied")
     near = work_rows([1.0, 1.0 + TIE / 2, 3.0], [2.0, 1.0, 4.0], "two at the top")
     wrong = work_rows([1.0, 2.0], [2.0, 1.0], "wrong")
-    left_out = [WorkRow(1.0, 9.0, "host-bound", "host-bound", {}, ("wrong",), "schedule 9")]
+    left_out = [MeasuredRow(1.0, 9.0, "host-bound", "host-bound", {}, ("wrong",), "schedule 9")]
     assert ranking([*tied, *near, *wrong, *left_out]) == (0.5, 2)
     assert ranking(work_rows([1.0], [1.0])) == (None, 0)
 
@@ -308,10 +307,8 @@ def test_a_picture_of_layers_and_collectives(command: Command, others: list[str]
 KERNEL_HEAD = "gpu,kernel,pass,dtype,causal,batch,heads,kv_heads,head_dim,seq_q,seq_k,time_us,tflops\n"
 
 
-def kernel_row(head: str, cells: str) -> WorkRow:
-    found = judge(parse_any_table(f"# flops: causal halved\n{head}{KERNEL_HEAD}{cells}\n", "k.csv")).rows[0]
-    assert isinstance(found, WorkRow)
-    return found
+def kernel_row(head: str, cells: str) -> MeasuredRow:
+    return judge(parse_any_table(f"# flops: causal halved\n{head}{KERNEL_HEAD}{cells}\n", "k.csv")).rows[0]
 
 
 @pytest.mark.parametrize(

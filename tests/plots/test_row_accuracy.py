@@ -14,8 +14,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tasp_lab.plots.error_rows import REACH, error_ends, plot_lines, summary
-from tasp_lab.plots.row_accuracy import MAX_PANELS, draw_rows, plot_rows
+from tasp_lab.plots.accuracy import MAX_PANELS, REACH, draw_rows, error_ends, plot_lines, plot_rows, summary
 
 
 class Ends(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.sequence_parallel.call_inputs import workload_of_shard
+from runtime.sequence_parallel.calls import workload_of_shard
 from sim.simulate import simulate
 from tasp_lab.core.choices import Dtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError

@@ -13,8 +13,8 @@ import pytest
 import tasp_lab
 from tasp_lab.core.errors import NoLinkError, ScheduleError, TaspLabError
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.objects import check_schedules

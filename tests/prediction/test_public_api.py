@@ -34,12 +34,12 @@ from tasp_lab.core.report import Report
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.measure.calibrate import FileCalibration
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tests.conftest import ROOT
 
 LAYER = tasp_lab.Workload(sequence=1024, heads=4, mask="causal")

@@ -14,12 +14,12 @@ import pytest
 import tasp_lab
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.prediction import predict as prediction
-from tasp_lab.schedule import added_parts, calls
+from tasp_lab.schedule import calls, proof
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.calls import Calls, Effects
 from tasp_lab.schedule.dependencies import dependencies
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.build import build_schedules
@@ -119,7 +119,7 @@ def test_effects_in_batches_are_the_same_effects(name: str, layer: Workload, mon
         return effects(task, some)
 
     monkeypatch.setattr(calls, "TILES_AT_ONCE", 20)
-    monkeypatch.setattr(added_parts, "TILES_AT_ONCE", 20)
+    monkeypatch.setattr(proof, "TILES_AT_ONCE", 20)
     monkeypatch.setattr(AttentionTask, "effects", counted)
     for one, other in zip(at_once, built(), strict=True):
         assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
@@ -135,7 +135,7 @@ def test_a_part_that_calls_of_two_batches_compute_is_refused(monkeypatch: pytest
     messages = []
     for tiles in (calls.TILES_AT_ONCE, 1):
         monkeypatch.setattr(calls, "TILES_AT_ONCE", tiles)
-        monkeypatch.setattr(added_parts, "TILES_AT_ONCE", tiles)
+        monkeypatch.setattr(proof, "TILES_AT_ONCE", tiles)
         with pytest.raises(
             ScheduleError, match=r"step 1: rank 2 computes part 0 of block .* twice in this step"
         ) as error:

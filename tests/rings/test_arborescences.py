@@ -17,10 +17,9 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.rings.arborescences import cheapest_tree, tree_depths
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE
-from tasp_lab.rings.tree_packing import TreePacking, pack_trees
+from tasp_lab.rings.tree_packing import TreePacking, cheapest_tree, pack_trees, tree_depths
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather, multi_ring_all_gather
 from tasp_lab.schedules.collectives.tree_all_gather import MAX_CHUNKS, best_chunks, tree_all_gather

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.rings.balanced_rings import balanced_rings
+from tasp_lab.rings.closed_forms import balanced_rings
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.topology.builders import full_mesh
 

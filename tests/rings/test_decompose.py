@@ -16,7 +16,7 @@ from tasp_lab.core.errors import NoDecompositionError, TopologyError
 from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, multipartite, nodes, ring, switch, torus
 from tasp_lab.topology.cuts import ring_cut
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Link, Topology, both_ways
 
 

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from tasp_lab.core.arrays import Int32Array
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.rings.complete_digraph import verify_cycles
-from tasp_lab.rings.hamiltonian_paths import (
+from tasp_lab.rings.node_rings import (
     even_hamiltonian_paths,
     hamiltonian_paths,
+    is_rail_aligned,
+    node_rings,
     two_fold_hamiltonian_paths,
+    verify_node_rings,
     verify_paths,
 )
-from tasp_lab.rings.node_rings import is_rail_aligned, node_rings, verify_node_rings
 
 WITHOUT_PATHS = (3, 5)
 WITH_PATHS = [m for m in range(1, 257) if m not in WITHOUT_PATHS]

@@ -28,11 +28,11 @@ from scipy.optimize import linprog
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import NoDecompositionError, TopologyError
 from tasp_lab.rings import cp_sat as exact_search
-from tasp_lab.rings import few_rings
+from tasp_lab.rings import fractional_packing
 from tasp_lab.rings import search as ring_search
 from tasp_lab.rings.cp_sat import Answer, cheapest_ring, rings_within
 from tasp_lab.rings.decompose import Decomposition, decompose
-from tasp_lab.rings.factors import random_factors, regular_part
+from tasp_lab.rings.factors import disjoint_rings, random_factors, regular_part, undirected_hamiltonian_cycles
 from tasp_lab.rings.fractional_packing import (
     Packing,
     Patching,
@@ -40,15 +40,12 @@ from tasp_lab.rings.fractional_packing import (
     integral_packing,
     with_exact_shares,
 )
-from tasp_lab.rings.link_loads import constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.rings.problem import RingProblem
-from tasp_lab.rings.rings import RELATIVE_TOLERANCE
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
-from tasp_lab.rings.switching import disjoint_rings
-from tasp_lab.rings.two_factors import undirected_hamiltonian_cycles
 from tasp_lab.topology.builders import bidirectional_ring, circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.cuts import ring_cut
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Constraint, Link, SharedCapacity, Topology, Vertex, both_ways
 from tests.support.signals import hear_interrupts
 
@@ -709,7 +706,7 @@ class FakeSearches:
         self.events: list[str | tuple[str, int]] = []
         patch.setattr(exact_search, "rings_within", self._using_part("CP-SAT", Answer.UNKNOWN))
         patch.setattr(exact_search, "cheapest_ring", self._using_part("CP-SAT for one ring", (None, 0.0)))
-        for module in (ring_search, few_rings):
+        for module in (ring_search, fractional_packing):
             patch.setattr(module, "disjoint_rings", self._using_part("switching", None))
 
     def _using_part(self, name: str, answer: object) -> Callable[..., object]:

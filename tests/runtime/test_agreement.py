@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from runtime import attention
-from runtime.executor.transports import AGREEMENT_TAG, Message, PointToPoint, Wait
+from runtime.executor.messages import Message, Wait
+from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
 from runtime.sequence_parallel.agreement import exchange
-from runtime.trials.attention import random_layer
+from runtime.trials.layers import random_layer
 from tasp_lab.core.errors import RunError, TaspLabError
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.copies import Copies
+from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Streams
-from runtime.executor.transports import Message, OrdinaryMemory, Wait
+from runtime.executor.transports import OrdinaryMemory
 from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.core.errors import RunError

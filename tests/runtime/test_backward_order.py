@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from runtime import attention, linear_attention, relayout
-from runtime.executor.transports import Message, PointToPoint
+from runtime.executor.messages import Message
+from runtime.executor.transports import PointToPoint
 from tasp_lab.core.errors import RunError
 from tasp_lab.workload.sequence_layout import contiguous, zigzag
 from tests.support.ranks import on_ranks, succeeded

@@ -20,8 +20,8 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.runtime.test_distributed_attention import Tensors, layer_of
 from tests.schedules.attention.test_cached_prefix import schedules
+from tests.support.rank_layers import layer_of
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.systems import schedules_for
 
@@ -41,7 +41,7 @@ def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ah
     run_in_process(schedule, receives_ahead, whole_steps)
 
 
-def shards(layer: Workload, name: str) -> Tensors:
+def shards(layer: Workload, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The queries of a rank's new positions, and the keys and values of all its positions."""
     layout, rank = attention_layout(name, layer, dist.get_world_size()), dist.get_rank()
     q, k, v = layer_of(layer)
@@ -88,7 +88,7 @@ def refusals() -> list[str]:
     q, k, v = shards(layer, "tasp")
     good = {"schedule": "tasp", **arguments(layer)}
     schedule = attention_schedules("tasp", full_mesh(2), Workload(67, 2, 12, 4, 16, "fp32", "causal"))[0]
-    wrong: list[tuple[Tensors, dict[str, Any]]] = [
+    wrong: list[tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, Any]]] = [
         ((q, k, v), good | {"cached_keys": 0}),
         ((q, k, v), good | {"cached_keys": 50 if odd else 49}),
         ((q, k, v), good | {"cached_keys": -50}),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from runtime.executor.transports import LAUNCH_ORDER, Batched
-from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition.groups import over_groups
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.registry import COLLECTIVES

@@ -10,7 +10,7 @@ import torch
 
 from runtime import attention
 from tasp_lab.workload.layer import Workload
-from tests.runtime.test_distributed_gradients import Shard
+from tests.support.rank_layers import Shard
 from tests.support.ranks import on_ranks, succeeded
 
 pytestmark = pytest.mark.distributed

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Message, Wait
+from runtime.executor.messages import Message, Wait
 from runtime.executor.views import Views
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from runtime.trials.patterns import PatternTrial, pattern
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules, collective, linear_schedules
 from tasp_lab.topology.builders import full_mesh

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.fabric import emulated as fabric
 from runtime.fabric.emulated import emulate, missing_here, packet_size_bytes
-from runtime.linux.namespaces import CLONE_NEWNET, join_namespace
+from runtime.linux import CLONE_NEWNET, join_namespace
 from runtime.protocol.jobs import MeasurePair, PairTimes, RunSchedule
 from runtime.protocol.records import RankRecord
 from runtime.ranks.launcher import launch
@@ -99,7 +99,7 @@ def test_namespaces_are_private_and_shaped() -> None:
 
 TWO_RECEIVERS = """
 import select, socket, sys
-from runtime.linux.namespaces import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
+from runtime.linux import CLONE_NEWNET, CLONE_NEWUSER, join_namespace
 
 user, *ranks = map(int, sys.argv[1:])
 if user >= 0:

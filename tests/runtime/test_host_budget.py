@@ -25,10 +25,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from experiments.benchmarks.executor_host import FreeKernel, Nothing, Zeros
 from runtime.executor import per_lane
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Batched, Message, Wait
-from runtime.sequence_parallel.autograd import Plan, Saved, run_backward, run_forward
+from runtime.executor.messages import Message, Wait
+from runtime.executor.transports import Batched
+from runtime.sequence_parallel.layer import SoftmaxPasses
 from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -83,12 +84,12 @@ def passes(request: pytest.FixtureRequest) -> Iterator[Passes]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
     forward, backward = attention_schedules(request.param, full_mesh(RANKS), LAYER, options=AttentionOptions("both"))
-    plan = Plan(forward, backward, RANK, FreeKernel(), 1.0, Batched(10.0, None, torch.device("cpu")))
+    layer = SoftmaxPasses(forward, backward, RANK, FreeKernel(), 1.0, Batched(10.0, None, torch.device("cpu")))
     length = attention_layout(request.param, LAYER, RANKS).length(RANK)
     q, k, v, dout = torch.zeros(4, 1, length, LAYER.heads, LAYER.head_dim)
-    saved = Saved(q, k, v, *run_forward(plan, q, k, v))
+    _, saved = layer.forward(q, k, v)
     found = Passes(
-        forward, backward, lambda: run_forward(plan, q, k, v), lambda: run_backward(plan, saved, dout)
+        forward, backward, lambda: layer.forward(q, k, v), lambda: layer.backward(saved, dout)
     )  # fmt: skip
     for _, run in found.each():
         run()  # plans are made once

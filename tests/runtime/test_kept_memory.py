@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runtime import attention, linear_attention, relayout
-from runtime.executor import kept_memory
-from runtime.executor.kept_memory import MAX_KEPT, give_back, take
+from runtime.executor import transports
+from runtime.executor.transports import MAX_KEPT, give_back_memory, take_memory
 from tasp_lab.workload.sequence_layout import contiguous, zigzag
 from tests.support.ranks import on_ranks
 
@@ -23,40 +23,40 @@ def as_on_a_gpu(size_bytes: int, device: torch.device) -> tuple[int, int, int] |
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_memory, "_key", as_on_a_gpu)
-    monkeypatch.setattr(kept_memory, "_kept", type(kept_memory._kept)())
+    monkeypatch.setattr(transports, "_key", as_on_a_gpu)
+    monkeypatch.setattr(transports, "_kept", type(transports._kept)())
 
 
 def test_one_memory_per_size_over_many_layers(gpu: None) -> None:
     places = set()
     for _ in range(100):
-        memory = take(1000, CPU)
+        memory = take_memory(1000, CPU)
         places.add(memory.data_ptr())
-        give_back(memory)
+        give_back_memory(memory)
     assert len(places) == 1
 
 
 def test_two_runs_at_once_have_memories_of_their_own(gpu: None) -> None:
-    first, second = take(1000, CPU), take(1000, CPU)
+    first, second = take_memory(1000, CPU), take_memory(1000, CPU)
     assert first.data_ptr() != second.data_ptr()
-    give_back(first)
+    give_back_memory(first)
     other = list[torch.Tensor]()
-    thread = threading.Thread(target=lambda: other.append(take(1000, CPU)))
+    thread = threading.Thread(target=lambda: other.append(take_memory(1000, CPU)))
     thread.start()
     thread.join()
     assert other[0].data_ptr() != first.data_ptr()
-    assert take(1000, CPU).data_ptr() == first.data_ptr()
+    assert take_memory(1000, CPU).data_ptr() == first.data_ptr()
 
 
 def test_few_sizes_are_kept(gpu: None) -> None:
     for size in range(1, 3 * MAX_KEPT):
-        give_back(take(size, CPU))
-    assert len(kept_memory._kept) == MAX_KEPT
+        give_back_memory(take_memory(size, CPU))
+    assert len(transports._kept) == MAX_KEPT
 
 
 def test_a_host_keeps_nothing() -> None:
-    give_back(take(1000, CPU))
-    assert not kept_memory._kept
+    give_back_memory(take_memory(1000, CPU))
+    assert not transports._kept
 
 
 def gradients(steps: int) -> list[torch.Tensor]:
@@ -79,15 +79,15 @@ def gradients(steps: int) -> list[torch.Tensor]:
 def is_the_same_with_kept_memories() -> tuple[bool, int]:
     """On a rank: whether results are those without kept memories; what is kept is overwritten at once."""
     expected = gradients(3)
-    kept_memory._key = as_on_a_gpu
+    transports._key = as_on_a_gpu
 
     def overwritten(memory: torch.Tensor) -> None:
         memory.fill_(255)
-        give_back(memory)
+        give_back_memory(memory)
 
-    kept_memory.give_back = overwritten
+    transports.give_back_memory = overwritten
     found = gradients(3)
-    return all(map(torch.equal, expected, found)) and len(found) == len(expected) >= 30, len(kept_memory._kept)
+    return all(map(torch.equal, expected, found)) and len(found) == len(expected) >= 30, len(transports._kept)
 
 
 @pytest.mark.distributed

@@ -13,9 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import partials, sdpa_gpu
-from runtime.kernels import sdpa_cpu as sdpa
-from runtime.kernels.bands import Band
+from runtime.kernels import partials, sdpa
+from runtime.kernels.partials import Band
 from runtime.kernels.registry import KERNELS, Gradients, Kernel, Partial
 from tests.runtime.test_kernels import Case, _one_thread, bottom_right, cases, cuts, error, on_both  # noqa: F401
 
@@ -259,11 +258,11 @@ def test_the_gpu_operators_for_gradients_take_our_arguments(
     flash: bool, band: Band, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their signatures and shapes, on tensors without data; their numbers need a GPU."""
-    monkeypatch.setattr(sdpa_gpu, "_gpu_flash_runs", lambda *inputs: flash)
+    monkeypatch.setattr(sdpa, "_gpu_flash_runs", lambda *inputs: flash)
     q = torch.empty(2, band.queries, 6, 64, dtype=torch.bfloat16, device="meta")
     k = torch.empty(2, band.keys, 3, 64, dtype=torch.bfloat16, device="meta")
     lse = torch.empty(2, band.queries, 6, device="meta")
-    found = sdpa_gpu.gradients_on_gpu(partials.Rows(q, q, q, lse), k, k, 0.125, band)
+    found = sdpa.gradients_on_gpu(partials.Rows(q, q, q, lse), k, k, 0.125, band)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in (q, k, k)]
 
 
@@ -308,7 +307,7 @@ def test_the_gpu_operators_are_asked_for_the_right_gradients(case: Case, flash: 
     dout = drawn_dout(case, q)
     whole, expected = by_autograd(case, dout, q, k, v)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "_gradients_on_cpu", sdpa_gpu.gradients_on_gpu)
+        patch.setattr(sdpa, "_gradients_on_cpu", sdpa.gradients_on_gpu)
         patch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda parameters: flash)
         patch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention_backward", efficient_operator)
         patch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_backward", flash_operator)

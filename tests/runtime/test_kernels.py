@@ -13,9 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import flash_attention_3, partials, sdpa_gpu
-from runtime.kernels.bands import Band, trim, window
-from runtime.kernels.lse_merge import Accumulator
+from runtime.kernels import flash_attention, partials, sdpa
+from runtime.kernels.partials import Accumulator, Band, trim, window
 from runtime.kernels.registry import KERNELS, Kernel, Partial, choose_kernel
 from tasp_lab.core.errors import RunError
 
@@ -407,7 +406,7 @@ class FakeFlashAttention3:
         monkeypatch.setattr(attention, "activate_flash_attention_impl", self.activated.append, raising=False)
         monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        flash_attention_3._activate.cache_clear()
+        flash_attention._activate.cache_clear()
 
 
 def test_flash_attn_3_is_chosen_by_name_only_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,10 +490,10 @@ def test_flash_attn_is_asked_for_the_right_window_in_every_release(case: Case) -
 @pytest.mark.parametrize(
     ("operator", "band"),
     [
-        (sdpa_gpu._gpu_flash, Band(0, 40, 0, 40, 0, 39)),
-        (sdpa_gpu._gpu_flash, Band(0, 40, 0, 50, -49, 39)),
-        (sdpa_gpu._gpu_efficient, Band(0, 40, 0, 50, -20, 30)),
-        (sdpa_gpu._gpu_efficient, Band(0, 40, 0, 40, 0, 39)),
+        (sdpa._gpu_flash, Band(0, 40, 0, 40, 0, 39)),
+        (sdpa._gpu_flash, Band(0, 40, 0, 50, -49, 39)),
+        (sdpa._gpu_efficient, Band(0, 40, 0, 50, -20, 30)),
+        (sdpa._gpu_efficient, Band(0, 40, 0, 40, 0, 39)),
     ],
 )
 def test_the_gpu_operators_take_our_arguments(operator: partials.Compute, band: Band) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from runtime.checks.delays import DelayedTransport, DelayedWork
 from runtime.executor.executor import Executor
-from runtime.gpu_check.delays import DelayedTransport, DelayedWork
 from runtime.trials.in_process import InProcess, Mailboxes
 from runtime.trials.patterns import fill, verify
 from tasp_lab.schedule.schedule import Schedule

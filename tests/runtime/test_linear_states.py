@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.kernels.linear_attention import attend
-from runtime.sequence_parallel.linear_attention import LinearAttention, LinearPlan
+from runtime.sequence_parallel.agreement import Call
+from runtime.sequence_parallel.calls import differentiable
+from runtime.sequence_parallel.linear_attention import LinearPasses
 from runtime.sequence_parallel.sharding import shard
 from runtime.trials.in_process import InProcess, Mailboxes
 from tasp_lab.core.choices import Decay
@@ -26,12 +28,13 @@ from tests.support.linear_recurrence import recurrence
 Tensor = torch.Tensor
 
 
-class OnlyCall:
+class OnlyCall(Call):
     """The call of threads that make no other one, so they need not agree on it."""
 
-    number = 1
+    def __init__(self) -> None:
+        self.number = 1
 
-    def agree_on_backward(self, computed_as: int | None) -> None:
+    def agree_on_backward(self, computed_as: int | None = None) -> None:
         assert computed_as == 1
 
 
@@ -66,9 +69,9 @@ def by_threads(layer: Workload, name: str, n: int, with_state: bool, with_final:
         leaves = [shard(x, layout, rank).clone().requires_grad_() for x in inputs]
         initial = state.clone().requires_grad_() if with_state and rank == 0 else None
         transport = InProcess(rank, mailboxes, 30.0)
-        plan = LinearPlan(passes[0], passes[1], rank, transport, with_final and rank == last, attend)
+        layer = LinearPasses(passes[0], passes[1], rank, transport, with_final and rank == last, attend)
         gates = leaves[3] if len(leaves) > 3 else None
-        out, after = LinearAttention.apply(*leaves[:3], gates, initial, plan, OnlyCall())  # type: ignore[no-untyped-call]
+        out, after = differentiable(layer, OnlyCall(), *leaves[:3], gates, initial)
         ends = [(out, shard(dout, layout, rank)), *([] if after is None else [(after, dstate)])]
         wanted = leaves if initial is None else [*leaves, initial]
         found = list(torch.autograd.grad([x for x, _ in ends], wanted, [x for _, x in ends]))

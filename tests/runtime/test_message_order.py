@@ -16,11 +16,12 @@ from itertools import product
 
 import pytest
 
-from runtime.executor.transports import AllToAll, Batched, Message, Wait
+from runtime.executor.messages import Message, Wait
+from runtime.executor.transports import AllToAll, Batched
 from tasp_lab.core.choices import Dataflow
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.schedule.channels import channels
 from tasp_lab.schedule.composition.groups import over_groups
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.sequence_parallel import api as sequence_parallel
-from runtime.sequence_parallel.module import SequenceParallelAttention
+from runtime.sequence_parallel.api import SequenceParallelAttention
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.forward import attention
@@ -59,7 +59,7 @@ def test_the_module_takes_the_keywords_of_the_function() -> None:
     """Those of `attention_with_lse`, and no others."""
     signature = inspect.signature(sequence_parallel.attention_with_lse)
     keywords = {name for name, each in signature.parameters.items() if each.kind == inspect.Parameter.KEYWORD_ONLY}
-    assert keywords == set(sequence_parallel.AttentionKeywords.__annotations__)
+    assert keywords == set(sequence_parallel.CallKeywords.__annotations__)
 
 
 @pytest.mark.parametrize("attend", [sequence_parallel.attention, sequence_parallel.attention_with_lse])

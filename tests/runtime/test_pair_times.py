@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from runtime.calibration import MAX_MESSAGE_BYTES, Calibration, ClassFit, RouteClass, fit
 from runtime.protocol.jobs import MeasurePair, PairTimes
-from runtime.trials import pair_times
-from runtime.trials.pair_times import measure_pair
+from runtime.ranks import run_job as pair_times
+from runtime.ranks.run_job import measure_pair
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.builders import full_mesh

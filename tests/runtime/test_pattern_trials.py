@@ -10,10 +10,10 @@ import pytest
 
 from runtime.executor.copies import Copies
 from runtime.trials.in_process import run_in_process
+from sim.host import busy_s
 from tasp_lab.core.errors import RunError
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import ComputeRate
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.topology.builders import full_mesh

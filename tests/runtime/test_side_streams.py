@@ -11,7 +11,7 @@ import torch
 from runtime.executor import streams
 from runtime.executor.streams import streams_for
 from runtime.ranks.torchrun import ON_GPUS
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import attention_names_on

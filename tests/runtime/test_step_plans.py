@@ -8,9 +8,9 @@ from itertools import chain
 import pytest
 from hypothesis import given, settings
 
+from runtime.executor.per_step import AFTER, CALLS, JOIN, MARK, POST, RECEIVE, Batch, step_plan
 from runtime.executor.plans import Plan, PlannedMessage, plan_of
-from runtime.executor.step_plans import AFTER, CALLS, JOIN, MARK, POST, RECEIVE, Batch, step_plan
-from tasp_lab.schedule.channels import channels
+from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import Join, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
+from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Mark, Streams
-from runtime.executor.transports import Message, OrdinaryMemory, Wait
+from runtime.executor.transports import OrdinaryMemory
 from runtime.executor.views import Views
 from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.core.errors import RunError

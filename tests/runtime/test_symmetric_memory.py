@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from runtime.executor import symmetric_memory
 from runtime.executor.executor import Executor
+from runtime.executor.messages import Message
 from runtime.executor.streams import HostStreams
 from runtime.executor.symmetric_memory import (
     DONE,
@@ -30,7 +31,7 @@ from runtime.executor.symmetric_memory import (
     SymmetricMemory,
     check_reach,
 )
-from runtime.executor.transports import Message, make_transport
+from runtime.executor.transports import make_transport
 from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow, rank_part

@@ -13,10 +13,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from runtime.executor import threads
+from runtime.executor import per_lane as threads
 from runtime.executor.executor import Executor
 from runtime.executor.message_io import MessageIO
-from runtime.executor.threads import run_beside
+from runtime.executor.per_lane import run_beside
 from runtime.trials.in_process import InProcess, Mailboxes
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.build import collective
@@ -51,13 +51,6 @@ def test_a_thread_is_kept() -> None:
         together.wait()
         wait_until_idle(1)
     assert len(set(names)) == 1
-
-
-def test_tasks_run_side_by_side() -> None:
-    together = ended(5)
-    for _ in range(5):
-        run_beside(together.wait)
-    together.wait()
 
 
 def test_an_idle_thread_holds_nothing() -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.linux.gpus import library_variables
+from runtime.linux import library_variables
 from runtime.ranks import torchrun
 from runtime.ranks.torchrun import COLLECTIVE_LIMIT, HIGH_PRIORITY, ON_GPUS, START_LIMIT, choose_backend, join
-from tasp_lab.core import leaving
+from tasp_lab.core import process
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError
 from tasp_lab.prediction.provenance import host_environment
@@ -154,22 +154,22 @@ def test_a_rank_that_cannot_join_says_why(
     def fail(*_: object, **__: object) -> None:
         raise dist.DistBackendError(told) if moment == "init_process_group" else torch.AcceleratorError("busy")
 
-    monkeypatch.setattr(leaving, "_at_once", False)
+    monkeypatch.setattr(process, "_at_once", False)
     monkeypatch.setattr(torch.cuda if moment == "set_device" else dist, moment, fail)
     reason = "busy" if moment == "set_device" else "NCCL error in: x.cpp:94, invalid usage: Duplicate GPU detected"
     with pytest.raises(RunError, match=rf"^rank 11: cannot join the process group at node-0:1: {reason}$"), join():
         pass
-    assert leaving.leaves_at_once()
+    assert process.leaves_at_once()
 
 
 def test_a_group_is_not_destroyed_after_an_error(
     group_of_gpus: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "_at_once", False)
+    monkeypatch.setattr(process, "_at_once", False)
     with pytest.raises(RunError, match="planted"), join():
         raise RunError("planted")
     assert "destroyed" not in group_of_gpus
-    assert leaving.leaves_at_once()
+    assert process.leaves_at_once()
 
 
 def hang(*_: object) -> None:

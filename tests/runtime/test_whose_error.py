@@ -12,17 +12,9 @@ import torch.distributed as dist
 
 from runtime.executor import transports
 from runtime.executor.executor import Executor
+from runtime.executor.messages import LostPeer, Message, Wait
 from runtime.executor.streams import HostStreams, Streams
-from runtime.executor.transports import (
-    AllToAll,
-    Batched,
-    LostPeer,
-    Message,
-    OrdinaryMemory,
-    PointToPoint,
-    Wait,
-    wait_for,
-)
+from runtime.executor.transports import AllToAll, Batched, OrdinaryMemory, PointToPoint, wait_for
 from runtime.executor.views import Views
 from runtime.protocol.jobs import Job, RunSchedule
 from runtime.ranks import run_job

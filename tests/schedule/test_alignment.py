@@ -1,7 +1,7 @@
 """Offsets and sizes of messages and of what kernels read and write are multiples of 16 bytes at documented sizes.
 
 NCCL and RCCL copy 16 bytes at a time only where both ends of a message are so aligned
-(`tasp_lab.rings.shares`).
+(`tasp_lab.rings.rings`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from tasp_lab.core.choices import Decay
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.rings.shares import LOAD_BYTES
+from tasp_lab.rings.rings import LOAD_BYTES
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule

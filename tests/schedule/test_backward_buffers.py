@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.schedule.buffer_layout import OUTSIDE
+from tasp_lab.schedule.buffer_layout import OUTSIDE, memory_bytes
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
-from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS

@@ -12,13 +12,13 @@ import pytest
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.dependencies import RESIDENT
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.ring_reductions import ring_reduce_scatter
 from tasp_lab.topology.builders import full_mesh

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.rings.decompose import Decomposition, decompose
-from tasp_lab.schedule.buffer_layout import OUTSIDE
+from tasp_lab.schedule.buffer_layout import OUTSIDE, memory_bytes
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT, Dependencies, dependencies
-from tasp_lab.schedule.memory_sizes import memory_bytes
 from tasp_lab.schedule.rank_part import SCATTERED, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention

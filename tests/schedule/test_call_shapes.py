@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.host import busy_s
 from tasp_lab.core.choices import Pass
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import ComputeRate
-from tasp_lab.schedule.call_shapes import call_shapes, shapes_by_rank
 from tasp_lab.schedule.calls import Calls
-from tasp_lab.schedule.dependencies import dependencies
+from tasp_lab.schedule.dependencies import call_shapes, dependencies, shapes_by_rank
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, linear_schedules

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.shares import LOAD_BYTES
+from tasp_lab.rings.rings import LOAD_BYTES
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.composition.groups import reduce_scatter_and_all_gather
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, StackedTask
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather, multi_ring_all_gather, ring_all_gather

@@ -15,9 +15,9 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules import registry
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule

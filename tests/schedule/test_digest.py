@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,3 +74,18 @@ def test_another_process_finds_the_same_digest() -> None:
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         )
         assert found.stdout.strip() == expected
+
+
+def test_a_renamed_schedule_is_not_proven_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = attention("ring-attention", full_mesh(3), Workload(24, 1, 4, 4, 8))
+    expected, before = replace(built, name="mine"), built.digest
+
+    def prove(_: object) -> int:
+        raise AssertionError("a renamed schedule is valid already")
+
+    monkeypatch.setattr("tasp_lab.schedule.schedule.prove", prove)
+    renamed = built.renamed("mine")
+    assert (renamed.name, renamed.digest, renamed.transfers) == ("mine", expected.digest, expected.transfers)
+    assert (built.name, built.digest) == ("ring-attention", before) != (renamed.name, renamed.digest)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
-from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import OUTSIDE, memory_bytes
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.messages import message_dependencies
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import RankPart, Row
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.backward import DATAFLOWS
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules

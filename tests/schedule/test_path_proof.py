@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
-from tasp_lab.schedule.path_proof import Paths, proves
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
+from tasp_lab.schedule.theorems import Paths, paths_prove
 from tests.support.set_replay import SmallTask, adding
 
 
@@ -83,7 +83,7 @@ class Circulation:
 
     def is_proved(self, schedule: Schedule) -> bool:
         rank, count = np.arange(self.n), len(self.paths.block)
-        return proves(self.paths, count + rank, rank, count + self.n + rank, rank, schedule)
+        return paths_prove(self.paths, count + rank, rank, count + self.n + rank, rank, schedule)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Noted(LazySteps):
     def step(self, index: int) -> Step:
         return self.steps[index]
 
-    def prove(self, schedule: Schedule) -> None:
+    def prove(self, schedule: ScheduleModel) -> None:
         self.noted.append(self.is_proved(schedule))
 
 

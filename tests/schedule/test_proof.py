@@ -14,8 +14,8 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tests.support.set_replay import SmallTask, adding, ends_right
 
 DATUM, SUM, MOVING, MOVING_SUM = range(4)

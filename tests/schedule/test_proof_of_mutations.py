@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.collectives.all_gather import RingSteps
 from tasp_lab.schedules.collectives.ring_reductions import RingSumSteps
 from tests.support.set_replay import SmallTask, adding, ends_right

@@ -17,7 +17,7 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import RunError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, switch

@@ -16,8 +16,9 @@ from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
-from tasp_lab.schedule.ring_proof import all_blocks, own_blocks, proves
+from tasp_lab.schedule.model import ScheduleModel
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.theorems import all_blocks, own_blocks, rings_prove
 from tasp_lab.schedules.collectives.all_gather import (
     RingSteps,
     direct_all_gather,
@@ -57,7 +58,7 @@ def replayed(schedule: Schedule) -> Schedule:
 @given(rings_and_chunks())
 def test_what_is_proved_is_what_a_replay_finds(case: tuple[IntArray, int]) -> None:
     schedule = around(*case)
-    assert proves(*case, schedule)
+    assert rings_prove(*case, schedule)
     again = replayed(schedule)
     assert not isinstance(again.steps, RingSteps)
     assert schedule.transfers == again.transfers
@@ -111,8 +112,8 @@ def test_the_proof_accepts_what_the_replay_accepts(case: tuple[IntArray, int], d
     structural: list[bool] = []
 
     class Noted(RingSteps):
-        def prove(self, schedule: Schedule) -> None:
-            structural.append(proves(self.rings, self.chunks, schedule))
+        def prove(self, schedule: ScheduleModel) -> None:
+            structural.append(rings_prove(self.rings, self.chunks, schedule))
 
     by_replay = accepted(lambda: around(rings, chunks, **changes, steps=Noted(rings, chunks)))
     assert accepted(lambda: around(rings, chunks, **changes)) == by_replay

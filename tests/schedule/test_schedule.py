@@ -14,7 +14,7 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.rings.shares import (
+from tasp_lab.rings.rings import (
     LOAD_BYTES,
     MAX_LANES_OF_SHARES,
     PAGE_BYTES,
@@ -24,12 +24,12 @@ from tasp_lab.rings.shares import (
     unit_bytes,
 )
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tests.support.strategies import topologies_and_schedules
 

@@ -37,7 +37,7 @@ from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.point_to_point import all_to_all
 from tasp_lab.schedules.collectives.ring_reductions import multi_ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Link, Topology
 from tests.sim.test_engine_against_reference import gossip_cases
 from tests.support.schedules import parts

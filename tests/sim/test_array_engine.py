@@ -25,7 +25,7 @@ from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, rin
 from tasp_lab.schedules.registry import COLLECTIVES
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_backward_engine import backward_cases

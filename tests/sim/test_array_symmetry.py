@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
 from sim.array.event_loop import Record, Run
-from sim.array.from_steps import step_operations
+from sim.array.from_schedule import step_operations
 from sim.array.operations import CALL, TRANSFER, Operations
 from sim.array.quotient import program_of
 from sim.array.recurrence import end_s, is_contention_free, record_of
@@ -26,7 +26,7 @@ from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_array_engine import assert_agree, libraries

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
+from sim.host import busy_s
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT

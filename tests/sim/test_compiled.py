@@ -16,7 +16,7 @@ from sim.array import compiled, event_loop
 from sim.array.event_loop import Record, Run
 from sim.array.event_queue import EventQueue, pop, put, remove
 from sim.array.flows import log_table
-from sim.array.from_steps import step_operations
+from sim.array.from_schedule import step_operations
 from sim.array.quotient import MAX_PASSES, Program, program_of
 from sim.array.symmetry import classes_of
 from tasp_lab.core.errors import ScheduleError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.array import engine as array_engine
 from sim.array import event_loop
 from sim.array.event_loop import Run
-from sim.array.from_steps import step_operations
+from sim.array.from_schedule import step_operations
 from sim.array.symmetry import classes_of
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TopologyError

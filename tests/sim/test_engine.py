@@ -13,7 +13,7 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
-from tasp_lab.rings.shares import PAGE_BYTES
+from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.kinds import busbw_bytes_per_s
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch

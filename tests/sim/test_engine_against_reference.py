@@ -15,8 +15,8 @@ from sim.event.engine import simulate
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import ATTEND, SEND

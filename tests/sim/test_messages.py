@@ -16,8 +16,8 @@ from tasp_lab.machines.host_model.runtime import Batches, Runtime
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.messages import message_dependencies
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.schedules.registry import COLLECTIVES

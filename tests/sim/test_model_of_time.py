@@ -1,4 +1,4 @@
-"""The closed forms of docs/model_of_time.md: exact on the SimPy engine, and the same times from the array engine.
+"""The closed forms of docs/how_it_works.md: exact on the SimPy engine, and the same times from the array engine.
 
 S bytes, bandwidth B, latency L of a route, launch cost a of a message, n ranks. None of these schedules sends two
 blocks to one peer in one step on one lane, except the doubling AllGather; so nothing depends on which blocks are one
@@ -19,8 +19,8 @@ from sim.array import engine as array_engine
 from sim.event.engine import simulate
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring, switch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
 from sim.event.engine import simulate
-from tasp_lab.machines.busy_times import busy_s
+from sim.host import busy_s
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
 from tasp_lab.prediction.predict import bound_s
 from tasp_lab.schedule.schedule import Schedule

@@ -12,7 +12,8 @@ import pytest
 
 from tasp_lab import load_study
 from tasp_lab.core.errors import StudyError
-from tasp_lab.study.dask_workers import dask_executor
+from tasp_lab.study.run import run_study
+from tasp_lab.study.workers import dask_executor
 from tests.conftest import ROOT, Tell
 from tests.study.test_run import study_file
 from tests.support.studies import SMALL, study_of
@@ -76,9 +77,9 @@ def test_a_lost_worker_loses_no_row(cluster: Cluster, tmp_path: Path) -> None:
 
     with dask_executor(cluster.address) as (executor, count):
         assert count == 2
-        found = study.run(tmp_path, executor=executor, jobs=count, done=done)
+        found = run_study(study, tmp_path, executor=executor, jobs=count, done=done)
     assert killed
-    assert found.rows == study.run().rows
+    assert found.rows == run_study(study).rows
 
 
 def test_the_command_line_takes_an_address(cluster: Cluster, tmp_path: Path, tell: Tell) -> None:
@@ -91,7 +92,7 @@ def test_the_command_line_takes_an_address(cluster: Cluster, tmp_path: Path, tel
 
 
 def test_an_address_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasp_lab.study.dask_workers.ANSWER_S", 0.5)
+    monkeypatch.setattr("tasp_lab.study.workers.ANSWER_S", 0.5)
     for address in ("tcp://127.0.0.1:9", "nowhere"):
         with (
             pytest.raises(StudyError, match=f"dask '{address}'.*expected the address of a scheduler"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,19 +10,12 @@ import pandas as pd
 import pytest
 
 from tasp_lab.core.errors import MissingPackageError, StudyError
-from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s
+from tasp_lab.study.file import load_study
+from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder, provenance
 from tasp_lab.study.needed import needed
-from tests.support.study_folders import (
-    BASELINE,
-    MACHINES,
-    MODELS,
-    SCHEDULES,
-    SEQUENCES,
-    not_applicable,
-    row,
-    study_rows,
-    write_study,
-)
+from tests.conftest import Command
+from tests.support.study_folders import BASELINE, row, study_rows, write_study
 
 
 def test_rows_with_and_without_an_answer_are_all_that_was_written(tmp_path: Path) -> None:
@@ -34,44 +28,12 @@ def test_rows_with_and_without_an_answer_are_all_that_was_written(tmp_path: Path
 
 
 def test_the_outline_has_name_baseline_axes_and_what_is_sought(tmp_path: Path) -> None:
-    study = StudyFolder(write_study(tmp_path)).study
+    study = StudyFolder(write_study(tmp_path / "longctx")).study
     assert (study.name, study.seed, study.baseline) == ("long-context-training", 0, BASELINE)
     assert study.axes == ("machine", "model", "seq", "schedule")
     assert study.find["crossover"]["along"] == "seq"
-
-
-def test_columns_that_follow_from_no_other_are_axes(tmp_path: Path) -> None:
-    """`ranks` follows the machine; `kv_heads` is free where there is one model; `buffers` is an axis of its own."""
-    rows = [
-        row(machine, "llama-3-8b", 8192, "tasp", kv_heads=kv_heads, buffers=buffers)
-        for machine in MACHINES
-        for kv_heads in (1, 8)
-        for buffers in (2, 3)
-    ]
-    assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("machine", "kv_heads", "buffers")
-
-
-def test_a_column_that_refused_rows_lack_still_follows(tmp_path: Path) -> None:
-    """Of a machine that was refused nobody knows the nodes."""
-    rows = [row(machine, "llama-3-8b", 8192, name) for machine in MACHINES for name in SCHEDULES]
-    rows += [
-        not_applicable(row(machine, "llama-3-8b", 16384, "tasp"), "no") | {"nodes": None, "ranks": None}
-        for machine in MACHINES
-    ]
-    assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("machine", "seq", "schedule")
-
-
-def test_what_an_override_changes_follows_its_variant(tmp_path: Path) -> None:
-    variants = {"as is": "", "nic-x2": "nic.bandwidth=x2"}
-    rows = [
-        row("h100-4x8", "llama-3-8b", 8192, "tasp", variant=each, overrides=text) for each, text in variants.items()
-    ]
-    assert StudyFolder(write_study(tmp_path, rows)).study.axes == ("variant",)
-
-
-def test_a_study_without_a_baseline(tmp_path: Path) -> None:
-    found = StudyFolder(write_study(tmp_path, asked={"study": {"name": "one"}}))
-    assert (found.study.baseline, found.study.find) == (None, {})
+    bare = StudyFolder(write_study(tmp_path / "bare", asked={"study": {"name": "one"}})).study
+    assert (bare.baseline, bare.find) == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -131,5 +93,42 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
         needed("no_such_package.part", "a plot")
 
 
-def test_the_synthetic_study_covers_its_axes() -> None:
-    assert len(list(study_rows())) == len(MACHINES) * len(MODELS) * len(SEQUENCES) * len(SCHEDULES)
+# --------------------------------------------------------------------------------------------------- provenance
+
+TWO_MACHINES = {
+    "study": {"name": "two machines", "seed": 3},
+    "machine": {"name": ["h100-2x8", "mi300x-8"]},
+    "layer": {"seq": 65536, "heads": 32},
+    "schedule": {"name": ["tasp", "ulysses"]},
+}
+
+
+def test_each_constant_has_its_source_and_interval(command: Command) -> None:
+    study = load_study(TWO_MACHINES)
+    told = provenance(study, list(study.points()), "tasp-lab study run two.toml")
+    assert (told["study"], told["seed"], told["command"]) == ("two machines", 3, "tasp-lab study run two.toml")
+    found = {(each["machine"], each["name"]): each for each in told["constants"]}
+    assert {machine for machine, _ in found} == {"h100-2x8", "mi300x-8"}
+    shown = {
+        each["name"]: each for each in json.loads(command("profile", "show", "h100-2x8", "--json").stdout)["constants"]
+    }
+    own = {name: each for (machine, name), each in found.items() if machine == "h100-2x8" and name in shown}
+    assert len(own) > 10
+    for name, each in own.items():
+        assert each["source"] == shown[name]["source"]
+        assert (each["low"] is None) == (shown[name]["low"] == shown[name]["high"])
+    rates = [name for name in own if name.endswith("_rate") and own[name]["low"]]
+    assert rates
+    for name in rates:
+        ends = [parse_bandwidth_bytes_per_s(own[name][end]) for end in ("low", "high")]
+        assert ends == pytest.approx([shown[name]["low"], shown[name]["high"]], rel=1e-3)
+    assert all(each["source"] for each in found.values())
+
+
+def test_what_is_assumed_is_an_assumption() -> None:
+    study = load_study(TWO_MACHINES)
+    told = provenance(study, list(study.points()), "")
+    assumed = [each for each in told["constants"] if each["assumed"]]
+    assert assumed
+    for each in assumed:
+        assert any(each["name"] in text and each["machine"] in text for text in told["assumptions"])

@@ -23,8 +23,9 @@ from tasp_lab.prediction.layer_times import PreparedMachine
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.registry import ATTENTION, SCHEDULES, ScheduleSpec
 from tasp_lab.study.file import Study
-from tasp_lab.study.find.asked import asked
+from tasp_lab.study.lookup import study_at
 from tasp_lab.study.point import Point
+from tasp_lab.study.run import run_study
 from tasp_lab.study.store import RESULTS
 from tasp_lab.workload.layer import Workload
 from tests.support.studies import study_of
@@ -87,9 +88,9 @@ def test_a_schedule_whose_code_changed_is_answered_anew(
     assert len(set(expected.values())) == 2
     for each in ("zigzag-ring-attention", "kv-all-gather", "zigzag-ring-attention"):
         monkeypatch.setitem(SCHEDULES, name, like(each))
-        (row,) = study_with(name).run(tmp_path).rows
+        (row,) = run_study(study_with(name), tmp_path).rows
         assert row["time_s"] == pytest.approx(expected[each], rel=1e-9)
-        assert asked(tmp_path).evaluate(next(study_with(name).points()))["time_s"] == row["time_s"]
+        assert study_at(tmp_path).evaluate(next(study_with(name).points()))["time_s"] == row["time_s"]
 
 
 def test_what_a_schedule_is_built_from_may_be_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,36 +103,36 @@ def test_what_a_schedule_is_built_from_may_be_anything(tmp_path: Path, monkeypat
         (),
     )
     monkeypatch.setitem(SCHEDULES, "mine", own)
-    before = study_with("mine").run(tmp_path).rows[0]["time_s"]
+    before = run_study(study_with("mine"), tmp_path).rows[0]["time_s"]
     chosen[0] = "kv-all-gather"
-    after = study_with("mine").run(tmp_path).rows[0]["time_s"]
+    after = run_study(study_with("mine"), tmp_path).rows[0]["time_s"]
     assert [before, after] == pytest.approx([time_s("zigzag-ring-attention"), time_s("kv-all-gather")], rel=1e-9)
 
 
 def test_nothing_is_built_again_while_the_sources_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = load_study(study_of(schedule={"name": ["ring-attention", "ulysses"]}))
     counted = Counted(monkeypatch)
-    first = study.run(tmp_path)
+    first = run_study(study, tmp_path)
     assert counted.since() == {"candidates": 16, "fastest": 16}
-    assert study.run(tmp_path).rows == first.rows
+    assert run_study(study, tmp_path).rows == first.rows
     assert counted.since() == {}
     monkeypatch.setattr(evaluation, "own_sources", lambda: "edited")
-    assert study.run(tmp_path).rows == first.rows
+    assert run_study(study, tmp_path).rows == first.rows
     assert counted.since() == {"candidates": 16}  # the same schedules as before: no simulation
-    assert study.run(tmp_path).rows == first.rows
+    assert run_study(study, tmp_path).rows == first.rows
     assert counted.since() == {}
 
 
 def test_finders_take_stored_rows_without_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = load_study(study_of(schedule={"name": ["ring-attention", "ulysses"]}))
-    rows = study.run(tmp_path).rows
+    rows = run_study(study, tmp_path).rows
     points, counted = list(study.points()), Counted(monkeypatch)
-    assert [asked(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
+    assert [study_at(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
     assert counted.since() == {}
     (tmp_path / RESULTS).unlink()  # a folder that was passed on without its store: the files have the rows
-    assert [asked(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
+    assert [study_at(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
     assert counted.since() == {"candidates": 16}
-    assert asked(tmp_path).known.keys() == {row["key"] for row in rows}
+    assert study_at(tmp_path).known.keys() == {row["key"] for row in rows}
 
 
 def test_a_schedule_of_ones_own_is_built_but_not_simulated_again(
@@ -139,9 +140,9 @@ def test_a_schedule_of_ones_own_is_built_but_not_simulated_again(
 ) -> None:
     monkeypatch.setitem(SCHEDULES, "mine", like("ulysses"))
     counted = Counted(monkeypatch)
-    rows = study_with("mine").run(tmp_path).rows
+    rows = run_study(study_with("mine"), tmp_path).rows
     assert counted.since() == {"candidates": 1, "fastest": 1}
-    assert study_with("mine").run(tmp_path).rows == rows
+    assert run_study(study_with("mine"), tmp_path).rows == rows
     assert counted.since() == {"candidates": 1}
 
 
@@ -197,7 +198,7 @@ def test_an_edited_machine_file_is_another_machine_in_the_same_process(tmp_path:
     for rate in ("1GB/s", "2GB/s"):
         links = [{"source": a, "destination": 1 - a, "bandwidth_bytes_per_s": rate, "latency_s": "1us"} for a in (0, 1)]
         file.write_text(json.dumps({"name": "mine", "world_size": 2, "links": links}))
-        (row,) = study_with("ulysses", str(file)).run(tmp_path / "run").rows
+        (row,) = run_study(study_with("ulysses", str(file)), tmp_path / "run").rows
         found.append(float(row["communication_s"] or 0))
     assert found[0] == pytest.approx(2 * found[1], rel=0.01)
 
@@ -221,10 +222,10 @@ def test_a_failed_point_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
             raise MissingPackageError("a search needs ortools")
 
         patched.setattr(PreparedMachine, "fastest", missing)
-        result = study.run(tmp_path)
+        result = run_study(study, tmp_path)
         assert result.counts == {"ok": 0, "settled": 0, "does not apply": 0, "failed": 1}
         assert result.rows[0]["error"] == "a search needs ortools"
-    assert study.run(tmp_path).counts == {"ok": 1, "settled": 0, "does not apply": 0, "failed": 0}
+    assert run_study(study, tmp_path).counts == {"ok": 1, "settled": 0, "does not apply": 0, "failed": 0}
 
 
 def test_a_worker_that_lacks_a_schedule_fails_and_does_not_say_that_it_does_not_apply() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ import pytest
 
 from tasp_lab.core.errors import MissingPackageError, OutputError
 from tasp_lab.study.folder import StudyFolder
+from tasp_lab.study.report import report
+from tasp_lab.study.table import table
 from tests.support.browser import chromium
 from tests.support.study_folders import CONSTANTS, MACHINES, MODELS, SEQUENCES, row, study_rows, write_study
 
@@ -32,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
 
 @pytest.fixture(scope="module")
 def html(folder: StudyFolder) -> str:
-    return folder.report().html()
+    return report(folder).html()
 
 
 class Resources(HTMLParser):
@@ -102,7 +105,7 @@ def test_a_page_has_every_row_reason_and_constant(html: str, tmp_path: Path) -> 
     place = tables["points"]["columns"].index("time")
     bounds = {each["bound_s"] for each in rows if each["status"] == "settled"}
     assert {each[place][1] for each in tables["points"]["rows"]} == times | bounds
-    winners = StudyFolder(write_study(tmp_path)).show().records()
+    winners = table(StudyFolder(write_study(tmp_path))).records()
     for name, fastest, clear, over, largest, _ in tables["scores"]["rows"]:
         own = [each for each in winners if each["winner"] == name]
         assert (fastest[1], clear[1]) == (len(own), sum(not each["too_close"] for each in own))
@@ -114,8 +117,8 @@ def test_a_page_has_every_row_reason_and_constant(html: str, tmp_path: Path) -> 
 
 def test_where_the_fastest_changes(html: str, tmp_path: Path) -> None:
     """Each change along the axis of numbers, found anew from the winners."""
-    table = data_of(html)["tables"]["changes"]
-    winners = StudyFolder(write_study(tmp_path)).show().records()
+    changes = data_of(html)["tables"]["changes"]
+    winners = table(StudyFolder(write_study(tmp_path))).records()
     expected = []
     for machine, model in itertools.product(MACHINES, MODELS):
         line = {each["seq"]: each for each in winners if (each["machine"], each["model"]) == (machine, model)}
@@ -123,10 +126,10 @@ def test_where_the_fastest_changes(html: str, tmp_path: Path) -> None:
             if line[low]["winner"] != line[high]["winner"]:
                 expected.append((machine, model, low, line[low]["winner"], high, line[high]["winner"]))
     assert expected
-    assert table["columns"][-1] == "clear"
-    of_line = [(each[0], each[1], each[2][1], each[3], each[5][1], each[6]) for each in table["rows"]]
+    assert changes["columns"][-1] == "clear"
+    of_line = [(each[0], each[1], each[2][1], each[3], each[5][1], each[6]) for each in changes["rows"]]
     assert sorted(of_line) == sorted(expected)
-    for each in table["rows"]:
+    for each in changes["rows"]:
         ends = [line for line in winners if line["machine"] == each[0] and line["model"] == each[1]]
         before, after = (next(line for line in ends if line["seq"] == value) for value in (each[2][1], each[5][1]))
         clear = each[6] not in before["too_close"], each[3] not in after["too_close"]
@@ -137,27 +140,28 @@ def test_plotly_knows_all_that_is_drawn(folder: StudyFolder) -> None:
     """Its Python package checks names and values of traces and layout."""
     import plotly.graph_objects as go
 
-    for figure in folder.report().figures:
-        for panel in figure.panels:
-            go.Figure(data=panel, layout=figure.layout)
+    for figure in report(folder).figures.values():
+        for panel in figure["panels"]:
+            go.Figure(data=panel, layout=figure["layout"])
 
 
 def test_a_page_of_some_rows_says_which(folder: StudyFolder) -> None:
     where = "seq < 32Ki and machine == 'h100-8'"
-    page = folder.report(where=where, baseline="tasp").html()
+    page = report(folder, where=where, baseline="tasp").html()
     assert f"Only rows where  {where}" in " ".join(Resources(page).text)
     assert len(data_of(page)["tables"]["points"]["rows"]) == 2 * len(MODELS) * 3
     assert "speed-up over tasp" in page
 
 
 def test_equal_studies_have_equal_pages(folder: StudyFolder, html: str) -> None:
-    assert StudyFolder(folder.path).report().html() == html
+    assert report(StudyFolder(folder.path)).html() == html
 
 
 def test_a_study_of_one_point_or_without_numbers_has_no_pictures(tmp_path: Path) -> None:
     rows = [row(machine, "llama-3-8b", 8192, "tasp") for machine in MACHINES]
     for name, few in (("one", rows[:1]), ("machines", rows)):
-        page = StudyFolder(write_study(tmp_path / name, few, asked={}, constants=[], assumptions=[])).report().html()
+        written = write_study(tmp_path / name, few, asked={}, constants=[], assumptions=[])
+        page = report(StudyFolder(written)).html()
         assert data_of(page)["figures"] == {}
         assert "Every point has an answer." in page
 
@@ -170,12 +174,12 @@ def test_a_missing_package_names_the_extra(folder: StudyFolder, monkeypatch: pyt
     with pytest.raises(
         MissingPackageError, match=rf"a report needs {missing}, expected: pip install 'tasp-lab\[studies\]'"
     ):
-        folder.report().html()
+        report(folder).html()
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(folder: StudyFolder, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="its folder does not exist"):
-        folder.report().write(tmp_path / "none" / "report.html")
+        report(folder).write(tmp_path / "none" / "report.html")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,141 +197,92 @@ class Opened:
         page.goto(path.as_uri())
         page.wait_for_selector("body[data-tables=ready]")
 
-    def column(self, table: str, title: str) -> list[str]:
-        """The texts of a column of the rows that are shown."""
-        heads = self.page.locator(f"#table-{table} thead tr:first-child th").all_inner_texts()
-        return self.page.locator(f"#table-{table} tbody td:nth-child({heads.index(title) + 1})").all_inner_texts()
-
-    def sort(self, table: str, title: str, order: str) -> None:
-        """Click on a heading and wait until the table, which sorts when the click is over, says that it is sorted."""
-        heading = self.page.locator(f"#table-{table} thead th", has_text=re.compile(f"^{re.escape(title)}$")).first
+    def times(self, order: str) -> list[float]:
+        """The times of the table of winners after a click on their heading, in seconds."""
+        heading = self.page.locator("#table-winners thead th", has_text=re.compile("^time$")).first
         heading.click()
         heading.and_(self.page.locator(f"th[aria-sort='{order}']")).wait_for()
+        heads = self.page.locator("#table-winners thead tr:first-child th").all_inner_texts()
+        cells = self.page.locator(f"#table-winners tbody td:nth-child({heads.index('time') + 1})").all_inner_texts()
+        return [float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit] for number, unit in map(str.split, cells)]
 
-    def filter(self, table: str, title: str, text: str) -> None:
-        self.page.locator(f"#table-{table} thead input[aria-label='filter {title}']").fill(text)
-
-    def shown(self, table: str) -> int:
-        """How many rows a table says it has."""
-        info = self.page.locator(f"#table-{table}_info").inner_text()
+    def shown(self, **filters: str) -> int:
+        """How many rows the table of points says it has with these filters, which are removed again."""
+        inputs = {self.page.locator(f"#table-points thead input[aria-label='filter {title.replace('_', ' ')}']"): text
+                  for title, text in filters.items()}  # fmt: skip
+        for field, text in inputs.items():
+            field.fill(text)
+        info = self.page.locator("#table-points_info").inner_text()
+        for field in inputs:
+            field.fill("")
         found = re.search(r"of ([\d,]+) rows", info)
         assert found, info
         return int(found[1].replace(",", ""))
 
-    def hover(self, selector: str) -> str:
+    def hover(self, selector: str, **position: Any) -> str:
         """The text that appears where the pointer stops."""
-        self.page.locator(selector).first.hover(force=True)
-        self.page.wait_for_selector(".hoverlayer .hovertext")
-        return " ".join(self.page.locator(".hoverlayer .hovertext").all_text_contents())
+        self.page.locator(selector).first.hover(force=True, **position)
+        self.page.wait_for_selector(f"{selector.split()[0]} .hoverlayer .hovertext")
+        return " ".join(self.page.locator(f"{selector.split()[0]} .hoverlayer .hovertext").all_text_contents())
 
 
-@pytest.fixture(scope="module")
-def opened(folder: StudyFolder, html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Opened]]:
-    """The page on a wide screen and on a phone, without a network."""
-    path = tmp_path_factory.mktemp("reports") / "report.html"
+def test_the_page_in_a_browser_without_a_network(html: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
     path.write_text(html)
     with chromium() as browser:
-        sizes = {"wide": WIDE, "phone": PHONE}
-        yield {
-            name: Opened(browser.new_context(viewport=size, offline=True).new_page(), path)  # type: ignore[arg-type]
-            for name, size in sizes.items()
-        }
+        for size in (PHONE, WIDE):
+            opened = Opened(browser.new_context(viewport=size, offline=True).new_page(), path)  # type: ignore[arg-type]
+            page = opened.page
+            assert opened.told == []
+            assert [url for url in opened.asked if not url.startswith(("file:", "blob:"))] == []
+            assert page.title().startswith("a study of <b>tags</b>")
+            assert page.locator("h1").inner_text() == ODD
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        check_tables(opened)
+        check_pictures(opened)
+        assert opened.told == []
 
 
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+def check_tables(opened: Opened) -> None:
+    """A click on a heading sorts by value, as texts 10 s would come before 2 ms; filters leave what they say."""
+    rows = [cells for cells in study_rows() if cells["status"] != "does not apply"]
+    least: dict[tuple[str, str, int], float] = {}
+    for cells in rows:
+        key = cells["machine"], cells["model"], cells["seq"]
+        least[key] = min(cells["time_s"] or math.inf, least.get(key, math.inf))
+    shown = opened.times("ascending")
+    assert shown == pytest.approx(sorted(least.values())[: len(shown)], rel=1e-3)
+    assert opened.times("descending") == pytest.approx(sorted(least.values())[::-1][: len(shown)], rel=1e-3)
+
+    def count(holds: Callable[[dict[str, Any]], bool]) -> int:
+        return sum(map(holds, rows))
+
+    assert opened.shown(schedule="ulys") == count(lambda cells: cells["schedule"] == "ulysses")
+    assert opened.shown(length=">= 512Ki") == count(lambda cells: cells["seq"] >= 2**19)
+    assert opened.shown(time="< 10 ms") == count(lambda cells: (cells["time_s"] or cells["bound_s"]) < 0.01)
+    assert opened.shown(time="> 1 s", machine="MI300") == count(
+        lambda cells: cells["machine"] == "mi300x-8" and (cells["time_s"] or cells["bound_s"]) > 1
+    )
+    assert opened.shown(settled_by="bound") == count(lambda cells: cells["status"] == "settled")
+    assert opened.shown(model="no such model") == 0
+    assert opened.shown() == len(rows)
 
 
-def seconds(text: str) -> float:
-    number, unit = text.removeprefix("> ").split()
-    return float(number) * SECONDS[unit]
-
-
-def test_a_browser_finds_no_fault_and_asks_for_nothing(opened: dict[str, Opened], tmp_path: Path) -> None:
-    for name, each in opened.items():
-        each.page.screenshot(path=tmp_path / f"{name}.png", full_page=True)
-        assert each.told == []
-        assert [url for url in each.asked if not url.startswith(("file:", "blob:"))] == []
-        assert each.page.title().startswith("a study of <b>tags</b>")
-        assert each.page.locator("h1").inner_text() == ODD
-        width = each.page.evaluate("document.documentElement.scrollWidth")
-        assert width <= each.page.viewport_size["width"]  # type: ignore[index]
-        assert (tmp_path / f"{name}.png").stat().st_size > 50_000
-
-
-def test_a_click_on_a_heading_sorts_by_value(opened: dict[str, Opened]) -> None:
-    """As texts 10 s would come before 2 ms."""
-    page = opened["wide"]
-    page.sort("winners", "time", "ascending")
-    shown = [seconds(each) for each in page.column("winners", "time")]
-    winners = sorted(min_times().values())
-    assert shown == pytest.approx(winners[: len(shown)], rel=1e-3)
-    page.sort("winners", "time", "descending")
-    shown = [seconds(each) for each in page.column("winners", "time")]
-    assert shown == pytest.approx(winners[::-1][: len(shown)], rel=1e-3)
-
-
-def min_times() -> dict[tuple[str, str, int], float]:
-    """The shortest time of each question."""
-    found: dict[tuple[str, str, int], float] = {}
-    for each in study_rows():
-        if each["status"] == "ok":
-            key = each["machine"], each["model"], each["seq"]
-            found[key] = min(each["time_s"], found.get(key, each["time_s"]))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("filters", "holds"),
-    [
-        ({"schedule": "ulys"}, lambda each: each["schedule"] == "ulysses"),
-        ({"length": ">= 512Ki"}, lambda each: each["seq"] >= 2**19),
-        ({"time": "< 10 ms"}, lambda each: (each["time_s"] or each["bound_s"]) < 0.01),
-        ({"time": "> 1 s", "machine": "MI300"}, lambda each: each["machine"] == "mi300x-8"
-            and (each["time_s"] or each["bound_s"]) > 1),
-        ({"settled by": "bound"}, lambda each: each["status"] == "settled"),
-        ({"model": "no such model"}, lambda each: False),
-    ],
-)  # fmt: skip
-def test_filters_leave_what_they_say(opened: dict[str, Opened], filters: dict[str, str], holds: Any) -> None:
-    page = opened["wide"]
-    for title, text in filters.items():
-        page.filter("points", title, text)
-    expected = sum(holds(each) for each in study_rows() if each["status"] != "does not apply")
-    assert page.shown("points") == expected
-    for title in filters:
-        page.filter("points", title, "")
-    assert page.shown("points") == 208
-
-
-def test_points_tell_about_themselves_under_the_pointer(opened: dict[str, Opened], tmp_path: Path) -> None:
-    page = opened["wide"]
-    page.page.locator("#choices-curves select").first.select_option("h100-4x8")
-    told = page.hover("#figure-curves .scatterlayer .points path")
-    page.page.screenshot(path=tmp_path / "hover.png")
-    assert re.search(r"(zigzag-ring-attention|tasp|ulysses).*(ms|us|s) \(.* to .*\).*speed-up [\d.]+x", told), told
-
-
-def test_a_map_tells_who_wins_under_the_pointer(opened: dict[str, Opened]) -> None:
-    page = opened["wide"]
-    page.page.locator("#figure-map .nsewdrag").hover(position={"x": 5, "y": 5})
-    page.page.wait_for_selector("#figure-map .hoverlayer .hovertext")
-    told = " ".join(page.page.locator("#figure-map .hoverlayer .hovertext").all_text_contents())
-    assert "zigzag-ring-attention" in told
-    assert "then tasp" in told
-
-
-def test_a_choice_shows_another_panel(opened: dict[str, Opened]) -> None:
-    page = opened["wide"].page
-    shown = "document.getElementById('figure-curves').data.map((each) => each.y)"
+def check_pictures(opened: Opened) -> None:
+    """Points and cells tell about themselves under the pointer, and choices show another panel."""
+    page = opened.page
     machine, model = (page.locator(f"#choices-curves select[data-axis='{place}']") for place in (0, 1))
-    machine.select_option("h100-8")
-    before = page.evaluate(shown)
+    machine.select_option("h100-4x8")
+    text = opened.hover("#figure-curves .scatterlayer .points path")
+    assert re.search(r"(zigzag-ring-attention|tasp|ulysses).*(ms|us|s) \(.* to .*\).*speed-up [\d.]+x", text), text
+    text = opened.hover("#figure-map .nsewdrag", position={"x": 5, "y": 5})
+    assert "zigzag-ring-attention" in text
+    assert "then tasp" in text
     machine.select_option("mi300x-8")
     model.select_option("llama-3-70b")
-    rows = [each for each in study_rows() if (each["machine"], each["model"]) == ("mi300x-8", "llama-3-70b")]
-    lines: dict[str, list[float]] = {each["schedule"]: [] for each in rows}
-    for each in rows:
-        lines[each["schedule"]].append(each["time_s"] or each["bound_s"])
-    after = page.evaluate(shown)
-    assert after != before
-    assert [after[place] for place in (3, 7, 11)] == list(lines.values())
+    lines: dict[str, list[float]] = {}
+    for cells in study_rows():
+        if (cells["machine"], cells["model"]) == ("mi300x-8", "llama-3-70b"):
+            lines.setdefault(cells["schedule"], []).append(cells["time_s"] or cells["bound_s"])
+    drawn = page.evaluate("document.getElementById('figure-curves').data.map((each) => each.y)")
+    assert [drawn[place] for place in (3, 7, 11)] == list(lines.values())

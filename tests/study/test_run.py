@@ -21,8 +21,10 @@ import tomli_w
 from tasp_lab import load_study
 from tasp_lab.core.errors import OutputError, StudyError
 from tasp_lab.study.folder import StudyFolder
+from tasp_lab.study.run import run_study
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study
+from tasp_lab.study.table import table
 from tests.conftest import ROOT, Tell
 from tests.support.signals import hear_interrupts
 from tests.support.studies import SMALL, study_of
@@ -40,15 +42,17 @@ DONE = {"ok": 20, "settled": 0, "does not apply": 4, "failed": 0}
 def test_a_run_keeps_its_rows(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     study = load_study(SMALL)
-    first = study.run(tmp_path, done=lambda ended, total, _: heard.append((ended, total)))
+    first = run_study(study, tmp_path, done=lambda ended, total, _: heard.append((ended, total)))
     assert first.counts == DONE
     assert heard[0] == (0, 24)
     assert heard[-1] == (24, 24)
     heard.clear()
-    assert study.run(tmp_path, done=lambda ended, total, _: heard.append((ended, total))).rows == first.rows
+    assert run_study(study, tmp_path, done=lambda ended, total, _: heard.append((ended, total))).rows == first.rows
     assert heard == [(24, 24)]
-    more = load_study(study_of(layer={"seq": "geom(1Ki, 16Ki, 2)"})).run(
-        tmp_path, done=lambda ended, total, _: heard.append((ended, total))
+    more = run_study(
+        load_study(study_of(layer={"seq": "geom(1Ki, 16Ki, 2)"})),
+        tmp_path,
+        done=lambda ended, total, _: heard.append((ended, total)),
     )
     assert heard[1] == (24, 30)
     assert more.rows[: len(first.rows)] != more.rows  # rows of the longer sequence lie among them
@@ -56,39 +60,39 @@ def test_a_run_keeps_its_rows(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_folder_are_what_was_asked(tmp_path: Path) -> None:
-    result = load_study(SMALL).run(tmp_path, command="tasp-lab study run small.toml")
+    result = run_study(load_study(SMALL), tmp_path, command="tasp-lab study run small.toml")
     folder = StudyFolder(tmp_path)
     assert len(folder.rows()) == DONE["ok"]
     assert set(folder.unanswered()["schedule"]) == {"usp:2x2"}
     assert folder.study.baseline == "ring-attention"
     assert folder.provenance()["command"] == "tasp-lab study run small.toml"
-    table = pd.read_csv(tmp_path / "points.csv")
-    assert table["key"].tolist() == [row["key"] for row in result.rows]
-    assert table["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
-    assert set(table["n"]) == {2, 4}
+    written = pd.read_csv(tmp_path / "points.csv")
+    assert written["key"].tolist() == [row["key"] for row in result.rows]
+    assert written["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
+    assert set(written["n"]) == {2, 4}
     assert len(pd.read_csv(tmp_path / "unanswered.csv")) == DONE["does not apply"]
 
 
 def test_rows_are_the_same_with_any_number_of_workers() -> None:
     study = load_study(SMALL)
-    assert study.run(jobs=2).rows == study.run().rows
+    assert run_study(study, jobs=2).rows == run_study(study).rows
 
 
 def test_screened_rows_are_simulated_when_they_are_wanted(tmp_path: Path) -> None:
     study = load_study(SCREENED)
-    screened = study.run(tmp_path, screen=True).counts
+    screened = run_study(study, tmp_path, screen=True).counts
     assert screened["settled"] > 0
     baseline = study_of(**{**SCREENED, "schedule": SCREENED["schedule"] | {"baseline": "ring-attention"}})
-    rows = load_study(baseline).run(screen=True).rows
+    rows = run_study(load_study(baseline), screen=True).rows
     assert {row["status"] for row in rows if row["schedule"] == "ring-attention"} == {"ok"}
-    assert study.run(tmp_path, screen=True).counts == screened
-    assert study.run(tmp_path).counts == {"ok": 4, "settled": 0, "does not apply": 0, "failed": 0}
+    assert run_study(study, tmp_path, screen=True).counts == screened
+    assert run_study(study, tmp_path).counts == {"ok": 4, "settled": 0, "does not apply": 0, "failed": 0}
 
 
 def test_a_folder_belongs_to_one_study(tmp_path: Path) -> None:
-    load_study(study_of(layer={"seq": 1024})).run(tmp_path)
+    run_study(load_study(study_of(layer={"seq": 1024})), tmp_path)
     with pytest.raises(StudyError, match="has the study 'small', expected 'other'"):
-        load_study(study_of(study={"name": "other"})).run(tmp_path)
+        run_study(load_study(study_of(study={"name": "other"})), tmp_path)
 
 
 def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / RESULTS) as connection:
         connection.execute("PRAGMA user_version=99")
     with pytest.raises(StudyError, match="has format 99, expected format 2 of this version"):
-        load_study(SMALL).run(tmp_path)
+        run_study(load_study(SMALL), tmp_path)
 
 
 def test_another_file_is_no_store(tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ def test_another_file_is_no_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", ["pages", "cells", "tables"])
 def test_a_damaged_store_says_what_to_do(tmp_path: Path, broken: str) -> None:
     study = load_study(SMALL)
-    study.run(tmp_path)
+    run_study(study, tmp_path)
     file = tmp_path / RESULTS
     if broken == "pages":
         content = bytearray(file.read_bytes())
@@ -125,11 +129,11 @@ def test_a_damaged_store_says_what_to_do(tmp_path: Path, broken: str) -> None:
         elif broken == "tables":
             connection.execute("DROP TABLE questions")
     with pytest.raises(StudyError, match="move this file away and run the study again") as refused:
-        study.run(tmp_path)
+        run_study(study, tmp_path)
     assert str(file) in str(refused.value)
     assert "\n" not in str(refused.value)
     file.rename(tmp_path / "old.sqlite")
-    assert study.run(tmp_path).counts == DONE
+    assert run_study(study, tmp_path).counts == DONE
 
 
 def test_a_store_of_the_format_before_is_emptied(tmp_path: Path) -> None:
@@ -139,7 +143,7 @@ def test_a_store_of_the_format_before_is_emptied(tmp_path: Path) -> None:
         connection.execute("INSERT INTO rows VALUES ('old', 0, '{}')")
         connection.execute(f"PRAGMA application_id={0x74617370}")
         connection.execute("PRAGMA user_version=1")
-    assert load_study(SMALL).run(tmp_path).counts == DONE
+    assert run_study(load_study(SMALL), tmp_path).counts == DONE
     with Store(tmp_path) as store:
         assert store.rows(["old"]) == {}
 
@@ -156,7 +160,7 @@ def interrupted(study: Study, folder: Path, after: int) -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        study.run(folder, done=done)
+        run_study(study, folder, done=done)
 
 
 def test_an_interrupted_study_shows_what_it_has(tmp_path: Path, tell: Tell) -> None:
@@ -167,21 +171,21 @@ def test_an_interrupted_study_shows_what_it_has(tmp_path: Path, tell: Tell) -> N
     assert 9 <= kept < 24
     folder = StudyFolder(tmp_path)
     assert (folder.so_far, folder.expected) == (kept, 24)
-    whole = study.run().rows
+    whole = run_study(study).rows
     times = {row["key"]: row["time_s"] for row in whole}
     assert all(times[row["key"]] == row["time_s"] for row in folder.rows().to_dict("records"))
     assert folder.study.baseline == "ring-attention"
-    assert f"{kept} of 24 points so far" in str(folder.show())
+    assert f"{kept} of 24 points so far" in str(table(folder))
     code, out, err = tell("study", "show", str(tmp_path), "--json")
     assert code == 0, err
     assert (json.loads(out)["rows_so_far"], json.loads(out)["points"]) == (kept, 24)
-    study.run(tmp_path)
-    assert "so far" not in str(StudyFolder(tmp_path).show())
+    run_study(study, tmp_path)
+    assert "so far" not in str(table(StudyFolder(tmp_path)))
     assert len(StudyFolder(tmp_path).rows()) == DONE["ok"]
 
 
 def test_while_a_study_grows_its_old_files_are_not_shown(tmp_path: Path) -> None:
-    load_study(SMALL).run(tmp_path)
+    run_study(load_study(SMALL), tmp_path)
     interrupted(load_study(study_of(layer={"seq": "geom(1Ki, 32Ki, 2)"})), tmp_path, 25)
     folder = StudyFolder(tmp_path)
     assert folder.expected == 36
@@ -191,7 +195,7 @@ def test_while_a_study_grows_its_old_files_are_not_shown(tmp_path: Path) -> None
 def test_a_study_that_has_no_row_yet_is_refused_as_before(tmp_path: Path) -> None:
     interrupted(load_study(SMALL), tmp_path, 0)
     with pytest.raises(StudyError, match=r"nothing was run yet, expected points\.parquet or results\.sqlite"):
-        StudyFolder(tmp_path).show()
+        table(StudyFolder(tmp_path))
 
 
 def test_progress_says_how_many_points_do_not_apply(tmp_path: Path, tell: Tell) -> None:
@@ -207,7 +211,7 @@ def test_progress_says_how_many_points_do_not_apply(tmp_path: Path, tell: Tell) 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
-        load_study(SMALL).run(tmp_path / "file" / "folder")
+        run_study(load_study(SMALL), tmp_path / "file" / "folder")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small disk")
@@ -218,7 +222,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_written(tmp_path: Path)
     try:
         study = load_study(study_of(layer={"seq": "geom(1Ki, 64Ki, 2)", "batch": [1, 2, 3, 4]}))
         with pytest.raises((StudyError, OutputError), match=r"full|No space"):
-            study.run(tmp_path)
+            run_study(study, tmp_path)
         with Store(tmp_path) as store:
             kept = store.last()
         assert 0 < len(kept) < study.count
@@ -228,8 +232,9 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_written(tmp_path: Path)
 
 RUN = """
 import sys
-from tasp_lab import load_study
-load_study(sys.argv[1]).run(sys.argv[2], jobs=int(sys.argv[3]), done=lambda ended, total, _: print(ended, flush=True))
+from tasp_lab import load_study, run_study
+run_study(load_study(sys.argv[1]), sys.argv[2], jobs=int(sys.argv[3]),
+          done=lambda ended, total, _: print(ended, flush=True))
 """
 
 
@@ -261,8 +266,8 @@ def test_no_row_is_lost_or_doubled_when_runs_are_killed(tmp_path: Path) -> None:
             before = int(line)
         with process:
             process.kill()
-    result = load_study(file).run(folder)
-    assert result.rows == load_study(file).run().rows
+    result = run_study(load_study(file), folder)
+    assert result.rows == run_study(load_study(file)).rows
     with sqlite3.connect(folder / RESULTS) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("SELECT count(*) FROM rows").fetchone() == (len({row["key"] for row in result.rows}),)

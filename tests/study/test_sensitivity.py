@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,21 @@ from tasp_lab.core.errors import StudyError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.study.find.chosen import chosen
-from tasp_lab.study.find.factors import COMPUTE, Width, factors_of
-from tasp_lab.study.find.sensitivity import find_sensitivity
-from tasp_lab.study.find.sensitivity_question import SensitivityQuestion, sensitivity_question
+from tasp_lab.study.lookup import one_point_at
 from tasp_lab.study.point import Point
+from tasp_lab.study.sensitivity import (
+    COMPUTE,
+    Factor,
+    Logs,
+    SensitivityQuestion,
+    Times,
+    Width,
+    factors_of,
+    find_sensitivity,
+    one_at_a_time,
+    sensitivity_question,
+    sobol,
+)
 from tests.support.uncertain_machine import ring_point, ring_time_s, uncertain_machine
 
 TIME = SensitivityQuestion(of="time")
@@ -26,15 +38,14 @@ ENDS = {"link_bandwidth": (0.8, 1.2), COMPUTE: (0.8, 1.1)}
 def test_the_ends_are_those_of_the_formula(tmp_path: Path, seq: int) -> None:
     """Bound by its link, between, and by compute: T = K / 2 + max(K / 2, C) at every end."""
     point = ring_point(uncertain_machine(tmp_path), seq)
-    found = find_sensitivity([point], TIME)
-    assert found.base.times_s["ring-attention"] == pytest.approx(ring_time_s(seq), rel=1e-9)
-    assert {each.factor.name for each in found.effects} == set(ENDS)
-    for each in found.effects:
-        keyword = "compute" if each.factor.name == COMPUTE else "link"
-        expected = [ring_time_s(seq, **{keyword: end}) for end in ENDS[each.factor.name]]
-        times_s = [end.times_s["ring-attention"] for end in (each.at_low, each.at_high)]
-        assert times_s == pytest.approx(expected, rel=1e-9)
-    sizes = [each.size(found.base, "ring-attention", None) for each in found.effects]
+    found: dict[str, Any] = find_sensitivity([point], TIME).to_dict()
+    assert found["value"] == pytest.approx(ring_time_s(seq), rel=1e-9)
+    assert {constant["constant"] for constant in found["constants"]} == set(ENDS)
+    for constant in found["constants"]:
+        keyword = "compute" if constant["constant"] == COMPUTE else "link"
+        expected = [ring_time_s(seq, **{keyword: end}) for end in ENDS[constant["constant"]]]
+        assert [constant["value_at_low"], constant["value_at_high"]] == pytest.approx(expected, rel=1e-9)
+    sizes = [constant["effect"] for constant in found["constants"]]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -55,11 +66,12 @@ def test_the_winner_changes_where_the_order_does(tmp_path: Path) -> None:
     machine = uncertain_machine(tmp_path)
     ring = ring_point(machine, 65536)
     points = [ring, replace(ring, schedule="kv-all-gather")]
-    found = find_sensitivity(points, SensitivityQuestion(between=("ring-attention", "kv-all-gather")))
-    assert set(found.base.times_s) == {"ring-attention", "kv-all-gather"}
-    for each in found.effects:
-        winners = {end.winner for end in (each.at_low, each.at_high)}
-        assert each.changes_winner(found.base) == (winners != {found.base.winner})
+    question = SensitivityQuestion(between=("ring-attention", "kv-all-gather"))
+    found: dict[str, Any] = find_sensitivity(points, question).to_dict()
+    assert set(found["times_s"]) == {"ring-attention", "kv-all-gather"}
+    for constant in found["constants"]:
+        winners = {constant["fastest_at_low"], constant["fastest_at_high"]}
+        assert constant["changes_fastest"] == (winners != {found["fastest"]})
 
 
 def test_constants_that_a_machine_does_not_use_are_left_out() -> None:
@@ -77,7 +89,7 @@ def test_a_width_in_place_of_intervals(tmp_path: Path) -> None:
 
     def highs(machine: Machine, by: str) -> dict[str, float]:
         found = factors_of(machine, ring_point("", 8).layer, "forward", Width.parse(by))
-        return {each.name: each.high_factor for each in found}
+        return {factor.name: math.exp(factor.high) for factor in found}
 
     machine = load_machine(uncertain_machine(tmp_path))
     stated = highs(machine, "source interval")
@@ -92,12 +104,11 @@ def test_sobol_of_a_machine(tmp_path: Path) -> None:
     machine = uncertain_machine(tmp_path)
     for seq, name in ((1024, "link_bandwidth"), (1048576, COMPUTE)):
         question = SensitivityQuestion(of="time", method="sobol", samples=32)
-        found = find_sensitivity([ring_point(machine, seq)], question)
-        assert found.indices[0].factor.name == name
-        assert found.indices[0].total == pytest.approx(1, abs=0.15)
-        assert found.indices[1].total == pytest.approx(0, abs=0.01)
-        assert found.spread is not None
-        assert found.spread[0] < found.base.times_s["ring-attention"] < found.spread[1]
+        found: dict[str, Any] = find_sensitivity([ring_point(machine, seq)], question).to_dict()
+        first, second = found["constants"]
+        assert first["constant"] == name
+        assert (first["total"], second["total"]) == (pytest.approx(1, abs=0.15), pytest.approx(0, abs=0.01))
+        assert found["value_low"] < found["value"] < found["value_high"]
 
 
 def _points(machine: str) -> list[Point]:
@@ -121,17 +132,17 @@ def _points(machine: str) -> list[Point]:
 )
 def test_a_point_that_does_not_exist_is_refused(at: str, reason: str) -> None:
     with pytest.raises(StudyError, match=reason) as found:
-        chosen(_points("h100-8"), at)
+        one_point_at(_points("h100-8"), at)
     assert "\n" not in str(found.value)
 
 
 def test_a_schedule_that_does_not_apply_is_refused_with_its_reason(tmp_path: Path) -> None:
     """Ulysses needs a head for each rank; of another schedule it is only left out."""
-    points = chosen(_points(uncertain_machine(tmp_path)), "seq=8Ki")
+    points = one_point_at(_points(uncertain_machine(tmp_path)), "seq=8Ki")
     with pytest.raises(StudyError, match=r"'ulysses' does not apply at .*1 head"):
         find_sensitivity(points, SensitivityQuestion(between=("ring-attention", "ulysses")))
     found = find_sensitivity(points, TIME)
-    assert [name for name, _ in found.refused] == ["ulysses"]
+    assert list(found.to_dict()["refused"]) == ["ulysses"]  # type: ignore[call-overload]
     assert "ulysses does not apply" in str(found)
 
 
@@ -159,3 +170,65 @@ def test_a_speedup_needs_two_schedules(tmp_path: Path) -> None:
         find_sensitivity([point], SensitivityQuestion())
     with pytest.raises(StudyError, match="unknown schedule 'tsap'"):
         find_sensitivity([point], SensitivityQuestion(between=("tsap", "ring-attention")))
+
+
+# ------------------------------------------------------------------------------------------- effects of factors
+
+
+def _factors(*widths: float) -> list[Factor]:
+    return [Factor(f"c{number}", -width, width, "", "a table", False) for number, width in enumerate(widths)]
+
+
+def test_one_at_a_time_has_both_ends_and_all_others_as_they_are() -> None:
+    def times_of(logs: Logs) -> Times:
+        return {"one": math.exp(2 * logs.get("c0", 0.0) - logs.get("c1", 0.0)), "two": 1.2}
+
+    effects = one_at_a_time(_factors(0.1, 0.3), times_of)
+    assert [(effect.at_low["one"], effect.at_high["one"]) for effect in effects] == [
+        (math.exp(-0.2), math.exp(0.2)),
+        (math.exp(0.3), math.exp(-0.3)),
+    ]
+    for schedules in (["one"], ["one", "two"]):
+        assert [effect.size(times_of({}), schedules) for effect in effects] == pytest.approx([0.2, 0.3])
+    # exp(0.2) and exp(0.3) are more than 1.2, exp(0.1) is less
+    assert [effect.changes_fastest(times_of({})) for effect in effects] == [True, True]
+    (small,) = one_at_a_time(_factors(0.05), times_of)
+    assert not small.changes_fastest(times_of({}))
+
+
+def test_sobol_indices_of_a_linear_answer() -> None:
+    """Of a1 x1 + a2 x2 + a3 x3 with independent x of standard deviation s: shares of the variance are (a s)^2."""
+    factors, weights = _factors(0.1, 0.2, 0.05), (1.0, 2.0, -3.0)
+    found, _ = sobol(factors, lambda logs: sum(a * logs[f"c{k}"] for k, a in enumerate(weights)), 1024, 7)
+    variances = [(weight * each.high) ** 2 for weight, each in zip(weights, factors, strict=True)]
+    shares = [each / sum(variances) for each in variances]
+    assert [each.first for each in found] == pytest.approx(shares, abs=0.02)
+    assert [each.total for each in found] == pytest.approx(shares, abs=0.02)
+
+
+def test_sobol_tells_an_interaction_from_what_a_factor_does_alone() -> None:
+    """Of a product of two symmetric factors neither does anything alone, and both do all together."""
+    found, _ = sobol(_factors(0.1, 0.1), lambda logs: logs["c0"] * logs["c1"], 1024, 7)
+    assert [each.first for each in found] == pytest.approx([0, 0], abs=0.1)
+    assert [each.total for each in found] == pytest.approx([1, 1], abs=0.1)
+
+
+@pytest.mark.parametrize("seeds", [(3, 3, 4), (0, 0, 1)])
+def test_equal_seeds_give_equal_indices(seeds: tuple[int, ...]) -> None:
+    first, second, other = (
+        sobol(_factors(0.1, 0.2), lambda logs: logs["c0"] + logs["c1"] ** 2, 16, seed)[0] for seed in seeds
+    )
+    assert first == second != other
+
+
+def test_an_answer_that_nothing_moves_has_indices_of_zero() -> None:
+    found, answers = sobol(_factors(0.1), lambda logs: 2.0, 8, 0)
+    assert [(each.first, each.total) for each in found] == [(0.0, 0.0)]
+    assert set(answers) == {2.0}
+    assert sobol([], lambda logs: 2.0, 8, 0)[0] == []
+
+
+@pytest.mark.parametrize("samples", [0, 1, 48])
+def test_a_design_needs_a_power_of_two(samples: int) -> None:
+    with pytest.raises(StudyError, match="power of two"):
+        sobol(_factors(0.1), lambda logs: 1.0, samples, 0)

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from tasp_lab import load_study, predict
 from tasp_lab.core.errors import ProfileError, StudyError, TaspLabError
+from tasp_lab.study.check import check_study
 from tasp_lab.study.point import AS_IS
+from tasp_lab.study.run import run_study
 from tasp_lab.study.store import RESULTS
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT
@@ -135,13 +137,13 @@ def test_a_bad_study_is_refused(document: dict[str, Any], said: str) -> None:
 )
 def test_bad_points_are_refused_before_anything_runs(document: dict[str, Any], said: str) -> None:
     with pytest.raises(TaspLabError, match=re.escape(said)):
-        load_study(document).check(estimate=False)
+        check_study(load_study(document), estimate=False)
 
 
 @pytest.mark.parametrize("given", [{"kernel": 1}, {"runtime": 1.5}])
 def test_a_run_refuses_what_is_no_name_and_keeps_nothing(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(StudyError, match="expected a text"):
-        load_study(study_of(machine=given)).run(tmp_path)
+        run_study(load_study(study_of(machine=given)), tmp_path)
     assert not (tmp_path / RESULTS).exists()
 
 
@@ -159,7 +161,7 @@ def test_predict_refuses_what_is_no_name(given: dict[str, Any], said: str) -> No
 
 
 def test_a_study_is_counted_before_it_runs() -> None:
-    found = load_study(study_of(what_if={"nic": {"set": {"link.bandwidth": "x2"}}})).check(estimate=False)
+    found = check_study(load_study(study_of(what_if={"nic": {"set": {"link.bandwidth": "x2"}}})), estimate=False)
     assert found.to_dict() == {
         "study": "small", "combinations": 48, "points": 48, "questions": 48,
         "by_machine": {"full-mesh:2": 24, "full-mesh:4": 24}, "refused": {}, "estimate": None,
@@ -170,7 +172,7 @@ def test_ten_million_points_are_not_expanded() -> None:
     study = load_study(study_of(layer={"batch": list(range(1, 1000)), "head_dim": list(range(1, 1000))}))
     assert study.count == 999 * 999 * 24
     with pytest.raises(StudyError, match="23,952,024 combinations, some 333 h"):
-        study.check()
+        check_study(study)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,6 @@ def test_studies_of_documents_are_valid(name: str) -> None:
         texts = [text for text in re.findall(r"```toml\n(.*?)```", texts[0], re.DOTALL) if "[schedule]" in text]
     assert texts
     for text in texts:
-        found = load_study(tomllib.loads(text)).check(estimate=False)
+        found = check_study(load_study(tomllib.loads(text)), estimate=False)
         assert found.points > 100
         assert not found.refused

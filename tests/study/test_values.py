@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import StudyError
-from tasp_lab.study.values import axis_values
+from tasp_lab.study.axis import axis_values
 from tasp_lab.study.where import Expression, Where
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from tasp_lab.schedule.blocks import Blocks, Pool
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 
 

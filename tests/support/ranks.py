@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from runtime.linux.namespaces import die_with_parent
+from runtime.linux import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240

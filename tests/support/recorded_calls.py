@@ -16,8 +16,9 @@ import torch
 
 from runtime.executor import transports
 from runtime.executor.executor import Executor
-from runtime.executor.transports import Group as ProcessGroup
-from runtime.executor.transports import Message, OrdinaryMemory, Transport, Wait
+from runtime.executor.messages import Group as ProcessGroup
+from runtime.executor.messages import Message, Transport, Wait
+from runtime.executor.transports import OrdinaryMemory
 from runtime.trials.patterns import PatternWork
 from tasp_lab.schedule.schedule import Schedule
 from tests.support.simulated_nccl import AllToAllCall, Group, NcclError, Operation

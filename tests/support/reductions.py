@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks, Kind
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 
 Row = tuple[int, int, int, int, int]
 """Source, destination, lane, block, and whether the source gives."""

@@ -16,7 +16,7 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import INSTANT, Compute
 from tasp_lab.schedule.blocks import Pool
-from tasp_lab.schedule.call_shapes import call_shapes
+from tasp_lab.schedule.dependencies import call_shapes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tests.support.schedules import parts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.executor.transports import AGREEMENT_TAG, Message, PointToPoint, Wait
+from runtime.executor.messages import Message, Wait
+from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
 
 
 class SentBytes:

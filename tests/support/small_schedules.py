@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tasp_lab.core.choices import Dataflow
-from tasp_lab.schedule.composition.chunks import in_chunks
 from tasp_lab.schedule.composition.groups import over_groups, replicated
-from tasp_lab.schedule.composition.layers import stacked
+from tasp_lab.schedule.composition.layers import in_chunks, stacked
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.forward import attention

@@ -9,8 +9,8 @@ import numpy as np
 
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS

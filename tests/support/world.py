@@ -11,8 +11,8 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls, Task
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.collectives.conditions import check_collective
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
 

@@ -13,7 +13,7 @@ from sim.simulate import simulate
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine, topology_document
-from tasp_lab.machines.importers.pcie import Branch, Leaf, pcie_links, pcie_switches
+from tasp_lab.machines.importers.survey import Branch, Leaf, pcie_links, pcie_switches
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.profile_files import member
 from tasp_lab.plots.ring_layout import lay_out

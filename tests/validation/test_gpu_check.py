@@ -15,18 +15,16 @@ import pytest
 import torch
 
 from runtime.calibration import Calibration
-from runtime.gpu_check.inventory import RankInventory
-from runtime.gpu_check.overlap import Overlap
-from runtime.gpu_check.training import Trained
-from runtime.gpu_check.watch import End
+from runtime.checks import hardware, training
+from runtime.checks.hardware import RankInventory
+from runtime.checks.training import Trained
+from runtime.checks.watch import End
 from tasp_lab.core.errors import OutputError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.topology.builders import full_mesh, nodes
-from tasp_lab.validation.gpu_check import hardware, results, times
-from tasp_lab.validation.gpu_check.program import _Session
-from tasp_lab.validation.gpu_check.record import Record, StepResult, check_folder
-from tasp_lab.validation.gpu_check.sizes import FULL, HOST, QUICK
-from tasp_lab.validation.gpu_check.steps import Context, Outcome, Step, run_step
+from tasp_lab.validation import gpu_steps
+from tasp_lab.validation.gpu_check import Record, StepResult, _Session, check_folder, run_step
+from tasp_lab.validation.gpu_steps import FULL, HOST, QUICK, Context, Outcome, Overlap, Step
 
 MIB = 2**20
 
@@ -77,9 +75,9 @@ def test_a_step_that_needs_more_ranks_does_not_run() -> None:
 
 def outcome_of_clock(monkeypatch: pytest.MonkeyPatch, message_s: float, empty_s: float, on_gpu: bool = True) -> Outcome:
     measured = {"send-recv": message_s, "empty": empty_s}
-    monkeypatch.setattr(times, "measured_s", lambda _, schedule: measured[schedule.name])
+    monkeypatch.setattr(gpu_steps, "measured_s", lambda _, schedule: measured[schedule.name])
     ceilings = {("sendrecv", HOST.message_bytes[-1]): 1e-3}
-    return times.check_clock(context(FakeGroup(on_gpu=on_gpu), ceilings=ceilings))
+    return gpu_steps.check_clock(context(FakeGroup(on_gpu=on_gpu), ceilings=ceilings))
 
 
 @pytest.mark.parametrize(
@@ -103,9 +101,9 @@ def test_calibration_against_the_ceiling(share: float, is_failure: bool, monkeyp
     """Of neighbours: the slowest link between a rank and the next one."""
     size, seconds = HOST.message_bytes[-1], 1e-3
     machine = Machine(full_mesh(4, bandwidth_bytes_per_s=share * size / seconds), CommLibrary("calibrated", 0))
-    monkeypatch.setattr(times, "calibrate", lambda *_: Calibration((), machine))
+    monkeypatch.setattr(gpu_steps, "calibrate", lambda *_: Calibration((), machine))
     found = context(FakeGroup(), ceilings={("sendrecv", size): seconds})
-    outcome = times.check_calibration(found)
+    outcome = gpu_steps.check_calibration(found)
     assert bool(outcome.failure) == is_failure
     assert outcome.numbers["difference"] == pytest.approx(share - 1)
     assert found.calibration is not None
@@ -113,16 +111,16 @@ def test_calibration_against_the_ceiling(share: float, is_failure: bool, monkeyp
 
 def test_neighbours_on_two_nodes_are_bound_by_the_network() -> None:
     slow = nodes(2, 2, nic_bandwidth_bytes_per_s=Fraction(10**9))
-    assert hardware.neighbours_bandwidth(slow) == 1e9
-    assert hardware.neighbours_bandwidth(full_mesh(3, bandwidth_bytes_per_s=7e9)) == 7e9
+    assert gpu_steps.neighbours_bandwidth(slow) == 1e9
+    assert gpu_steps.neighbours_bandwidth(full_mesh(3, bandwidth_bytes_per_s=7e9)) == 7e9
 
 
 @pytest.mark.parametrize(("seconds", "is_failure"), [(64 / 56, False), (64 / 56 * 1.04, False), (64 / 56 * 1.08, True)])
 def test_alignment_is_time_per_byte(seconds: float, is_failure: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = {HOST.aligned_bytes[0]: 1.0, HOST.aligned_bytes[1]: seconds}
-    monkeypatch.setattr(times, "build_schedules", lambda name, topology, size: (size,))
-    monkeypatch.setattr(times, "measured_s", lambda _, size: measured[size])
-    assert bool(times.check_alignment(context(FakeGroup())).failure) == is_failure
+    monkeypatch.setattr(gpu_steps, "build_schedules", lambda name, topology, size: (size,))
+    monkeypatch.setattr(gpu_steps, "measured_s", lambda _, size: measured[size])
+    assert bool(gpu_steps.check_alignment(context(FakeGroup())).failure) == is_failure
 
 
 @pytest.mark.parametrize(("together_s", "is_failure"), [(3.0, False), (5.0, False), (5.1, False), (5.5, True)])
@@ -131,8 +129,11 @@ def test_overlap_fails_only_where_both_are_slower_together(
 ) -> None:
     found = Overlap("high", 3.0, 2.0, together_s)
     assert found.hidden_share == pytest.approx((5 - together_s) / 2)
-    monkeypatch.setattr(times, "measure_overlap", lambda *_: [found])
-    assert bool(times.check_overlap(context(FakeGroup())).failure) == is_failure
+    measured = {"ring": 2.0, "multi-ring": 2.0, "ring-attention": together_s, "tasp": together_s}
+    monkeypatch.setattr(gpu_steps, "measured_s", lambda _, schedule, ranks: measured[schedule.name])
+    monkeypatch.setattr(gpu_steps, "kernels_s", lambda *_: 3.0)
+    monkeypatch.setattr(hardware, "ranks_by_priority", lambda group: [("high", group.ranks)])
+    assert bool(gpu_steps.check_overlap(context(FakeGroup())).failure) == is_failure
 
 
 @pytest.mark.parametrize(
@@ -149,9 +150,9 @@ def test_training_fails_by_losses_weights_or_memory(
     losses: tuple[float, ...], learnt: float, reserved: tuple[int, ...], failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = Trained(losses, reserved, torch.tensor([learnt]))
-    monkeypatch.setattr(results, "train_together", lambda *_: together)
-    monkeypatch.setattr(results, "train_alone", lambda *_: Trained((2.0, 1.0), (), torch.tensor([1.0])))
-    found = results.check_training(context(FakeGroup())).failure
+    monkeypatch.setattr(training, "train_together", lambda *_: together)
+    monkeypatch.setattr(training, "train_alone", lambda *_: Trained((2.0, 1.0), (), torch.tensor([1.0])))
+    found = gpu_steps.check_training(context(FakeGroup())).failure
     assert failure in found
     assert bool(found) == bool(failure)
 
@@ -167,7 +168,7 @@ def test_gpus_of_two_kinds_fail_before_the_library_starts(monkeypatch: pytest.Mo
     first = RankInventory(0, "host", "H100", "0000:1b:00", 80 * 2**30)
     monkeypatch.setattr(hardware, "inventory_of_rank", lambda *_: first)
     other = replace(first, rank=1, gpu="A100", pci_bus="0000:0f:00")
-    found = hardware.take_inventory(context(FakeGroup(2, others=[other])))
+    found = gpu_steps.take_inventory(context(FakeGroup(2, others=[other])))
     assert found.failure.startswith("GPUs of two kinds: rank 0 has H100 (80 GiB), rank 1 has A100 (80 GiB)")
     numbers: Mapping[str, Any] = found.numbers
     assert [each["gpu"] for each in numbers["ranks"]] == ["H100", "A100"]
@@ -202,7 +203,7 @@ def test_the_ceiling_is_the_faster_of_nccl_tests_and_our_calls(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(hardware, "measure_operation", lambda *_: ours_s)
     found = context(FakeGroup())
-    numbers: Mapping[str, Any] = hardware.measure_ceiling(found).numbers
+    numbers: Mapping[str, Any] = gpu_steps.measure_ceiling(found).numbers
     assert found.ceilings["sendrecv", MIB] == pytest.approx(ceiling_s)
     assert found.ceilings["all_gather", MIB] == ours_s
     assert (tmp_path / "arguments").read_text().split() == ["-g", "4", "-b", "65536", "-e", "1048576", "-f", "8"]

@@ -15,8 +15,8 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.validation import shared_cores
-from tasp_lab.validation.shared_cores import why_not_comparable
+from tasp_lab.validation import fabrics
+from tasp_lab.validation.fabrics import why_not_comparable
 from tasp_lab.validation.validate import Comparison, Run, runs_together
 from tasp_lab.workload.layer import Workload
 
@@ -41,14 +41,14 @@ def test_fewer_cores_than_ranks(
     monkeypatch: pytest.MonkeyPatch, fabric: FabricKind, ranks: int, real: bool, device: str, shared: bool
 ) -> None:
     """Messages of local processes need cores, too; waits on shaped links do not."""
-    monkeypatch.setattr(shared_cores, "usable_cores", lambda: 2)
+    monkeypatch.setattr(fabrics, "usable_cores", lambda: 2)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     reason = why_not_comparable(fabric, ranks, real, {"device": device})
     assert (reason is not None and reason.startswith(f"{ranks} ranks share 2 cores for their ")) == shared
 
 
 def test_ranks_of_other_hosts_have_other_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_cores, "usable_cores", lambda: 2)
+    monkeypatch.setattr(fabrics, "usable_cores", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert why_not_comparable("torchrun", 16, True, CPU) is None
 

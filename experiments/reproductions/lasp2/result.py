@@ -3,16 +3,295 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 
 from experiments.common import markdown_table
-from experiments.reproductions.lasp2.checks import checks, grown_s, split_published_s, split_s
-from experiments.reproductions.lasp2.exchanges import FABRICS, GPUS, HEADLINES, a100_nodes, layer_table
-from experiments.reproductions.lasp2.gaps import blocked_chain_ms, chain_ms, headline_rows, ring_ms
-from experiments.reproductions.lasp2.iterations import FOLDER, iteration_s, iterations_s
-from experiments.reproductions.ranges import Range, checks_text, figure_of, read_record, rows_text
+from experiments.reproductions.ranges import Check, Range, Row, checks_text, figure_of, read_record, rows_text
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
+from tasp_lab import Workload, predict
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
+from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.residual_fit import Residual, residual_of
 from tasp_lab.prediction.residuals import Regime, layer_regime
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.topology.graph import SharedCapacity
+
+# Published iterations of LASP-2 (arXiv:2502.07563), and how much longer those of other systems take.
+
+
+FOLDER = Path(__file__).parent
+
+
+@cache
+def iterations_s() -> dict[tuple[int, int], float]:
+    """The time of an iteration by sequence and GPUs, from Table 6: positions over throughput."""
+    return {
+        (int(row["seqlen"] or 0), gpus): (row["seqlen"] or 0) / tokens_per_s
+        for row in read_record(FOLDER / "throughput.csv")
+        for gpus in (16, 32, 64, 128)
+        if (tokens_per_s := row[f"gpus{gpus}"]) is not None
+    }
+
+
+def iteration_s(sequence: int) -> Range:
+    """An iteration of LASP-2 on 64 GPUs; where Table 6 has none, from that of half the positions to twice its time.
+
+    More positions take no less time, and in Table 6 the throughput never falls with the length, as `checks` finds. Of
+    1048576 positions there are two times, in Tables 5 and 6.
+    """
+    times = iterations_s()
+    if (sequence, GPUS) in times:
+        return Range.of(times[sequence, GPUS])
+    half = sequence // 2
+    by_table5 = half / max(row["tokens_per_s"] or 0 for row in read_record(FOLDER / "split.csv"))
+    return Range(by_table5, 2 * times[half, GPUS])
+
+
+def gap_ms(sequence: int, column: str) -> Range:
+    """How much longer than LASP-2's an iteration of another system takes."""
+    row = next(each for each in read_record(FOLDER / "headline.csv") if each["seqlen"] == sequence)
+    return iteration_s(sequence).scaled(10 * (row[column] or 0))
+
+
+# Predicted exchanges and layers of LASP-2's model on 64 A100.
+#
+# The model is Linear-Llama3-1B: 16 layers of linear attention with 16 heads of 128, batch 1. The paper does not say how
+# its nodes are joined, so predictions are ranges from one NIC of 200 Gbit/s per node to eight.
+
+
+LAYERS, HEADS, HEAD_DIM, GPUS = 16, 16, 128, 64
+STATE_BYTES = 4 * HEADS * HEAD_DIM**2
+FABRICS = {"1 x 200 Gbit/s": 1, "8 x 200 Gbit/s": 8}
+"""NICs per node, assumed."""
+
+PEAK_FLOPS_PER_S = 312e12
+"""An A100's dense peak in bf16 (NVIDIA A100 Tensor Core GPU data sheet), an upper limit of any kernel."""
+
+NIC_BYTES_PER_S, NIC_RING_BYTES_PER_S = 25e9, 24e9
+"""200 Gbit/s, and what NCCL counts on of it for its rings (``nic_ring_rate`` of the profile)."""
+
+HEADLINES = (524288, 2097152)
+SCHEDULES = ("lasp", "all-scan", "lasp-2", "multi-ring-lasp-2", "direct-lasp-2", "ring-linear-attention-right",
+             "ring-linear-attention")  # fmt: skip
+
+
+def a100_nodes(nics: int, gpus: int = GPUS) -> Machine:
+    """Nodes of eight A100 with one NIC per GPU, as in the catalogue, or one for all eight."""
+    machine = load_machine(f"a100-{gpus // 8}x8")
+    library, topology = machine.comm_library, machine.topology
+    assert isinstance(library, ChannelLibrary)
+    if nics == 8:
+        return machine
+    assert nics == 1, "one NIC per GPU or per node"
+    shared = [
+        SharedCapacity(f"NIC {way} node {node}", NIC_BYTES_PER_S, names)
+        for node in range(gpus // 8)
+        for way, names in (
+            ("of", tuple(f"{rank}->network" for rank in range(8 * node, 8 * node + 8))),
+            ("into", tuple(f"network->{rank}" for rank in range(8 * node, 8 * node + 8))),
+        )
+    ]
+    channels = 2  # NCCL's channels_per_nic
+    rule = channel_rule(gpus, channels, channels_per_net_peer(gpus, channels, 2, 8))
+    library = replace(library, ring_bytes_per_s=NIC_RING_BYTES_PER_S, rule=rule)
+    topology = replace(topology, name=f"{topology.name}, one NIC per node", shared=tuple(shared))
+    return replace(machine, topology=topology, comm_library=library)
+
+
+def layer(sequence: int) -> Workload:
+    """One layer of attention of the model."""
+    return Workload(sequence, 1, HEADS, HEADS, HEAD_DIM, "bf16", "causal", kind="linear")
+
+
+@cache
+def both_passes(fabric: str, schedule: str, sequence: int) -> LayerPrediction:
+    """Both passes of a layer by a schedule, as published: nothing trimmed, gradients of keys in 16 bits."""
+    options: dict[str, object] = {} if schedule in ("lasp", "all-scan") else {"trim": False}
+    if schedule.startswith("ring"):
+        options["gradient_dtype"] = "input"
+    found = predict(
+        a100_nodes(FABRICS[fabric]), schedule, layer(sequence), passes="both", events=False, samples=0, **options,  # type: ignore[arg-type]
+    )[-1]  # fmt: skip
+    assert isinstance(found, LayerPrediction)
+    return found
+
+
+@cache
+def gather_s(fabric: str, size_bytes: int = STATE_BYTES, gpus: int = GPUS) -> float:
+    """NCCL's AllGather of so many bytes per rank."""
+    return float(predict(a100_nodes(FABRICS[fabric], gpus), "library-ring", size_bytes, samples=0)[-1].time_s)
+
+
+def as_released_s(fabric: str, sequence: int) -> float:
+    """Both passes of LASP-2 as in its released code: NCCL's AllGather, which blocks, and the kernels after it."""
+    return 2 * gather_s(fabric) + float(both_passes(fabric, "lasp", sequence).compute_s)
+
+
+def of_layers_ms(values_s: list[float]) -> Range:
+    """A time of one layer in seconds on each fabric, for all layers, in ms."""
+    return Range.of(*(1e3 * LAYERS * each for each in values_s))
+
+
+def layer_table() -> list[list[str]]:
+    """Both passes of a layer, by schedule, on each fabric: cells of a table."""
+    cells = [
+        [f"{name}, {sequence}"]
+        + [f"{1e3 * float(x):.3g}" for f in FABRICS for p in [both_passes(f, name, sequence)]
+           for x in (p.time_s, p.communication_s)]
+        for sequence in HEADLINES for name in SCHEDULES
+    ]  # fmt: skip
+    released = [
+        [f"lasp-2 as released, {sequence}"]
+        + [f"{1e3 * x:.3g}" for f in FABRICS for x in (as_released_s(f, sequence), 2 * gather_s(f))]
+        for sequence in HEADLINES
+    ]
+    return [*cells, *released]
+
+
+# The headline of LASP-2 as time per iteration: what another system's attention is predicted to take longer.
+
+
+def headline_rows() -> list[Row]:
+    """The headline as time per iteration: what the other system's attention is predicted to take longer."""
+    return [row for sequence in HEADLINES for row in (*_over_lasp(sequence), *_over_ring(sequence))]
+
+
+def chain_ms(sequence: int) -> Range:
+    """What the chain of LASP takes longer than the gather of LASP-2, with kernels beside it."""
+    return of_layers_ms(
+        [float(both_passes(each, "lasp", sequence).time_s) - as_released_s(each, sequence) for each in FABRICS]
+    )
+
+
+def blocked_chain_ms(sequence: int) -> Range:
+    """The same if every rank's kernels run between two hops."""
+    return of_layers_ms([
+        float(both_passes(each, "lasp", sequence).communication_s) - 2 * gather_s(each)
+        + (GPUS - 1) * float(both_passes(each, "lasp", sequence).compute_s)
+        for each in FABRICS
+    ])  # fmt: skip
+
+
+def ring_ms(sequence: int, name: str) -> Range:
+    """What a ring of keys takes longer than LASP-2."""
+    return of_layers_ms(
+        [float(both_passes(each, name, sequence).time_s) - as_released_s(each, sequence) for each in FABRICS]
+    )
+
+
+def _over_lasp(sequence: int) -> list[Row]:
+    published, where = gap_ms(sequence, "over_lasp1_percent"), f"LASP less LASP-2, {sequence} positions"
+    chain = chain_ms(sequence)
+    parts, gain = (chain / published).text(".0%"), (chain.scaled(1e-3) / iteration_s(sequence)).text("+.1%")
+    return [
+        Row(f"{where}, kernels beside the chain", published, chain, chain,
+            f"The chain of states makes {gain}, {parts} of the gap; it does not grow with the sequence, the gap does."),
+        Row(f"{where}, every rank's kernels between two hops", published, blocked_chain_ms(sequence), chain,
+            "More than the gap: so part of the kernels runs between hops, as blocking calls force it, not all."),
+    ]  # fmt: skip
+
+
+def _over_ring(sequence: int) -> list[Row]:
+    published, rows = gap_ms(sequence, "over_ring_percent"), []
+    for name, how in (("ring-linear-attention-right", "by states of keys"), ("ring-linear-attention", "all pairs")):
+        found = [both_passes(each, name, sequence) for each in FABRICS]
+        exposed = of_layers_ms([float(each.time_s) - float(each.compute_s) for each in found])
+        rows.append(Row(
+            f"Ring Attention less LASP-2, {sequence} positions, {how}", published, ring_ms(sequence, name), exposed,
+            "Not explained: keys that go around 64 GPUs take longer than the gap at any of these rates."
+            if how != "all pairs" else
+            "Not explained: the products of all pairs alone take longer than the published iteration.",
+        ))  # fmt: skip
+    return rows
+
+
+def all_pairs_s(sequence: int) -> float:
+    """The least time of an iteration that multiplies all pairs of positions, with equal shares at peak rate."""
+    pair_flops = 2 * HEADS * HEAD_DIM * (2 + 5)  # two products forward, five backward
+    return LAYERS * pair_flops * sequence**2 / 2 / GPUS / PEAK_FLOPS_PER_S
+
+
+def keys_into_a_node_s(sequence: int, nics: int) -> float:
+    """The least time of an iteration in which the keys of all other nodes come into the last one, in both passes."""
+    keys_bytes = 2 * 2 * sequence * HEADS * HEAD_DIM
+    return LAYERS * 2 * keys_bytes * (GPUS - 8) / GPUS / (nics * NIC_BYTES_PER_S)
+
+
+# Tables 5 and 6 of LASP-2 (arXiv:2502.07563) held against each other and against predictions.
+
+
+def grown_s() -> Range:
+    """How much longer the gathers of an iteration take on 128 GPUs than on 16."""
+    return Range.of(*(2 * LAYERS * (gather_s(each, gpus=128) - gather_s(each, gpus=16)) for each in FABRICS))
+
+
+def split_s() -> Range:
+    """How much longer the gathers of an iteration take in 64 pieces each."""
+    return Range.of(*(2 * LAYERS * (64 * gather_s(each, STATE_BYTES // 64) - gather_s(each)) for each in FABRICS))
+
+
+def split_published_s() -> float:
+    """How much an iteration changes between one gather and 64."""
+    split = [row["tokens_per_s"] or 0 for row in read_record(FOLDER / "split.csv")]
+    return 1048576 * (1 / min(split) - 1 / max(split))
+
+
+def checks() -> list[Check]:
+    """The tables held against each other and against predictions."""
+    times = iterations_s()
+    split = [row["tokens_per_s"] or 0 for row in read_record(FOLDER / "split.csv")]
+    table6, short = 1048576 / times[1048576, GPUS], [t for (length, _), t in times.items() if length <= 131072]
+    spread = {length: [t for (s, _), t in times.items() if s == length] for length in (2048, 16384, 131072, 262144)}
+    fastest = any(t[-1] == min(t) for t in spread.values())
+    grows = [times[16384 * n, n] for n in (16, 32, 64, 128)]
+    rises = all(times[a, g] / a >= times[b, g] / b for g in (16, 32, 64, 128)
+                for a, b in pairwise(sorted(length for length, gpus in times if gpus == g)))  # fmt: skip
+    rings = {length: (iteration_s(length).high, gap_ms(length, "over_ring_percent").high / 1e3) for length in HEADLINES}
+    return [
+        Check("The gains hold at 2097152 positions on 64 GPUs.",
+              f"Table 6 has {'no number' if (2097152, GPUS) not in times else 'a number'} there: out of memory.",
+              "A contradiction: the iteration behind the headline is not tabulated."),
+        Check("1048576 positions on 64 GPUs: 486183 tokens/s in Table 5.",
+              f"Table 6: {table6:.0f}, so Table 5 is {split[0] / table6 - 1:.1%} above it.",
+              "A contradiction, or 10 % of uncertainty: more than the gain over LASP at 524288 positions."),
+        Check("Throughput grows with the sequence (Table 6).",
+              f"It {'never falls' if rises else 'falls'}. Up to 131072 positions an iteration takes {min(short):.2f} "
+              f"to {max(short):.2f} s, whatever the length, a factor of 64.",
+              "An iteration is nearly all fixed cost there, so throughput measures the length."),
+        Check("The number of GPUs (Table 6).",
+              "At equal lengths iterations on 16 to 128 GPUs differ by "
+              f"{', '.join(f'{max(t) / min(t) - 1:.0%}' for t in spread.values())} (2048 to 262144 positions), and "
+              f"128 are {'sometimes' if fastest else 'never'} the fastest.",
+              "No work that GPUs share shows: overhead-bound."),
+        Check("16384 positions per GPU on 16, 32, 64 and 128 GPUs (Table 6).",
+              f"An iteration takes {', '.join(f'{each:.2f}' for each in grows)} s, {grows[-1] - grows[0]:.2f} s more; "
+              f"the gathers of states are predicted to grow by {grown_s().text('.3f')} s.",
+              "The gather explains at most a quarter, with one NIC per node; the rest grows with GPUs, too."),
+        Check("The gather may be split (Table 5): 2048 to 32, so 1 to 64 gathers.",
+              f"An iteration changes by {1e3 * split_published_s():.2f} ms; 63 more gathers in "
+              f"each pass of each layer are predicted to take {split_s().text('.2f')} s longer, and are "
+              f"{63 * 2 * LAYERS} more launches.",
+              "A split into gathers one after another, each a call, cannot cost so little."),
+        Check("The gather of states is cheap.",
+              "Predicted for all layers and both passes, not overlapped: "
+              f"{Range.of(*(2e3 * LAYERS * gather_s(f) for f in FABRICS)).text('.0f')} ms of an iteration of "
+              f"{1e3 * times[524288, GPUS]:.0f} ms (524288 positions).",
+              "Confirmed: 1 to 5 % of an iteration."),
+        *(Check(f"Ring Attention multiplies all pairs, on 64 GPUs, {length} positions.",
+                f"At peak rate and perfectly balanced that takes {all_pairs_s(length):.1f} s; the published iteration "
+                f"takes at most {ring_s + gap_s:.1f} s.", "Impossible: the baseline did something else.")
+          for length, (ring_s, gap_s) in rings.items()),
+        *(Check(f"Ring Attention moves all keys around 64 GPUs, {length} positions.",
+                f"Into the last node they take at least {keys_into_a_node_s(length, 8):.2f} s through eight NICs of "
+                f"200 Gbit/s; the gap to LASP-2 is at most {gap_s:.2f} s.",
+                "Impossible, unless the rest of the iteration hides it.")
+          for length, (_, gap_s) in rings.items()),
+    ]  # fmt: skip
+
 
 CHAIN_REASON = "the gain grows with the sequence, as kernels between the hops of a blocking chain do"
 RING_REASON = (

@@ -2,26 +2,250 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
 from experiments.common import markdown_table
-from experiments.reproductions.ranges import Range, checks_text, figure_of, read_record, rows_text
+from experiments.reproductions.ranges import Check, Range, Row, checks_text, figure_of, read_record, rows_text
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
-from experiments.reproductions.zeco.checks import checks
-from experiments.reproductions.zeco.exchanges import (
-    FOLDER,
-    HOPS,
-    SCHEDULES,
-    best_scan_ms,
-    forward_ms,
-    h100,
-    library_gather,
-    library_gather_ms,
-    published,
-    schedule_table,
-)
-from experiments.reproductions.zeco.rows import gather_rows, operator_rows, scan_rows
-from tasp_lab.prediction.interval import residual_interval
+from sim.simulate import simulate
+from tasp_lab import Workload, predict
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.libraries.library import CommLibrary
+from tasp_lab.machines.machine import INSTANT, Machine
+from tasp_lab.measure.accuracy import own_tables
+from tasp_lab.measure.readers.table import read_table
+from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.residual_fit import residual_of
 from tasp_lab.prediction.residuals import layer_regime
+from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import linear_schedules
+
+# ZeCO's figures as ranges: what communication can be of them.
+
+
+def gather_rows() -> list[Row]:
+    """The published AllGather beside NCCL's own as predicted."""
+    rows = []
+    for gpus, time_ms in published("allgather_ms").items():
+        own = Range.of(library_gather_ms(gpus))
+        rows.append(Row(
+            f"AllGather, {gpus} GPUs", Range.of(time_ms), own, own,
+            f"{time_ms / own.low:.1f} times NCCL's own of these bytes, so not that alone was timed."
+        ))  # fmt: skip
+    return rows
+
+
+def scan_rows() -> list[Row]:
+    """The published All-Scan beside All-Scan on wires alone, and by NCCL's messages."""
+    rows = []
+    for gpus, time_ms in published("allscan_ms").items():
+        (wires, _), (messages, pieces) = best_scan_ms(gpus, "ideal"), best_scan_ms(gpus)
+        rows.append(Row(
+            f"All-Scan, {gpus} GPUs", Range.of(time_ms), Range(wires, messages), Range.of(wires),
+            f"Between wires alone and NCCL's messages ({pieces} pieces): a hop costs less than a launched message.",
+        ))  # fmt: skip
+    return rows
+
+
+def operator_rows() -> list[Row]:
+    """What sequence parallelism adds to the published operator, and one to two exchanges, one for each pass."""
+    gathers, scans = published("allgather_ms"), published("allscan_ms")
+    rows = []
+    for row in read_record(FOLDER / "operator.csv"):
+        gpus = int(row["gpus"] or 0)
+        chain = forward_ms(gpus, "lasp")
+        alone = row["no_sp"] or 0
+        for system, once, own, verdict in (
+            (
+                "lasp1",
+                chain,
+                chain,
+                "Predicted messages are {} of it; the rest likely is kernels that wait for each other.",
+            ),
+            (
+                "lasp2",
+                library_gather_ms(gpus),
+                gathers[gpus],
+                "The published gathers are {} of it; the rest, 12 ms even inside one node, is not communication.",
+            ),
+            (
+                "zeco",
+                best_scan_ms(gpus)[0],
+                scans[gpus],
+                "The published scans are {} of it; the rest is not communication.",
+            ),
+        ):
+            added, exchange = Range.of((row[system] or 0) - alone), Range(own, 2 * own)
+            rows.append(Row(
+                f"{system} operator less no_sp, {gpus} GPUs", added, Range(once, 2 * once), exchange,
+                verdict.format((exchange / added).text(".0%")),
+            ))  # fmt: skip
+    return rows
+
+
+# ZeCO's published figures (arXiv:2507.01004) beside predictions: gathers and scans of states on 8 to 256 H100.
+#
+# The layer has 32 heads of 128 and, assumed, batch 1 and states in float32: 2 MiB per rank. Nodes are those of the
+# catalogue, with one NIC of 400 Gbit/s per GPU, which the notes on the paper do not state.
+
+
+FOLDER = Path(__file__).parent
+GPUS = (8, 16, 32, 64, 128, 256)
+HEADS, HEAD_DIM, POSITIONS_PER_GPU = 32, 128, 8192
+STATE_BYTES = 4 * HEADS * HEAD_DIM**2
+PIECES = (1, 2, 4, 8, 16, 32)
+SCHEDULES = ("lasp", "lasp-2", "multi-ring-lasp-2", "direct-lasp-2")
+ONE_NODE, TEN_NODES = "h100_xxrjun_1x8_all_gather", "h100_xxrjun_10x8_all_gather"
+"""Measurements of others on H100."""
+
+HOP_S = 8e-6
+HOPS = CommLibrary("hops", HOP_S)
+"""What each further GPU adds to the published scan, 7 to 9 us, and a library whose messages take that."""
+
+MAX_DIRECT_GPUS = 64
+"""With more, ``direct-lasp-2`` has tens of thousands of messages at once, which take minutes to simulate."""
+
+
+@cache
+def h100(gpus: int, library: str = "auto") -> Machine:
+    """Nodes of eight H100 whose kernels take no time; with the library `HOPS` a message takes `HOP_S` to launch."""
+    name = "h100-8" if gpus == 8 else f"h100-{gpus // 8}x8"
+    if library == HOPS.name:
+        return replace(load_machine(name, library="ideal"), comm_library=HOPS, compute=INSTANT)
+    return replace(load_machine(name, library=library), compute=INSTANT)
+
+
+def layer(gpus: int) -> Workload:
+    """The layer of the table of gathers."""
+    return Workload(POSITIONS_PER_GPU * gpus, 1, HEADS, HEADS, HEAD_DIM, "bf16", "causal", kind="linear")
+
+
+@cache
+def library_gather(gpus: int, size_bytes: int = STATE_BYTES) -> Interval:
+    """NCCL's AllGather."""
+    found = predict(h100(gpus), "library-ring", size_bytes)[-1].interval
+    assert found is not None, "intervals were asked for"
+    return found
+
+
+def library_gather_ms(gpus: int, size_bytes: int = STATE_BYTES) -> float:
+    """The same in milliseconds."""
+    return 1e3 * library_gather(gpus, size_bytes).time_s
+
+
+@cache
+def forward_ms(gpus: int, schedule: str, library: str = "auto", pieces: int | None = None) -> float:
+    """The communication of a forward pass by a schedule."""
+    machine = h100(gpus, library)
+    if schedule == "multi-ring-lasp-2":  # on rings that the simulation finds
+        prediction = predict(machine, schedule, layer(gpus), events=False)[-1]
+        assert isinstance(prediction, LayerPrediction)
+        return 1e3 * float(prediction.communication_s)
+    options = AttentionOptions(pieces=pieces) if pieces else AttentionOptions()
+    (found,) = linear_schedules(schedule, machine.topology, layer(gpus), None, options)
+    return 1e3 * float(simulate(found, machine, events=False).time_s)
+
+
+def best_scan_ms(gpus: int, library: str = "auto") -> tuple[float, int]:
+    """All-Scan with the fastest number of pieces, and that number."""
+    return min((forward_ms(gpus, "all-scan", library, pieces), pieces) for pieces in PIECES)
+
+
+def published(column: str) -> dict[int, float]:
+    """A column of the table by GPUs."""
+    found = {int(row["gpus"] or 0): row[column] for row in read_record(FOLDER / "scans.csv")}
+    return {gpus: value for gpus, value in found.items() if value is not None}
+
+
+def schedule_table() -> list[list[str]]:
+    """Communication of one exchange in ms, by GPUs: as published, NCCL's AllGather, and the schedules."""
+    cells = []
+    for gpus in GPUS:
+        ours = [
+            f"{forward_ms(gpus, each):.3g}" if each != "direct-lasp-2" or gpus <= MAX_DIRECT_GPUS else ""
+            for each in SCHEDULES
+        ]
+        scans = [f"{time:.3g} ({pieces})" for time, pieces in (best_scan_ms(gpus), best_scan_ms(gpus, "ideal"))]
+        cells.append([str(gpus), f"{published('allgather_ms')[gpus]}", f"{library_gather_ms(gpus):.3g}", *ours,
+                      f"{published('allscan_ms')[gpus]}", *scans])  # fmt: skip
+    return cells
+
+
+# ZeCO's tables held against each other and against measurements of others.
+
+
+def checks() -> list[Check]:
+    """The tables held against each other and against measurements of others."""
+    gathers, scans = published("allgather_ms"), published("allscan_ms")
+    one_node_ms, ten_nodes_ms = measured_ms(ONE_NODE, 2**25), measured_ms(TEN_NODES, 2**27)
+    of_8_mib = ", ".join(f"{library_gather_ms(gpus, 2**23):.2f}" for gpus in GPUS)
+    lasp2, zeco = (
+        ", ".join(f"{each:.0f}" for each in exchanges(published(system), published("data_parallel_bound"), exchange))
+        for system, exchange in (("lasp2", gathers), ("zeco", scans))
+    )
+    return [
+        Check("8 GPUs gather 2 MiB each in 0.375 ms, 64 in 2.543 ms.",
+              f"nccl-tests on 8 other H100 gathered twice the bytes in {one_node_ms:.3f} ms, and 80 H100 as many bytes "
+              f"as these 64 in {ten_nodes_ms:.2f} ms.",
+              "At least three times a bare AllGather, in a node and between nodes, so slower links do not explain it."),
+        Check("Bytes of the gather.",
+              f"From 128 to 256 GPUs each rank's share takes {1e3 * (gathers[256] - gathers[128]) / 128:.1f} us; NCCL "
+              f"is predicted to gather 8 MiB per rank instead of 2 MiB in {of_8_mib} ms.",
+              "An inference, not a prediction: four to eight times the bytes would fit, as would other work per rank."),
+        Check("A hop of All-Scan.",
+              f"From 8 to 256 GPUs each further GPU adds {', '.join(f'{x:.1f}' for x in _steps_us(scans))} us, of "
+              "which a NIC needs 1.3 us for a piece of 64 KiB, and NVLink 0.15 us.",
+              "Latency, alike inside nodes and between them; NCCL's model counts 15 to 22 us to launch a message."),
+        Check("tau + (P - 1) tau / K for All-Scan.",
+              f"Times of P - 2 + K equal hops fit with K = {fitted_pieces(scans):.0f}, within "
+              f"{_worst_fit(scans):.0%}.",
+              "Confirmed: the published times have the form of a pipeline, as `all-scan` has."),
+        Check("Tokens per second and GPU, 32768 positions per GPU, against data parallelism alone.",
+              f"What an iteration takes longer, beyond that on 8 GPUs, is as long as {lasp2} published gathers (LASP-2 "
+              f"on 64, 128 and 256 GPUs), and {zeco} scans (ZeCO).",
+              "The exchange explains the growth if there are that many exchanges, two for each of 16 to 30 layers."),
+    ]  # fmt: skip
+
+
+def measured_ms(table: str, size_bytes: int) -> float:
+    """The measured time of the size that comes closest."""
+    rows = read_table(own_tables() / f"{table}.csv").rows
+    return 1e3 * min(rows, key=lambda row: abs(row.size_bytes - size_bytes)).time_s
+
+
+def _steps_us(times_ms: dict[int, float]) -> list[float]:
+    sizes = sorted(times_ms)
+    return [1e3 * (times_ms[b] - times_ms[a]) / (b - a) for a, b in pairwise(sizes)]
+
+
+def fitted_pieces(times_ms: dict[int, float]) -> float:
+    """The pieces K with which the first and the last time are those of P - 2 + K equal hops."""
+    first, last = min(times_ms), max(times_ms)
+    ratio = times_ms[last] / times_ms[first]
+    return (last - 2 - ratio * (first - 2)) / (ratio - 1)
+
+
+def _worst_fit(times_ms: dict[int, float]) -> float:
+    pieces, last = fitted_pieces(times_ms), max(times_ms)
+    hop_ms = times_ms[last] / (last - 2 + pieces)
+    return max(abs((gpus - 2 + pieces) * hop_ms / time - 1) for gpus, time in times_ms.items())
+
+
+def exchanges(
+    tokens_per_s: Mapping[int, float], bound_tokens_per_s: Mapping[int, float], exchange_ms: Mapping[int, float]
+) -> list[float]:
+    """How many exchanges take as long as an iteration's loss against data parallelism grows from 8 GPUs on.
+
+    Throughputs are per GPU, with 32768 positions on each.
+    """
+    loss_ms = {gpus: 32768e3 * (1 / tokens_per_s[gpus] - 1 / bound_tokens_per_s[gpus]) for gpus in tokens_per_s}
+    return [(loss_ms[n] - loss_ms[8]) / (exchange_ms[n] - exchange_ms[8]) for n in sorted(loss_ms) if n > 8]
+
 
 GATHER_REASON = (
     "three times as long as nccl-tests on 8 other H100 for twice the bytes: more than these bytes moved, or more than "

@@ -44,8 +44,7 @@ def accuracy(
     with Progress(lines_only=json) as shown:
         found = report.accuracy(*paths, profile=profile, sampling=chosen, count=shown.count)
     if plot is not None:
-        from tasp_lab.plots.accuracy import draw_tables
-        from tasp_lab.plots.row_accuracy import draw_rows
+        from tasp_lab.plots.accuracy import draw_rows, draw_tables
 
         collectives = [table for table in found if table.rows and isinstance(table, report.CollectiveAccuracy)]
         only = len(collectives) == sum(bool(table.rows) for table in found)

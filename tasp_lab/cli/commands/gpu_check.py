@@ -13,7 +13,7 @@ from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
-    from tasp_lab.validation.gpu_check.record import Record
+    from tasp_lab.validation.gpu_check import Record
 
 
 def gpu_check(
@@ -39,7 +39,7 @@ def gpu_check(
 
     Example: torchrun --nproc-per-node 8 -m tasp_lab.cli gpu-check h100-8 --quick
     """
-    from tasp_lab.validation.gpu_check.program import gpu_check as check
+    from tasp_lab.validation.gpu_check import gpu_check as check
 
     def show(record: Record) -> None:
         if json:

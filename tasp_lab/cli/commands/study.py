@@ -1,18 +1,469 @@
-"""``tasp-lab study``: many points at once, kept in a folder."""
+"""``tasp-lab study``: many points at once, kept in a folder, and what is read from them."""
 
 from __future__ import annotations
 
-from cyclopts import App
+import shlex
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tasp_lab.cli.commands.study_crossover import crossover
-from tasp_lab.cli.commands.study_diff import diff
-from tasp_lab.cli.commands.study_plot import plot
-from tasp_lab.cli.commands.study_report import report
-from tasp_lab.cli.commands.study_run import check, run
-from tasp_lab.cli.commands.study_sensitivity import sensitivity
-from tasp_lab.cli.commands.study_show import show
-from tasp_lab.cli.commands.study_validate import validate
+from cyclopts import App, Group, Parameter
+
+from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.options import DEFAULT_SAMPLES, OUTPUT, RUN, WORK, Json, SamplingChoice, quantity, whole
+from tasp_lab.core.progress import print_progress
+
+if TYPE_CHECKING:
+    from tasp_lab.core.report import Report
 
 study = App(name="study", sort_key=7, help="Studies of many points: which schedule, from where on, how sure.")
-for verb in (check, run, show, plot, crossover, sensitivity, validate, diff, report):
-    study.command(verb)
+
+
+def tell(result: Report, json: bool) -> None:
+    """Print a result, as one JSON object if asked."""
+    if json:
+        print_json(result.to_dict())
+    else:
+        print_parts(result.parts())
+
+
+# ------------------------------------------------------------------------------------------------ check and run
+
+StudyFile = Annotated[Path, Parameter(help="A study, see docs/studies.md.")]
+Yes = Annotated[bool, Parameter(negative=(), show_default=False, group=RUN, help="Also run more than 100,000 points.")]
+
+
+@study.command
+def check(
+    file: StudyFile,
+    /,
+    *,
+    estimate: Annotated[
+        bool, Parameter(group=RUN, help="Time a point of each machine, what-if variant and schedule.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Check a study without running it: names, the number of points, the time that they will take.
+
+    Example: tasp-lab study check longctx.toml
+    """
+    from tasp_lab.study.check import check_study
+    from tasp_lab.study.file import load_study
+
+    tell(check_study(load_study(file), estimate=estimate, progress=print_progress), json)
+
+
+@study.command
+def run(
+    file: StudyFile,
+    /,
+    *,
+    output: Annotated[
+        Path | None, Parameter(group=OUTPUT, help="The folder of rows and reports; named after the study if not given.")
+    ] = None,
+    jobs: Annotated[int | None, whole("Worker processes; as many as there are cores if not given.", RUN)] = None,
+    dask: Annotated[
+        str | None,
+        Parameter(group=RUN, help="Scheduler of a Dask cluster, like tcp://host:8786, instead of --jobs."),
+    ] = None,
+    screen: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            group=RUN,
+            help="Do not simulate a schedule whose lower bound is above the time of another one.",
+        ),
+    ] = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Answer all points of a study that have no row yet; the same command goes on after an interrupt.
+
+    Example: tasp-lab study run longctx.toml --jobs 2
+    """
+    from tasp_lab.core.errors import StudyError
+    from tasp_lab.core.process import usable_cores
+    from tasp_lab.study.check import check_size, check_study
+    from tasp_lab.study.file import load_study
+    from tasp_lab.study.run import run_study
+
+    if dask is not None and jobs is not None:
+        raise StudyError("--jobs and --dask: expected one of them")
+    study = load_study(file)
+    folder = Path(study.name) if output is None else output
+    check_size(study, yes=yes)
+    if not yes:
+        check_study(study, estimate=False)
+    with ExitStack() as stack:
+        workers: dict[str, Any] = {"jobs": usable_cores() if jobs is None else jobs}
+        if dask is not None:
+            from tasp_lab.study.workers import dask_executor
+
+            workers["executor"], workers["jobs"] = stack.enter_context(dask_executor(dask))
+        shown = stack.enter_context(Progress(lines_only=json))
+        command = shlex.join(["tasp-lab", "study", "run", str(file), "--output", str(folder)])
+        try:
+            found = run_study(study, folder, screen=screen, command=command, done=shown.points, **workers)
+        except KeyboardInterrupt:
+            shown.stop()
+            print_progress(f"{shown.ended:,} of {shown.total:,} points are kept in {folder}; the same command goes on")
+            raise
+    tell(found, json)
+    sys.stdout.flush()
+
+
+# ------------------------------------------------------------------------------------- tables, pictures, reports
+
+SHOWN = Group("Shown", sort_key=1)
+FILTER = Group("Rows", sort_key=2)
+
+Folder = Annotated[Path, Parameter(help="The folder of a study that was run.")]
+Where = Annotated[
+    str | None,
+    Parameter(
+        group=FILTER,
+        help="Only these rows, like 'seq >= 64Ki and machine == \"h100-8\"': columns, numbers, texts in quotes, "
+        "comparisons, in, and, or, not, + - * /.",
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    Parameter(group=FILTER, help="The schedule that speed-ups are over; that of the study if not given."),
+]
+
+
+def names(help: str, name: str | None = None) -> Parameter:
+    """Names of columns, separated by commas or repeated."""
+    return Parameter(name=name, group=SHOWN, negative=(), show_default=False, help=f"{help} Several with commas.")
+
+
+def split(given: Iterable[str] | None) -> list[str]:
+    """Names with commas between them, one by one.
+
+    >>> split(["machine,model", "seq"]), split(None)
+    (['machine', 'model', 'seq'], [])
+    """
+    return [name.strip() for text in given or () for name in text.split(",") if name.strip()]
+
+
+@study.command
+def show(
+    folder: Folder,
+    /,
+    *,
+    rows: Annotated[list[str] | None, names("Columns whose values are the rows of a pivot table.")] = None,
+    columns: Annotated[list[str] | None, names("Columns whose values are its columns.")] = None,
+    value: Annotated[
+        str | None,
+        Parameter(
+            group=SHOWN,
+            help="What its cells are: a column such as time_s, speedup, exposed_share, bound_share or memory_bytes, or "
+            "winner. If not given, time_s where schedules are among rows or columns, else winner.",
+        ),
+    ] = None,
+    where: Where = None,
+    baseline: Baseline = None,
+    sort: Annotated[
+        str | None,
+        Parameter(group=FILTER, allow_leading_hyphen=True, help="Sort by this column; descending with - before it."),
+    ] = None,
+    limit: Annotated[int | None, whole("Maximum number of rows of the table.", FILTER)] = None,
+    csv: Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the table into this file, as CSV.")] = None,
+    json: Json = False,
+) -> None:
+    """Show the fastest schedule for each question of a study, or a pivot table.
+
+    Example: tasp-lab study show longctx
+
+    Example: tasp-lab study show longctx --rows machine,model --columns seq --value winner --where "seq >= 64Ki"
+
+    Example: tasp-lab study show longctx --rows schedule --columns seq --where "machine == 'h100-8'" --sort 64Ki
+    """
+    from tasp_lab.core.files import check_writable, write_whole
+    from tasp_lab.study.folder import StudyFolder
+    from tasp_lab.study.table import table
+
+    if csv is not None:
+        check_writable(csv)
+    found = table(
+        StudyFolder(folder), split(rows), split(columns), value, where=where, baseline=baseline, sort=sort, limit=limit
+    )
+    if csv is not None:
+        write_whole(csv, found.to_csv().encode())
+    tell(found, json)
+
+
+@study.command
+def plot(
+    folder: Folder,
+    /,
+    *,
+    x: Annotated[
+        str | None, Parameter(group=SHOWN, help="The axis to the right; the first with numbers if not given.")
+    ] = None,
+    y: Annotated[
+        str,
+        Parameter(
+            group=SHOWN,
+            help="A quantity, such as time_s, speedup or exposed_share; or another axis, such as machine, for a map of "
+            "the fastest schedules.",
+        ),
+    ] = "time_s",
+    lines: Annotated[str, Parameter(group=SHOWN, help="The column whose values are lines.")] = "schedule",
+    panels: Annotated[
+        list[str] | None, names("Columns whose values have a panel each; all others that vary if not given.")
+    ] = None,
+    where: Where = None,
+    baseline: Baseline = None,
+    output: Annotated[
+        Path | None,
+        Parameter(
+            group=OUTPUT,
+            help="The file (.png, .svg or .pdf). If not given, an SVG in the folder plots of the study.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Draw times over lengths, with intervals and bounds, or a map of the fastest schedules over two axes.
+
+    Example: tasp-lab study plot longctx --x seq --y time_s --panels machine,model --output times.svg
+
+    Example: tasp-lab study plot longctx --x seq --y machine --output winners.png
+    """
+    from tasp_lab.cli.outputs import check_outputs, write_picture
+    from tasp_lab.study.chart import chart
+    from tasp_lab.study.folder import StudyFolder
+
+    if output is not None:
+        check_outputs(plot=output)
+    several = None if panels is None else split(panels)
+    found = chart(StudyFolder(folder), x, y, lines, several, where=where, baseline=baseline)
+    path = found.default_path() if output is None else output
+    write_picture(found.figure(), path)
+    if json:
+        print_json(found.to_dict() | {"output": str(path)})
+
+
+@study.command
+def diff(
+    a: Folder,
+    b: Annotated[Path, Parameter(help="Another one.")],
+    /,
+    *,
+    json: Json = False,
+) -> None:
+    """List what differs between two studies: points, inputs, constants, versions, times and winners.
+
+    Example: tasp-lab study diff longctx longctx-with-my-nic
+    """
+    from tasp_lab.study.diff import diff as difference
+    from tasp_lab.study.folder import StudyFolder
+
+    tell(difference(StudyFolder(a), StudyFolder(b)), json)
+
+
+@study.command
+def report(
+    folder: Folder,
+    /,
+    *,
+    where: Where = None,
+    baseline: Baseline = None,
+    output: Annotated[
+        Path | None, Parameter(group=OUTPUT, help="The file; report.html in the folder of the study if not given.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a study as one page of HTML that opens without a network: tables that sort and filter, pictures, sources.
+
+    Example: tasp-lab study report longctx --output longctx.html
+    """
+    from tasp_lab.core.errors import OutputError
+    from tasp_lab.core.files import check_writable
+    from tasp_lab.study.folder import REPORT, StudyFolder
+    from tasp_lab.study.report import report as report_of
+
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise OutputError(f"cannot write {output}: expected a name that ends in .html")
+    run = StudyFolder(folder)
+    check_writable(run.path / REPORT if output is None else output)
+    found = report_of(run, where=where, baseline=baseline)
+    path = found.write(output)
+    print_progress(f"report: {path}")
+    if json:
+        print_json(found.to_dict() | {"output": str(path)})
+
+
+# -------------------------------------------------------------------------------- crossovers and sensitivities
+
+FIND = Group("Question", help="In place of what the study's [find] asks.", sort_key=2)
+
+StudyPath = Annotated[Path, Parameter(group=WORK, help="The file of a study, or the folder that it was run in.")]
+StudyFolderPath = Annotated[Path, Parameter(group=WORK, help="The folder that a study was run in.")]
+Between = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--between",
+        negative=(),
+        group=FIND,
+        help="One of the two schedules; give it twice. Braces as in the study.",
+    ),
+]
+Along = Annotated[
+    str | None,
+    Parameter(
+        group=FIND, help="A numeric axis: seq, batch, heads, kv_heads, head_dim, nodes, buffers, nic.bandwidth, ..."
+    ),
+]
+At = Annotated[
+    str | None,
+    Parameter(
+        group=FIND,
+        help="Values of axes that choose points, like machine=h100-8,seq=128Ki; names may be left out.",
+    ),
+]
+Margin = Annotated[str | None, quantity("Times that differ by less count as equal, like 5%; 0 if not given.", FIND)]
+From = Annotated[
+    str | None,
+    Parameter(
+        name="--from",
+        allow_leading_hyphen=True,
+        group=FIND,
+        help="Lower end of the axis, like 8Ki, or x0.5 for an override.",
+    ),
+]
+To = Annotated[str | None, quantity("Upper end of the axis.", FIND)]
+
+
+@study.command
+def crossover(
+    path: StudyPath,
+    /,
+    *,
+    at: At = None,
+    along: Along = None,
+    between: Between = None,
+    margin: Margin = None,
+    from_: From = None,
+    to: To = None,
+    sampling: SamplingChoice = DEFAULT_SAMPLES,
+    json: Json = False,
+) -> None:
+    """Find the values of an axis at which one of two schedules stops being faster than the other.
+
+    Values of the study are tried first, then what lies between them is bisected. The interval is where it is not sure
+    with 95 % which side of the crossover a value is on.
+
+    Example: tasp-lab study crossover longctx.toml
+
+    Example: tasp-lab study crossover longctx/ --at h100-8x8 --between tasp --between ulysses --margin 5%
+
+    Example: tasp-lab study crossover longctx/ --along nic.bandwidth --from x0.25 --to x4
+    """
+    from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
+    from tasp_lab.study.crossover import crossover_question, find_crossovers
+    from tasp_lab.study.lookup import interval_of, points_at, study_at
+
+    source = study_at(path)
+    chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
+    question = crossover_question(
+        source.study.find.get("crossover", {}),
+        along=along,
+        between=between or (),
+        margin=margin,
+        start=from_,
+        end=to,
+        sampling=chosen,
+    )
+    with Progress(lines_only=json) as shown:
+        points = points_at(source.study.points(), at or "")
+        found = find_crossovers(points, question, source.evaluate, interval_of(chosen), shown.line)
+    tell(found, json)
+
+
+@study.command
+def sensitivity(
+    path: StudyPath,
+    /,
+    *,
+    at: At = None,
+    of: Annotated[str | None, Parameter(group=FIND, help="speedup (over the baseline of the study) or time.")] = None,
+    between: Between = None,
+    by: Annotated[
+        str | None,
+        Parameter(
+            group=FIND, help="Intervals of constants: 'source interval', 'source interval, else 20%', or 20% for all."
+        ),
+    ] = None,
+    top: Annotated[
+        int | None, whole("Constants in the table, the largest effects first; 5 if not given.", OUTPUT)
+    ] = None,
+    method: Annotated[
+        str | None, Parameter(group=RUN, help="one-at-a-time (each constant at both ends) or sobol (all together).")
+    ] = None,
+    samples: Annotated[int | None, whole("Of the design of Sobol: a power of two, 64 if not given.", RUN)] = None,
+    seed: Annotated[int, whole("Of the design of Sobol.", RUN)] = 0,
+    json: Json = False,
+) -> None:
+    """List the constants of a machine that move the answer at one point of a study, over their own intervals.
+
+    Example: tasp-lab study sensitivity longctx.toml --at machine=h100-8x8,model=llama-3-8b,seq=128Ki
+
+    Example: tasp-lab study sensitivity longctx/ --at h100-8x8,128Ki --of time --between tasp --method sobol
+    """
+    from tasp_lab.study.lookup import one_point_at, study_at
+    from tasp_lab.study.sensitivity import find_sensitivity, sensitivity_question
+
+    asked = study_at(path).study
+    question = sensitivity_question(
+        asked.find.get("sensitivity", {}),
+        of=of,
+        between=between or (),
+        at=at,
+        by=by,
+        top=top,
+        method=method,
+        samples=samples,
+        seed=seed,
+    )
+    with Progress(lines_only=json) as shown:
+        found = find_sensitivity(one_point_at(asked.points(), question.at), question, asked.baseline, shown.line)
+    tell(found, json)
+
+
+@study.command
+def validate(
+    folder: StudyFolderPath,
+    /,
+    *,
+    top: Annotated[int, whole("As many points, those nearest to a crossover first.", RUN)] = 5,
+    at: At = None,
+    along: Along = None,
+    between: Between = None,
+    repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
+    json: Json = False,
+) -> None:
+    """Run both schedules at the points nearest to a crossover on the emulated fabric, and compare with predictions.
+
+    The rows are written into the folder, as validated.csv and validated.json.
+
+    Example: tasp-lab study validate longctx/ --top 5
+    """
+    from tasp_lab.machines.sampling import NO_SAMPLES
+    from tasp_lab.study.crossover import crossover_question, crossovers
+    from tasp_lab.study.lookup import points_at, study_in
+    from tasp_lab.study.validation import check_validation, measure_points, nearest
+
+    check_validation(folder, top, repeat)
+    source = study_in(folder)
+    question = crossover_question(
+        source.study.find.get("crossover", {}), along=along, between=between or (), sampling=NO_SAMPLES
+    )
+    with Progress(lines_only=json) as shown:
+        points = points_at(source.study.points(), at or "")
+        found = crossovers(points, question, source.evaluate, progress=shown.line)
+        measured = measure_points(nearest(found, top), question.along, folder, repeat, shown.line)
+    tell(measured, json)

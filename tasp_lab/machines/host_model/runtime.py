@@ -68,7 +68,7 @@ class Runtime:
     batches : which messages of a step are a batch.
     overlaps : whether messages run beside the kernel calls that are ready at the same time. Without priority over
         kernels they wait until thread blocks of the call have been handed out
-        (`tasp_lab.machines.host_model.serial_messages`).
+        (`sim.host`).
     waits_for_sends : whether the calls of a step wait until what their rank has sent before has left, not only until
         what they need has arrived; gradients are waited for later.
     communicators : which ranks a communicator has; with few ranks a message has more channels.

@@ -15,7 +15,7 @@ PCIe is part of the machine only if NVLink or xGMI do not connect all GPUs, beca
 ring; ``pcie`` overrides this. NICs are left out, since the output of one machine does not include the network.
 
 With the ``profile`` of a family, the machine has that family's library, kernels and constants, and NICs
-(`tasp_lab.machines.importers.families`).
+(`tasp_lab.machines.importers.assembly`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import Any
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.importers import nccl_xml, nvidia_smi, rocm_smi
-from tasp_lab.machines.importers.assembly import assemble
-from tasp_lab.machines.importers.families import of_family
+from tasp_lab.machines.importers.assembly import assemble, of_family
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
 
@@ -80,9 +79,9 @@ def import_topology(
     """
     if not name.strip() or not name.isprintable():
         raise TopologyError(f"{name!a} is no name of a topology, expected text that can be seen")
-    given = Given(link_bandwidth, pcie_bandwidth, cpu_bandwidth, nvswitch, pcie)
-    survey = _read(_ESCAPE.sub("", text.removeprefix("\ufeff")), given)
-    machine = assemble(survey, name, given)
+    options = Given(link_bandwidth, pcie_bandwidth, cpu_bandwidth, nvswitch, pcie)
+    survey = _read(_ESCAPE.sub("", text.removeprefix("\ufeff")), options)
+    machine = assemble(survey, name, options)
     if profile is None:
         if nodes != 1 or rails:
             raise TopologyError("nodes and rails were given, but only a profile tells the network between nodes")
@@ -108,7 +107,7 @@ def read_topology(path: Path, **options: Any) -> Machine:
         raise type(error)(f"{where}: {error}") from error
 
 
-def _read(text: str, given: Given) -> Survey:
+def _read(text: str, options: Given) -> Survey:
     if not text.strip():
         raise TopologyError("the text is empty, expected what nvidia-smi topo -m, rocm-smi --showtopo or NCCL wrote")
     if wrong := _NO_TEXT.search(text):
@@ -116,14 +115,14 @@ def _read(text: str, given: Given) -> Survey:
         raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
     lines = text.splitlines()
     is_xml, is_rocm = text.lstrip().startswith("<"), rocm_smi.recognises(lines)
-    if given.nvswitch is not None and (is_xml or is_rocm):
+    if options.nvswitch is not None and (is_xml or is_rocm):
         raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")
     if is_xml:
-        return nccl_xml.read(text, given)
+        return nccl_xml.read(text, options)
     if is_rocm:
-        return rocm_smi.read(lines, given)
+        return rocm_smi.read(lines, options)
     if nvidia_smi.recognises(lines):
-        return nvidia_smi.read(lines, given)
+        return nvidia_smi.read(lines, options)
     raise TopologyError(
         "the format is unknown, expected the matrix of nvidia-smi topo -m, the tables of rocm-smi --showtopo, "
         "or the XML of NCCL_TOPO_DUMP_FILE"

@@ -7,22 +7,160 @@ counts them: a GPU spreads what it sends over all of them.
 
 The bandwidth of a link is the line rate of the generation, which ``sm`` or ``gcn`` names. NCCL reaches less of it, and
 how much less belongs to a library (NVIDIA/nccl 069a3d4f, src/graph/topo.h: 20.6 GB/s of the 25 of Hopper).
-PCIe is read by `tasp_lab.machines.importers.nccl_pcie`.
+The bandwidth of PCIe comes from ``link_speed`` and ``link_width``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal, NoReturn
+from xml.parsers import expat
 
 from tasp_lab.core.errors import TopologyError
-from tasp_lab.machines.importers.elements import Element, read_elements
-from tasp_lab.machines.importers.nccl_pcie import survey_pcie
-from tasp_lab.machines.importers.survey import Given, Nic, Pair, Survey, nics_of, shown
+from tasp_lab.core.units import parse_bandwidth_bytes_per_s
+from tasp_lab.machines.importers.survey import (
+    PCIE_BANDWIDTH,
+    Branch,
+    Given,
+    Leaf,
+    Nic,
+    Pair,
+    PcieSurvey,
+    Survey,
+    nics_of,
+    shown,
+)
 from tasp_lab.machines.machine import Constant
+
+DEEPEST = 64
+"""Far more levels than a PCIe tree has."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element: its name, attributes and children, and the number of its line, counted from 1."""
+
+    name: str
+    attributes: Mapping[str, str]
+    line: int
+    children: list[Element] = field(default_factory=list)
+
+    def refuse(self, found: str, expected: str) -> NoReturn:
+        """Raise `TopologyError` for this element."""
+        raise TopologyError(f"line {self.line}: <{shown(self.name)[1:-1]}> {found}, expected {expected}")
+
+    def attribute(self, name: str, expected: str) -> str:
+        """An attribute that must be there."""
+        if name not in self.attributes:
+            self.refuse(f"has no {name}", expected)
+        return self.attributes[name]
+
+    def check_children(self, *names: str) -> None:
+        """Raise `TopologyError` for a child with another name."""
+        for child in self.children:
+            if child.name not in names:
+                child.refuse(f"is in <{self.name}>", " or ".join(f"<{name}>" for name in names) or "nothing")
+
+
+def read_elements(text: str) -> Element:
+    """The root of the document.
+
+    Elements keep their line for messages, which `xml.etree` does not. Nothing that could do harm is read: document
+    types are refused, and with them entities, so that a text cannot grow while it is read; nothing is loaded from
+    elsewhere; and elements nest no deeper than `DEEPEST`.
+
+    >>> read_elements("<system><cpu numaid='0'/></system>").children[0].attributes
+    {'numaid': '0'}
+
+    Raises `TopologyError` where the text is not well-formed, has a document type, or nests too deep.
+    """
+    parser = expat.ParserCreate()
+    top = Element("", {}, 0)
+    open_elements = [top]
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        element = Element(name, attributes, parser.CurrentLineNumber)
+        if len(open_elements) > DEEPEST:
+            element.refuse("is nested too deep", f"at most {DEEPEST} levels")
+        open_elements[-1].children.append(element)
+        open_elements.append(element)
+
+    def refuse_document_type(*_: object) -> NoReturn:
+        raise TopologyError(f"line {parser.CurrentLineNumber}: a document type, expected XML without one")
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = lambda _: open_elements.pop()
+    parser.StartDoctypeDeclHandler = refuse_document_type
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise TopologyError(
+            f"line {error.lineno}: the XML is not well-formed: {expat.ErrorString(error.code)}"
+        ) from error
+    return top.children[0]
+
+
+_PAYLOAD = {2.5: (8, 10), 5.0: (8, 10), 8.0: (128, 130), 16.0: (128, 130), 32.0: (128, 130), 64.0: (242, 256)}
+"""For each speed in GT/s how many of how many bits carry data (PCI Express Base Specification 1.0 to 6.0)."""
+
+_SPEED = re.compile(r"([0-9]{1,2}(?:\.[0-9])?) GT/s(?: PCIe)?")
+
+
+def survey_pcie(system: Element, ranks: Mapping[tuple[str, str], int], options: Given) -> PcieSurvey:
+    """The tree; `ranks` are by host and PCI bus id. Raises `TopologyError` for GPUs of more than one host."""
+    if len({host for host, _ in ranks}) > 1:
+        raise TopologyError(
+            "GPUs of several hosts, which no PCIe joins; expected NVLink between all of them, or one host"
+        )
+    reader = _Reader(ranks, options)
+    numa_nodes = [Branch("numa", reader.below(cpu, cpu.attributes.get("host_hash", ""))) for cpu in system.children]
+    return PcieSurvey(tuple(numa_nodes), tuple(reader.constants.values()))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Turns elements into branches, and collects the constants that their bandwidths come from."""
+
+    ranks: Mapping[tuple[str, str], int]
+    given: Given
+    constants: dict[str, Constant] = field(default_factory=dict)
+
+    def below(self, element: Element, host: str) -> tuple[Branch | Leaf, ...]:
+        """GPUs and switches right below an element; NICs are none of them."""
+        parts = (self._part(device, host) for device in element.children if device.name == "pci")
+        return tuple(part for part in parts if part is not None)
+
+    def _part(self, device: Element, host: str) -> Branch | Leaf | None:
+        holds = {child.name for child in device.children}
+        if not holds & {"pci", "gpu"}:
+            return None
+        constant = _constant(device, self.given)
+        self.constants.setdefault(constant.name, constant)
+        bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(constant.value)
+        if "gpu" in holds:
+            return Leaf(self.ranks[host, device.attributes["busid"].lower()], bandwidth_bytes_per_s)
+        return Branch("pcie", self.below(device, host), bandwidth_bytes_per_s)
+
+
+def _constant(device: Element, options: Given) -> Constant:
+    """The bandwidth of the link above a device: to four digits what is left of speed times width after line coding."""
+    speed = _SPEED.fullmatch(device.attributes.get("link_speed", ""))
+    width = device.attributes.get("link_width", "")
+    known = speed and float(speed[1]) in _PAYLOAD and re.fullmatch("[1-9][0-9]?", width)
+    if options.pcie_bandwidth is not None or not speed or not known:
+        return options.constant(PCIE_BANDWIDTH)
+    data_bits, all_bits = _PAYLOAD[float(speed[1])]
+    gigabytes_per_s = float(speed[1]) * int(width) * data_bits / all_bits / 8
+    return Constant(
+        f"pcie_bandwidth_{float(speed[1]):g}GTx{width}",
+        f"{gigabytes_per_s:.4g}GB/s",
+        f"link_speed and link_width in line {device.line}: {float(speed[1]):g} GT/s x {width} x {data_bits}/{all_bits} "
+        "/ 8 bits each way",
+    )
+
 
 _NVLINK_RATES = {
     "60": ("20GB/s", "NVLink 1 (NVIDIA Tesla P100 white paper: 4 links, 160 GB/s both ways)"),
@@ -58,7 +196,7 @@ class _Gpu:
     host: str
 
 
-def read(text: str, given: Given) -> Survey:
+def read(text: str, options: Given) -> Survey:
     """What the XML says. Raises `TopologyError` that names the line where it is no such XML."""
     system = read_elements(text)
     _check_system(system)
@@ -82,8 +220,8 @@ def read(text: str, given: Given) -> Survey:
         cables=cables,
         switches=(ports,) if len(ports) > 1 else (),
         wiring_source="links to a GPU are cables, links to a device of class 0x068000 end in NVSwitch",
-        link_bandwidth=_link_bandwidth(gpus, fabric, given) if cables or len(ports) > 1 else None,
-        pcie=lambda: survey_pcie(system, ranks, given),
+        link_bandwidth=_link_bandwidth(gpus, fabric, options) if cables or len(ports) > 1 else None,
+        pcie=lambda: survey_pcie(system, ranks, options),
         nic_count=sum(_nics(cpu) for cpu in system.children),
         nics=_nics_of_gpus(system, gpus),
     )
@@ -190,24 +328,26 @@ def _whole_number(element: Element, name: str, text: str) -> int:
     return int(text)
 
 
-def _link_bandwidth(gpus: Sequence[_Gpu], fabric: Literal["NVLink", "xGMI"], given: Given) -> Constant:
+def _link_bandwidth(gpus: Sequence[_Gpu], fabric: Literal["NVLink", "xGMI"], options: Given) -> Constant:
     """The line rate of one link of the generation that all GPUs share."""
     attribute, rates = ("sm", _NVLINK_RATES) if fabric == "NVLink" else ("gcn", _XGMI_RATES)
-    if given.link_bandwidth is not None:
-        return given.constant(Constant("link_bandwidth", "", ""))
-    found: dict[str, Element] = {}
+    if options.link_bandwidth is not None:
+        return options.constant(Constant("link_bandwidth", "", ""))
+    generations: dict[str, Element] = {}
     for gpu in gpus:
         name = gpu.element.attributes.get(attribute, "").removeprefix("gfx")
-        found.setdefault(_OLD_GCN.get(name, name), gpu.element)
-    for name, element in found.items():
+        generations.setdefault(_OLD_GCN.get(name, name), gpu.element)
+    for name, element in generations.items():
         if name not in rates:
             element.refuse(
                 f"has {attribute} {shown(name)}, whose {fabric} bandwidth is not known here",
                 f"{attribute} {', '.join(rates)}, or link_bandwidth given to the import",
             )
-    if len({rates[name][0] for name in found}) > 1:
-        raise TopologyError(f"GPUs with {attribute} {' and '.join(found)}, expected GPUs with links of one bandwidth")
-    (name, element), *_ = found.items()
+    if len({rates[name][0] for name in generations}) > 1:
+        raise TopologyError(
+            f"GPUs with {attribute} {' and '.join(generations)}, expected GPUs with links of one bandwidth"
+        )
+    (name, element), *_ = generations.items()
     value, source = rates[name]
     return Constant("link_bandwidth", value, f"{attribute} {name} in line {element.line}: {source}, each way")
 

@@ -15,9 +15,19 @@ from collections.abc import Sequence
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
-from tasp_lab.machines.importers.matrix import GPU, Matrix, read_matrix
-from tasp_lab.machines.importers.pcie import PCIE_BANDWIDTH, Branch, Leaf, PcieSurvey
-from tasp_lab.machines.importers.survey import Given, Pair, Survey, shown
+from tasp_lab.machines.importers.survey import (
+    GPU,
+    PCIE_BANDWIDTH,
+    Branch,
+    Given,
+    Leaf,
+    Matrix,
+    Pair,
+    PcieSurvey,
+    Survey,
+    read_matrix,
+    shown,
+)
 from tasp_lab.machines.machine import Constant
 
 LINK_BANDWIDTH = Constant(
@@ -43,7 +53,7 @@ def recognises(lines: Sequence[str]) -> bool:
     return any(title in line for line in lines for title in (_TYPES, _WEIGHTS))
 
 
-def read(lines: Sequence[str], given: Given) -> Survey:
+def read(lines: Sequence[str], options: Given) -> Survey:
     """What the tables say. Raises `TopologyError` that names the line where they are no such tables."""
     types, weights = _table(lines, _TYPES), _table(lines, _WEIGHTS)
     if types.gpus != weights.gpus:
@@ -58,16 +68,16 @@ def read(lines: Sequence[str], given: Given) -> Survey:
         switches=(),
         wiring_source=f"pairs of type XGMI and weight {_WEIGHT_OF_LINK}; assumption: one link per pair, as the tool "
         "does not print how many",
-        link_bandwidth=given.constant(LINK_BANDWIDTH) if cables else None,
-        pcie=lambda: _pcie(lines, types.gpus, given.constant(PCIE_BANDWIDTH)),
+        link_bandwidth=options.constant(LINK_BANDWIDTH) if cables else None,
+        pcie=lambda: _pcie(lines, types.gpus, options.constant(PCIE_BANDWIDTH)),
     )
 
 
 def _table(lines: Sequence[str], title: str) -> Matrix:
-    found = [index for index, line in enumerate(lines) if title in line]
-    if len(found) != 1:
-        raise TopologyError(f"{len(found)} tables {title!r}, expected one of each that rocm-smi --showtopo prints")
-    header = found[0] + 1
+    titles = [index for index, line in enumerate(lines) if title in line]
+    if len(titles) != 1:
+        raise TopologyError(f"{len(titles)} tables {title!r}, expected one of each that rocm-smi --showtopo prints")
+    header = titles[0] + 1
     columns = lines[header].split() if header < len(lines) else []
     if not columns or not all(GPU.fullmatch(column) for column in columns):
         raise TopologyError(

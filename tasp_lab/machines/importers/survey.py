@@ -1,17 +1,147 @@
-"""Survey of one machine: the content of a tool's output, in one form for all formats."""
+"""Survey of one machine: the content of a tool's output, in one form for all formats.
+
+**PCIe** is a tree: GPUs hang below PCIe switches, those below NUMA nodes, and NUMA nodes are joined in pairs.
+A switch or a NUMA node becomes a switch of the topology, and each way up a link with the bandwidth of that PCIe link,
+which all that is below shares. A PCIe switch with a single GPU or switch below it decides nothing and is left out; the
+slower of its two links stays.
+
+The latency of a way is in the two links of its GPUs: NCCL has one latency for all PCIe paths, whatever they pass.
+
+**Matrices** are square tables in text: a header with names, and below it one row per name with a cell for each column.
+Both nvidia-smi and rocm-smi print such tables of GPUs; nvidia-smi adds columns for NICs and, after the cells, words
+about CPUs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from typing import Literal, TypeVar
 
 import networkx as nx
 
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
-from tasp_lab.machines.importers.pcie import PcieSurvey
 from tasp_lab.machines.machine import Constant
+from tasp_lab.topology.graph import Link, Switch, both_ways
+from tasp_lab.topology.links import SwitchKind
+
+PCIE_BANDWIDTH = Constant(
+    "pcie_bandwidth",
+    "31.5GB/s",
+    "assumption, as the tool does not print it: PCI Express Base Specification 4.0, 16 lanes: "
+    "16 GT/s x 16 x 128/130 / 8 bits = 31.5 GB/s each way",
+)
+"""The bandwidth of a PCIe link of which nothing is known."""
+
+
+_SWITCH_KINDS: Mapping[str, SwitchKind] = {"pcie": "pcie", "numa": "cpu"}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A PCIe switch or a NUMA node with what is below it: ranks and branches.
+
+    `bandwidth_bytes_per_s` is that of its way up; a NUMA node has none.
+    """
+
+    kind: Literal["pcie", "numa"]
+    below: tuple[Branch | Leaf, ...]
+    bandwidth_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A GPU and the bandwidth of its PCIe link."""
+
+    rank: int
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class PcieSurvey:
+    """The NUMA nodes with all PCIe below them, and the constants that its bandwidths come from."""
+
+    numa_nodes: tuple[Branch, ...]
+    constants: tuple[Constant, ...]
+
+
+def without_idle(numa_nodes: Sequence[Branch]) -> list[Branch]:
+    """The trees without what decides nothing; a lone NUMA node with one way down is such a thing too.
+
+    >>> without_idle([Branch("numa", ()), Branch("numa", (Branch("pcie", (Leaf(0, 32e9),), 16e9),))])
+    [Branch(kind='numa', below=(Leaf(rank=0, bandwidth_bytes_per_s=16000000000.0),), bandwidth_bytes_per_s=0.0)]
+    """
+    roots = [root for node in numa_nodes if (root := _trimmed(node)).below]
+    only = roots[0].below[0] if len(roots) == 1 and len(roots[0].below) == 1 else None
+    return [only] if isinstance(only, Branch) else roots
+
+
+def pcie_links(roots: Sequence[Branch], cpu_bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
+    """The links of the trees and between their roots; `latency_s` is from rank to rank.
+
+    >>> pair, single = Branch("pcie", (Leaf(0, 32e9), Leaf(1, 32e9)), 16e9), Leaf(2, 32e9)
+    >>> [link.name for link in pcie_links([Branch("numa", (pair, single))], 22e9, 1e-6)][::2]
+    ['0->pcie0', '1->pcie0', 'pcie0->numa0', '2->numa0']
+    """
+    counts: Counter[str] = Counter()
+    named = [(root, _name(root, counts)) for root in roots]
+    links = [link for root, name in named for link in _links_below(root, name, counts, latency_s / 2)]
+    for (_, a), (_, b) in combinations(named, 2):
+        links += both_ways(a, b, cpu_bandwidth_bytes_per_s, 0.0)
+    return links
+
+
+def pcie_switches(roots: Sequence[Branch]) -> Iterator[Switch]:
+    """The switches of the trees, with the names that `pcie_links` gives them."""
+    counts: Counter[str] = Counter()
+    for root, name in [(root, _name(root, counts)) for root in roots]:
+        yield Switch(name, _SWITCH_KINDS[root.kind])
+        yield from _switches_below(root, counts)
+
+
+def _switches_below(branch: Branch, counts: Counter[str]) -> Iterator[Switch]:
+    for part in (part for part in branch.below if isinstance(part, Branch)):
+        yield Switch(_name(part, counts), _SWITCH_KINDS[part.kind])
+        yield from _switches_below(part, counts)
+
+
+def _trimmed(branch: Branch) -> Branch:
+    below = (_shortened(part) for part in branch.below)
+    return replace(branch, below=tuple(part for part in below if part is not None))
+
+
+def _shortened(part: Branch | Leaf) -> Branch | Leaf | None:
+    """The part without switches that have one way down or none; None if no GPU is left."""
+    if isinstance(part, Leaf):
+        return part
+    branch = _trimmed(part)
+    if len(branch.below) > 1:
+        return branch
+    if not branch.below:
+        return None
+    (only,) = branch.below
+    slower = min(only.bandwidth_bytes_per_s, branch.bandwidth_bytes_per_s)
+    return replace(only, bandwidth_bytes_per_s=slower)
+
+
+def _name(branch: Branch, counts: Counter[str]) -> str:
+    counts[branch.kind] += 1
+    return f"{branch.kind}{counts[branch.kind] - 1}"
+
+
+def _links_below(branch: Branch, name: str, counts: Counter[str], gpu_latency_s: float) -> Iterator[Link]:
+    for part in branch.below:
+        if isinstance(part, Leaf):
+            yield from both_ways(part.rank, name, part.bandwidth_bytes_per_s, gpu_latency_s)
+        else:
+            inner = _name(part, counts)
+            yield from _links_below(part, inner, counts, gpu_latency_s)
+            yield from both_ways(inner, name, part.bandwidth_bytes_per_s, 0.0)
+
 
 _Device = TypeVar("_Device", bound=Hashable)
 
@@ -121,10 +251,84 @@ def groups(devices: Iterable[_Device], pairs: Iterable[tuple[_Device, _Device]])
     return [sorted(group, key=order.__getitem__) for group in nx.connected_components(graph)]
 
 
-def shown(found: str) -> str:
+def shown(text: str) -> str:
     """A piece of a file as a message can show it: quoted, in ASCII, and not longer than a line.
 
     >>> shown("NV\\n" * 50)
     "'NV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\nNV\\\\n'..."
     """
-    return ascii(found[:30]) + ("..." if len(found) > 30 else "")
+    return ascii(text[:30]) + ("..." if len(text) > 30 else "")
+
+
+GPU = re.compile(r"GPU[0-9]+")
+"""The name of a GPU as both tools write it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The words after the name of a row, and the number of its line, counted from 1."""
+
+    line: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A table: the names of its columns, and the rows of the GPUs among them, in the order of the columns.
+
+    `last_line` is the number of the line in which the table ends.
+    """
+
+    columns: tuple[str, ...]
+    gpus: tuple[str, ...]
+    rows: tuple[Row, ...]
+    last_line: int
+
+    def cells(self) -> Iterator[tuple[str, Row, str, str]]:
+        """Each GPU with its row, and for each column the cell in it."""
+        for gpu, row in zip(self.gpus, self.rows, strict=True):
+            for column, cell in zip(self.columns, row.words, strict=False):
+                yield gpu, row, column, cell
+
+    def symmetric_cells(self, diagonal: str) -> dict[Pair, str]:
+        """The cell of each two GPUs. Raises if it is another the other way round, or if the diagonal differs."""
+        for gpu, row, column, cell in self.cells():
+            if gpu == column and cell != diagonal:
+                raise TopologyError(f"line {row.line}: {gpu} to itself is {shown(cell)}, expected {diagonal}")
+        place_of = {column: place for place, column in enumerate(self.columns)}
+        places = [place_of[gpu] for gpu in self.gpus]
+        cells = {}
+        for a, b in combinations(range(len(self.gpus)), 2):
+            there, back = self.rows[a].words[places[b]], self.rows[b].words[places[a]]
+            if there != back:
+                raise TopologyError(
+                    f"line {self.rows[a].line}: {self.gpus[a]} to {self.gpus[b]} is {shown(there)}, but "
+                    f"{shown(back)} the other way round in line {self.rows[b].line}"
+                )
+            cells[a, b] = there
+        return cells
+
+
+def read_matrix(lines: Sequence[str], header: int, columns: Sequence[str]) -> Matrix:
+    """The table below the line with index `header`, which names the columns; it ends before a line that is no row.
+
+    Raises `TopologyError` if a GPU has no row or more than one, if a row has no column, or has too few cells.
+    """
+    gpus = [column for column in columns if GPU.fullmatch(column)]
+    if len(set(columns)) < len(columns):
+        raise TopologyError(f"line {header + 1}: a column is there twice, expected each GPU once")
+    rows: dict[str, Row] = {}
+    for line, text in enumerate(lines[header + 1 :], header + 2):
+        name, *words = text.split() or [""]
+        if name not in columns and not GPU.fullmatch(name):
+            break
+        if name not in columns:
+            raise TopologyError(f"line {line}: {shown(name)} has a row but no column in line {header + 1}")
+        if name in rows:
+            raise TopologyError(f"line {line}: {shown(name)} has another row in line {rows[name].line}")
+        if name in gpus and len(words) < len(columns):
+            raise TopologyError(f"line {line}: {name} has {len(words)} cells, expected {len(columns)}, one per column")
+        rows[name] = Row(line, tuple(words))
+    if missing := [gpu for gpu in gpus if gpu not in rows]:
+        raise TopologyError(f"line {header + 1}: {missing[0]} has a column but no row below")
+    return Matrix(tuple(columns), tuple(gpus), tuple(rows[gpu] for gpu in gpus), header + 1 + len(rows))

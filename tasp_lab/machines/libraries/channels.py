@@ -23,15 +23,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
-from tasp_lab.machines.libraries.library import CommLibrary, Message
-
-if TYPE_CHECKING:
-    from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 
 INTRA_DOMAIN, INTER_DOMAIN = 0, 1
 """Places of messages: inside a domain of GPUs with peer access to each other's memory, and between domains."""
@@ -199,18 +196,18 @@ class ChannelLibrary(CommLibrary):
         if not self.ring_bytes_per_s > 0 or self.short_bytes < 0:
             raise TopologyError(f"{where}: a ring rate of {self.ring_bytes_per_s} bytes/s, expected more than 0")
 
-    def bind(self, schedule: Schedule) -> ChannelLibrary:
-        """The library for one schedule; of a fused one, with the protocol that the library would choose."""
-        if not schedule.fused or not len(schedule.steps):
+    def bind(self, call: CallFacts) -> ChannelLibrary:
+        """The library for one call; of a fused one, with the protocol that the library would choose."""
+        if not call.fused or not call.steps:
             return self
-        return replace(self, ring=(self.protocol_for(schedule), schedule.lanes))
+        return replace(self, ring=(self.protocol_for(call), call.lanes))
 
-    def protocol_for(self, schedule: Schedule) -> Protocol:
+    def protocol_for(self, call: CallFacts) -> Protocol:
         """The protocol with the shortest ring time: base latency, consecutive hops, and bytes over the ring rate."""
-        ranks, hops = schedule.world_size, len(schedule.steps)
+        ranks, hops = call.world_size, call.steps
         domains = -(-ranks // self.domain_ranks)
         between = hops * (domains - 1) // max(ranks - 1, 1)
-        sent_bytes = int(schedule.block_bytes.sum()) * hops / ranks
+        sent_bytes = call.total_bytes * hops / ranks
 
         def time_s(protocol: Protocol) -> Number:
             hops_s = (hops - between) * protocol.ring_hop_s[INTRA_DOMAIN] + between * protocol.ring_hop_s[-1]
@@ -259,3 +256,44 @@ class ChannelLibrary(CommLibrary):
             max_bytes_per_s=protocol.ring_bytes_per_s(self.ring_bytes_per_s) / lanes * overhead,
             rule=f"ring, {protocol.name}",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairLibrary(CommLibrary):
+    """A library with channels whose point-to-point messages have a communicator of two ranks per pair.
+
+    isend and irecv of PyTorch are like this outside a batch. How many channels a message gets depends on the ranks of
+    its communicator: in one of all ranks each peer has few at first, in one of two ranks all. Nor does a pair inside a
+    domain have a network, so its chunks are those of one domain.
+
+    Parameters
+    ----------
+    world : the library with one communicator of all ranks, which collectives keep.
+    inside : that of two ranks of a domain; None if domains have one rank.
+    between : that of two ranks of different domains; None with one domain.
+    """
+
+    serial_launch: ClassVar[bool] = False
+
+    world: ChannelLibrary
+    inside: ChannelLibrary | None
+    between: ChannelLibrary | None
+
+    def bind(self, call: CallFacts) -> CommLibrary:
+        """See `CommLibrary.bind`."""
+        return self if call.computes else self.world.bind(call)
+
+    def places(self, source: IntArray, destination: IntArray) -> IntArray:
+        """See `CommLibrary.places`."""
+        return self.world.places(source, destination)
+
+    @property
+    def payload_shares(self) -> tuple[Fraction, ...]:
+        """See `CommLibrary.payload_shares`."""
+        return self.world.payload_shares
+
+    def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
+        """See `CommLibrary.message`."""
+        library = self.inside if place == INTRA_DOMAIN else self.between
+        assert library is not None, "a place has pairs"
+        return library.message(place, size_bytes, peers, first=first)

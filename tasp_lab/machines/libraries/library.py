@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,26 @@ from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 
-if TYPE_CHECKING:
-    from tasp_lab.schedule.schedule import Schedule
+
+class CallFacts(NamedTuple):
+    """What a library can see of the call that it carries out.
+
+    Attributes
+    ----------
+    world_size : the ranks of its communicator.
+    steps : how many steps the schedule has; those of a ring collective are its hops.
+    lanes : how many rings carry a ring collective at once.
+    total_bytes : of all blocks together.
+    fused : whether the call is one collective of the library, rather than sends and receives.
+    computes : whether kernel calls run beside it.
+    """
+
+    world_size: int
+    steps: int
+    lanes: int
+    total_bytes: int
+    fused: bool = False
+    computes: bool = False
 
 
 class Message(NamedTuple):
@@ -63,8 +81,8 @@ class CommLibrary:
         if not math.isfinite(self.launch_s) or self.launch_s < 0:
             raise TopologyError(f"library {self.name!r}: launch_s is {self.launch_s}, expected 0 or more")
 
-    def bind(self, schedule: Schedule) -> CommLibrary:
-        """The library for one schedule, with the choices that it makes once per collective."""
+    def bind(self, call: CallFacts) -> CommLibrary:
+        """The library for one call, with the choices that it makes once per collective."""
         return self
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:

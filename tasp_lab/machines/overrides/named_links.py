@@ -11,7 +11,7 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Constant
 from tasp_lab.machines.overrides.link_classes import FIELDS, Field, with_number
 from tasp_lab.machines.overrides.override import Override
-from tasp_lab.topology.edits import links_named
+from tasp_lab.topology.derived import links_named
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.links import Link
 

@@ -16,9 +16,8 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.constants import Quantity
 from tasp_lab.machines.machine import Constant
 from tasp_lab.machines.overrides.override import Override
-from tasp_lab.topology.constraints import SharedCapacity
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.links import Link
+from tasp_lab.topology.links import Link, SharedCapacity
 
 SPINE = "spine.oversubscription"
 

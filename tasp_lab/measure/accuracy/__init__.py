@@ -5,16 +5,15 @@ is a module for each kind of table, `collective`, `layer` and `kernel`, which ju
 """
 
 from tasp_lab.measure.accuracy.collective import message_parts
-from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, JudgedRow, RowAccuracy, TableAccuracy, WorkRow
+from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, MeasuredRow, SizeRow, TableAccuracy
 from tasp_lab.measure.accuracy.report import AccuracyReport, accuracy, judge, own_tables
 
 __all__ = [
     "AccuracyReport",
     "CollectiveAccuracy",
-    "JudgedRow",
-    "RowAccuracy",
+    "MeasuredRow",
+    "SizeRow",
     "TableAccuracy",
-    "WorkRow",
     "accuracy",
     "judge",
     "message_parts",

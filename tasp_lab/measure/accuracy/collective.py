@@ -8,8 +8,7 @@ from sim.messages import LibraryMessages
 from sim.simulate import simulate
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, RowAccuracy
-from tasp_lab.measure.accuracy.machines import machine_of, no_profile
+from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, SizeRow, machine_of, no_profile
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.uncertainty import Uncertainty
@@ -33,7 +32,7 @@ def judge_collective(
     assert table.collective is not None, "a table in scope has a collective"
     rings = library_rings(machine.topology) if table.collective in AROUND_RINGS else None
     uncertainty = Uncertainty(machine, sampling, left_out_with(table))
-    rows: list[RowAccuracy] = []
+    rows: list[SizeRow] = []
     rules: defaultdict[str, float] = defaultdict(float)
     for size_bytes, measured_s in table.rows:
         if size_bytes < machine.topology.world_size and table.collective != "sendrecv":
@@ -44,7 +43,7 @@ def judge_collective(
         counts = size_bytes >= table.from_size_bytes
         predicted_s = float(timeline.time_s)
         interval = uncertainty.interval(schedule, predicted_s)
-        rows.append(RowAccuracy(size_bytes, measured_s, predicted_s, counts, interval))
+        rows.append(SizeRow.of(size_bytes, measured_s, predicted_s, counts, interval))
         if not counts:
             continue
         parts = critical_path(timeline) if few else message_parts(schedule, machine)
@@ -97,8 +96,8 @@ def _mismatch(table: MeasuredTable, machine: Machine | None) -> str:
 
 def _out_of_scope(table: MeasuredTable) -> str:
     """The reason why a table is out of scope: its own header, or an AllReduce that may not be a ring."""
-    if given := table.headers.get("out_of_scope"):
-        return given
+    if stated := table.headers.get("out_of_scope"):
+        return stated
     if table.collective == "all_reduce" and table.headers.get("algorithm", "").casefold() != "ring":
         made = table.headers.get("algorithm", "rings, trees, NVLS or SHARP: the table does not say")
         return f"all-reduce by {made}; only `# algorithm: ring` is predicted"

@@ -1,16 +1,24 @@
-"""What every kind of table has in common once it is judged: rows with errors, and their summary."""
+"""What every kind of table has in common: its machine, rows with errors, and their summary."""
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Self
 
 import numpy as np
 
+from tasp_lab.core.errors import TaspLabError, first_line
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.profile_files import listed_members, load_profile, member, profile_names
+from tasp_lab.measure.fit.cases import how_to_name, is_whole_node, suggested_profile
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, MeasuredTable
+from tasp_lab.measure.readers.table import profile_beside
 from tasp_lab.prediction.interval import Interval
 
 Kind = Literal["collective", "layer", "kernel"]
@@ -23,74 +31,20 @@ CLOSE = (0.05, 0.15)
 """Errors up to these count as close: `within_5` and `within_15`."""
 
 
-class JudgedRow(Protocol):
-    """A measured row and its prediction; `reason` is why it does not count, empty if it does."""
-
-    @property
-    def measured_s(self) -> float | None: ...
-    @property
-    def predicted_s(self) -> float | None: ...
-    @property
-    def relative_error(self) -> float | None: ...
-    @property
-    def in_scope(self) -> bool: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def regime(self) -> Regime | None: ...
-    @property
-    def shape(self) -> Mapping[str, object]: ...
-    @property
-    def interval(self) -> Interval | None: ...
-
-
 @dataclass(frozen=True)
-class RowAccuracy:
-    """The measured and the predicted time of one size of a collective, in seconds, and whether the row counts.
+class MeasuredRow:
+    """A measured time beside its prediction, in seconds; None where there is none.
 
-    The residual of its `interval` is without the source of the table, or without its provider.
-    """
-
-    size_bytes: int
-    measured_s: float
-    predicted_s: float
-    in_scope: bool
-    interval: Interval | None = None
-
-    @property
-    def relative_error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.predicted_s / self.measured_s - 1
-
-    @property
-    def reason(self) -> str:
-        """Why the row does not count."""
-        return "" if self.in_scope else "smaller than the sizes that count"
-
-    @property
-    def regime(self) -> Regime | None:
-        """None: regimes are those of layers."""
-        return None
-
-    @property
-    def shape(self) -> Mapping[str, object]:
-        """The size, by column."""
-        return {"size_bytes": self.size_bytes}
-
-
-@dataclass(frozen=True)
-class WorkRow:
-    """The measured and the predicted time of a layer or kernel, in seconds; None where there is none.
-
-    `shape` are its columns, and what it was predicted as. `work` is what rows share that do the same, and `schedule`
-    how a row does it: rows of one `work` may be ranked. The residual of `interval` is without the source of the table.
+    `reason` is why it does not count, empty if it does. `shape` are its columns, and what it was predicted as. `work`
+    is what rows share that do the same, and `schedule` how a row does it: rows of one `work` may be ranked. The
+    residual of its `interval` is without the source of the table, or without its provider. Only layers have a `regime`.
     """
 
     measured_s: float | None
     predicted_s: float | None
-    reason: str
-    regime: Regime | None
-    shape: Mapping[str, object]
+    reason: str = ""
+    regime: Regime | None = None
+    shape: Mapping[str, object] = field(default_factory=dict)
     work: tuple[object, ...] = ()
     schedule: str = ""
     interval: Interval | None = None
@@ -106,12 +60,32 @@ class WorkRow:
         return self.predicted_s / self.measured_s - 1 if self.predicted_s is not None and self.measured_s else None
 
 
-def errors_of(rows: Sequence[JudgedRow]) -> Errors:
+@dataclass(frozen=True)
+class SizeRow(MeasuredRow):
+    """A size of a collective, which always has both times."""
+
+    measured_s: float
+    predicted_s: float
+    size_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls, size_bytes: int, measured_s: float, predicted_s: float, counts: bool, interval: Interval | None = None
+    ) -> Self:
+        reason, shape = "" if counts else "smaller than the sizes that count", {"size_bytes": size_bytes}
+        return cls(measured_s, predicted_s, reason, shape=shape, interval=interval, size_bytes=size_bytes)
+
+    @property
+    def relative_error(self) -> float:
+        return self.predicted_s / self.measured_s - 1
+
+
+def errors_of(rows: Sequence[MeasuredRow]) -> Errors:
     """Relative errors of the rows that count, an array (rows,)."""
     return np.array([error for row in rows if row.in_scope and (error := row.relative_error) is not None])
 
 
-def is_inside(row: JudgedRow) -> bool | None:
+def is_inside(row: MeasuredRow) -> bool | None:
     """Whether the measured time of a row is inside its interval; None without either."""
     if row.interval is None or row.measured_s is None:
         return None
@@ -130,12 +104,12 @@ class TableAccuracy:
     """One table; `reason` it is out of scope, if it is, and the `dominant_rule`: the largest part of the time.
 
     Of a table of layers, `ranking_right` is the share of its `ranking_groups`, measured groups of the same work, whose
-    fastest schedule is predicted to be the fastest; see `tasp_lab.measure.accuracy.ranking`.
+    fastest schedule is predicted to be the fastest; see `tasp_lab.measure.accuracy.layer`.
     """
 
     table: AnyTable
     reason: str
-    rows: tuple[JudgedRow, ...]
+    rows: tuple[MeasuredRow, ...]
     dominant_rule: str = ""
     ranking_right: float | None = None
     ranking_groups: int = 0
@@ -173,8 +147,8 @@ class TableAccuracy:
     @property
     def inside(self) -> float | None:
         """The share of rows that count whose interval holds the measured time; None without intervals."""
-        found = [each for row in self.rows if row.in_scope and (each := is_inside(row)) is not None]
-        return sum(found) / len(found) if found else None
+        are_inside = [each for row in self.rows if row.in_scope and (each := is_inside(row)) is not None]
+        return sum(are_inside) / len(are_inside) if are_inside else None
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -204,11 +178,11 @@ class TableAccuracy:
 
     def by_regime(self) -> dict[Regime, Errors]:
         """The errors of each regime of layers, of all rows with a prediction, whether they count or not."""
-        found: dict[Regime, list[float]] = {}
+        errors_of: dict[Regime, list[float]] = {}
         for row in self.rows:
             if row.regime is not None and (error := row.relative_error) is not None:
-                found.setdefault(row.regime, []).append(error)
-        return {name: np.array(errors) for name, errors in found.items()}
+                errors_of.setdefault(row.regime, []).append(error)
+        return {name: np.array(errors) for name, errors in errors_of.items()}
 
 
 @dataclass(frozen=True)
@@ -216,10 +190,10 @@ class CollectiveAccuracy(TableAccuracy):
     """A table of a collective."""
 
     table: MeasuredTable
-    rows: tuple[RowAccuracy, ...]
+    rows: tuple[SizeRow, ...]
 
 
-def row_dict(row: JudgedRow) -> dict[str, object]:
+def row_dict(row: MeasuredRow) -> dict[str, object]:
     """A row for a script."""
     return {
         **row.shape,
@@ -252,3 +226,101 @@ _SUMMARY = (
     "mean_relative_error", "median_relative_error", "p90_relative_error", "worst_relative_error", "bias",
     "within_5", "within_15",
 )  # fmt: skip
+
+
+def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | None, str]:
+    """The machine of a table, or the reason why there is none; an impossible machine does not stop other tables.
+
+    With a header `provider` its network is that of a cloud, whatever its profile is.
+    """
+    try:
+        machine = member(table.machine, library, str(table.profile)) if table.machine else None
+    except TaspLabError as error:
+        return None, reason_of(error)
+    if machine is not None and table.headers.get("provider"):
+        machine = replace(machine, network="cloud")
+    return machine, ""
+
+
+def on_profile(table: AnyTable, profile: str | None) -> tuple[AnyTable, str]:
+    """A table with its machine, and a note if that is a guess; a table that names its machine stays as it is.
+
+    Parameters
+    ----------
+    profile : of tables that name none: a machine, or a family, whose size is in the table. Without it, a log of one
+        full node has the family of the GPUs that it lists.
+    """
+    if isinstance(table, KernelTable) or table.profile is not None:
+        return table, ""
+    if isinstance(table, LayerTable):
+        return (
+            replace(table, profile=profile, headers={**table.headers, "profile": profile}) if profile else table
+        ), ""
+    if profile is not None:
+        return table.on(f"{profile}-{table.size}" if profile in profile_names() else profile), ""
+    guess = suggested_profile(table)
+    if not guess or not is_whole_node(table, guess):
+        return table, ""
+    where = f"{table.ranks} {table.headers['gpu']}"
+    return table.on(
+        guess
+    ), f"{Path(table.name).name}: taken as {guess}, by its {where}; --profile names another machine"
+
+
+def no_profile(table: MeasuredTable) -> str:
+    """Why a table has no machine, and how to name it."""
+    if table.profile is None:
+        return f"the table does not name its machine, expected {how_to_name(suggested_profile(table))}"
+    near = difflib.get_close_matches(table.profile, [*profile_names(), *listed_members()], n=1, cutoff=0.5)
+    hint = f", did you mean {near[0]!r}?" if near else ","
+    return (
+        f"there is no profile {table.profile!r}{hint} expected one of {', '.join(profile_names())} with a size, like "
+        "h100-2x8, or a file, like my.toml:2x8"
+    )
+
+
+@cache
+def machine_for(profile: str, gpus: int, nodes: int, folder: Path | None = None) -> Machine:
+    """The machine of a row: the member of a family with so many nodes and GPUs, or the machine that is named.
+
+    A file is found in `folder`, too, which is that of the table. Raises `TaspLabError` if there is none, and for
+    another number of GPUs.
+
+    >>> machine_for("h100", 16, 2).topology.name
+    'h100-2x8'
+    """
+    machine = _named(profile if folder is None else profile_beside(profile, folder), gpus, nodes)
+    if machine.topology.world_size != gpus:
+        raise TaspLabError(f"{profile} has {machine.topology.world_size} ranks, the row {gpus} GPUs")
+    return machine
+
+
+def _named(profile: str, gpus: int, nodes: int) -> Machine:
+    if profile in profile_names() or profile.endswith(".toml"):
+        size = f"{nodes}x{gpus // nodes}" if nodes > 1 else str(gpus)
+        machine = load_profile(profile).member(size, f"{Path(profile).stem}-{size}")
+        assert machine is not None, "such a size is one"
+        return machine
+    try:
+        return load_machine(profile)
+    except TaspLabError:
+        raise TaspLabError(f"there is no profile {profile!r}") from None
+
+
+def machines_of(judged: TableAccuracy) -> dict[str, Machine]:
+    """The machines that predicted a table, by name."""
+    if isinstance(judged.table, MeasuredTable):
+        machine = machine_of(judged.table)[0] if judged.rows else None
+        return {} if machine is None else {str(judged.profile): machine}
+    machines = {}
+    for row in judged.rows:
+        if row.predicted_s is not None and isinstance(judged.table, LayerTable):
+            where = (str(row.shape["profile"]), int(str(row.shape["gpus"])), int(str(row.shape["nodes"])))
+            machine = machine_for(*where, Path(judged.table.name).parent)
+            machines[machine.topology.name] = machine
+    return machines
+
+
+def reason_of(error: TaspLabError) -> str:
+    """An error as the reason why a row has no prediction."""
+    return first_line(error)

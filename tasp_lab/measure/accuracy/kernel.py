@@ -1,6 +1,6 @@
 """Tables of single kernel calls beside their predictions.
 
-A row counts unless its table gave constants of the kernel that predicts it, which these constants say.
+A row counts unless the constants of the kernel that predicts it were fitted to its table, which is in their source.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from tasp_lab.machines.kernel_model.constants import KernelConstant
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.kernel_samples import kernel_samples
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import TableAccuracy, WorkRow
-from tasp_lab.measure.accuracy.machines import reason_of
+from tasp_lab.measure.accuracy.judged import MeasuredRow, TableAccuracy, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import KernelRow, KernelTable
 from tasp_lab.prediction.interval import Interval, residual_interval
@@ -32,30 +31,30 @@ FITTED = "this table gave constants of the kernel"
 
 def judge_kernel(table: KernelTable, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
     """A table beside its prediction; rows without one keep the reason."""
-    refused = (WorkRow(None, None, row.reason, None, {"line": row.line, **row.cells}) for row in table.refused)
+    refused = (MeasuredRow(None, None, row.reason, None, {"line": row.line, **row.cells}) for row in table.refused)
     rows = (*(_row(table, row, sampling) for row in table.rows), *refused)
     counts = any(row.in_scope for row in rows)
     reason = "" if counts else Counter(row.reason for row in rows).most_common(1)[0][0]
     return TableAccuracy(table, reason, rows)
 
 
-def _row(table: KernelTable, row: KernelRow, sampling: Sampling) -> WorkRow:
+def _row(table: KernelTable, row: KernelRow, sampling: Sampling) -> MeasuredRow:
     shape = _shape(row)
     dtype = row.shapes[0].dtype
     if dtype not in ELEMENT_BYTES:
-        return WorkRow(row.measured_s, None, f"unknown dtype {dtype!r}", None, shape)
+        return MeasuredRow(row.measured_s, None, f"unknown dtype {dtype!r}", None, shape)
     if dtype == WHAT_IF_DTYPE:
-        return WorkRow(row.measured_s, None, f"dtype {dtype!r}: no kernel has constants of it", None, shape)
-    if given := table.headers.get("out_of_scope"):
-        return WorkRow(row.measured_s, None, given, None, shape)
+        return MeasuredRow(row.measured_s, None, f"dtype {dtype!r}: no kernel has constants of it", None, shape)
+    if stated := table.headers.get("out_of_scope"):
+        return MeasuredRow(row.measured_s, None, stated, None, shape)
     try:
         kernel = attention_kernel(_gpu(table, row), row.kernel)
     except TaspLabError as error:
-        return WorkRow(row.measured_s, None, reason_of(error), None, shape)
+        return MeasuredRow(row.measured_s, None, reason_of(error), None, shape)
     predicted_s = sum(float(kernel.time_s(each)) for each in row.shapes)
     reason = FITTED if any(_is_fitted(table, kernel, each) for each in row.shapes) else ""
     interval = _interval(table, row, kernel, predicted_s, sampling) if sampling.samples else None
-    return WorkRow(row.measured_s, predicted_s, reason, None, shape, interval=interval)
+    return MeasuredRow(row.measured_s, predicted_s, reason, None, shape, interval=interval)
 
 
 def _interval(
@@ -74,10 +73,10 @@ def _gpu(table: KernelTable, row: KernelRow) -> str:
     if not profile:
         return row.gpu
     stated = gpu_alias(profile)
-    own = stated if stated in gpu_names() else gpu_alias(profile.partition("-")[0])
+    of_profile = stated if stated in gpu_names() else gpu_alias(profile.partition("-")[0])
     if row.gpu == stated:  # no column names the GPU
-        return own
-    if own in gpu_names() and row.gpu != own:
+        return of_profile
+    if of_profile in gpu_names() and row.gpu != of_profile:
         raise ProfileError(f"GPU {row.gpu!r} is not that of the profile {profile}")
     return row.gpu
 

@@ -1,36 +1,337 @@
 """Tables of whole layers beside their predictions.
 
-A row is predicted as its system runs it (`tasp_lab.measure.readers.systems`) on the machine of its header. Rows that
-cannot be predicted, or should not count, are kept with the reason.
+A row is predicted as its system runs it on the machine of its header: ``systems.toml`` maps system and variant of a
+table to a schedule, options, a runtime and a kernel, with a source for each entry; what cannot be simulated has a
+reason there. Rows that cannot be predicted, or should not count, are kept with the reason.
+
+Measured groups of the same work also show which schedule is the fastest, and whether predictions name it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
+
+import msgspec
 
 from sim.simulate import Engine, simulate
-from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.choices import WHAT_IF_DTYPE, Pass
+from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, WorkloadError
+from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import Regime, TableAccuracy, WorkRow
-from tasp_lab.measure.accuracy.layer_rows import (
-    RowRun,
-    check_row,
-    is_whole_model,
-    measured_time_s,
-    row_run,
-    shape_of,
-)
-from tasp_lab.measure.accuracy.machines import reason_of
-from tasp_lab.measure.accuracy.ranking import ranking
+from tasp_lab.measure.accuracy.judged import MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
+from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
+from tasp_lab.measure.readers.layer_table import PASSES
+from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.predict import with_compute
 from tasp_lab.prediction.residuals import layer_regime
-from tasp_lab.schedules.registry import one_name
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import check_attention, one_name
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import MASKS
+
+_FIELD = re.compile(r"\{(\w+)(?:/(\w+))?\}")
+_BACKWARD = ("dataflow", "gradient_dtype")
+"""Options that a forward pass refuses."""
+
+
+@dataclass(frozen=True)
+class LibraryRun:
+    """What a library runs for a row of a table.
+
+    Parameters
+    ----------
+    schedule : the name of an attention schedule; empty if none of ours is the same.
+    fields : fields of `AttentionOptions` other than their defaults.
+    runtime : the name of a runtime (`tasp_lab.machines.host_model.catalogue`).
+    kernels : attention kernels by accelerator; ``default`` is that of all others.
+    source : the place in the library's code.
+    reason : why it cannot be simulated; empty if it can.
+    """
+
+    schedule: str
+    fields: Mapping[str, bool | int | str]
+    runtime: str
+    kernels: Mapping[str, str]
+    source: str
+    reason: str = ""
+
+    def options(self, passes: Pass) -> AttentionOptions:
+        """The options for these passes; without those of the backward pass if they have none."""
+        left_out = _BACKWARD if passes == "forward" else ()
+        return AttentionOptions(passes, **{k: v for k, v in self.fields.items() if k not in left_out})  # type: ignore[arg-type]
+
+    def kernel(self, accelerator: str | None) -> str | None:
+        """The attention kernel on an accelerator, like ``h100``; None if nothing is known."""
+        return self.kernels.get(accelerator or "", self.kernels.get("default"))
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    systems: str
+    variants: str
+    sources: str = ".*"
+    schedule: str = ""
+    options: dict[str, bool | int | str] = {}
+    runtime: str = "none"
+    kernels: dict[str, str] = {}
+    source: str = ""
+    reason: str = ""
+
+
+class _SystemsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rings: dict[str, str]
+    directions: dict[str, str]
+    entries: tuple[_Entry, ...]
+
+
+@cache
+def _systems() -> _SystemsFile:
+    return msgspec.toml.decode((files("tasp_lab.measure.accuracy") / "systems.toml").read_bytes(), type=_SystemsFile)
+
+
+def library_run(system: str, variant: str, *, causal: bool, ranks: int, source: str = "") -> LibraryRun:
+    """What the library of a table runs, from the columns ``system`` and ``variant``, under a mask on so many ranks.
+
+    `source` is the header of the table: some have changed the library that they name.
+
+    >>> library_run("TE", "ring p2p (zigzag for causal)", causal=True, ranks=8).schedule
+    'zigzag-ring-attention'
+    >>> library_run("USP (yunchang)", "ulysses 4 x striped 2; qkv packed", causal=True, ranks=8).schedule
+    'usp:4x2:striped-ring-attention'
+
+    Raises `TableError` for a system or a variant that is not listed, and for ranks that its groups do not divide.
+    """
+    for entry in _systems().entries:
+        if not (re.fullmatch(entry.systems, system, re.IGNORECASE) and re.fullmatch(entry.sources, source)):
+            continue
+        if match := re.fullmatch(entry.variants, variant, re.IGNORECASE):
+            return _run(entry, {k: v or "" for k, v in match.groupdict().items()}, causal, ranks)
+    raise TableError(
+        f"system {system!r}, variant {variant!r}: not known, "
+        "expected one that tasp_lab/measure/accuracy/systems.toml lists"
+    )
+
+
+def _run(entry: _Entry, groups: Mapping[str, str], causal: bool, ranks: int) -> LibraryRun:
+    rings = _systems().rings
+    fields = {name: rings.get(value.lower(), value) for name, value in groups.items()}
+    fields |= {"ring": rings["zigzag" if causal else "ring"], "ranks": str(ranks)}
+    ring = fields.get("kind", fields["ring"])
+    fields |= {"style": ring.partition("-")[0], "direction": _systems().directions.get(ring, "auto")}
+
+    def filled(text: str) -> str:
+        return _FIELD.sub(lambda field: _value(fields, field[1], field[2]), text)
+
+    name = filled(entry.schedule)
+    check_attention([name] if name else [])
+    options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.options.items()}
+    return LibraryRun(name, options, filled(entry.runtime), entry.kernels, entry.source, entry.reason)
+
+
+def _value(fields: Mapping[str, str], name: str, divisor: str | None) -> str:
+    """A field, or its quotient by another one."""
+    if not divisor:
+        return fields[name]
+    whole, part = int(fields[name]), int(fields[divisor])
+    if whole % part:
+        raise TableError(f"{name} {whole}: expected a multiple of {part}, the {divisor} of its variant")
+    return str(whole // part)
+
+
+OUR_PASSES: Mapping[str, Pass] = {"forward": "forward", "backward": "backward", "forward+backward": "both"}
+"""The passes of tables as options."""
+
+WHOLE_MODEL = ("training", "step", "inference", "prefill", "ttft", "decode")
+"""Words of passes in which more than one attention call was timed."""
+
+_NEEDED = {"gpus": "gpus", "nodes": "nodes", "sequence": "seq_total", "heads": "heads", "head_dim": "head_dim"}
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """What a row is predicted as.
+
+    Parameters
+    ----------
+    machine : with the kernel and the runtime of the library.
+    schedule : the name of the schedule.
+    options : how the library runs it.
+    layers : the layer; of packed documents one for each packing, which are averaged.
+    runtime, kernel : their names, None for none.
+    """
+
+    machine: Machine
+    schedule: str
+    options: AttentionOptions
+    layers: tuple[Workload, ...]
+    runtime: str | None
+    kernel: str | None
+
+    def passes(self, layer: Workload) -> tuple[Schedule, ...]:
+        """The schedules of the passes of a layer."""
+        return build_schedules(self.schedule, self.machine.topology, layer, None, self.options)
+
+    def key(self, layer: Workload) -> tuple[object, ...]:
+        """What the time of a layer depends on."""
+        named = (self.machine.topology.name, self.schedule, self.options, layer, self.kernel)
+        return (*named, self.machine.runtime)
+
+    def with_instant_host(self) -> RowRun:
+        """The run with a host that issues in no time."""
+        return replace(self, machine=replace(self.machine, runtime=self.machine.runtime.with_instant_host()))
+
+
+def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> RowRun:
+    """What a checked row is predicted as. Raises `TaspLabError` for an unknown machine, system or kernel."""
+    assert row.gpus is not None, "a checked row has GPUs"
+    source = table.headers.get("source", "")
+    run = library_run(row.system, row.variant, causal=layers[0].visible.is_causal, ranks=row.gpus, source=source)
+    if run.reason:
+        raise ScheduleError(run.reason)
+    profile = table.profile or row.gpu.casefold()
+    machine = with_compute(machine_for(profile, row.gpus, row.nodes or 1, Path(table.name).parent))
+    kernel = table.kernel or run.kernel(machine.accelerator)
+    machine = with_kernel(machine, kernel) if machine.accelerator else machine
+    machine = with_runtime(machine, run.runtime)
+    options = run.options(OUR_PASSES[PASSES[row.passing]])
+    return RowRun(machine, run.schedule, options, layers, run.runtime or None, kernel)
+
+
+def check_row(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
+    """The layer of a row; of packed documents one for each packing.
+
+    Raises `WorkloadError` for what is missing or unknown, and for layers that are none.
+    """
+    if is_whole_model(row):
+        raise WorkloadError(f"pass {row.passing!r}: a whole model, not one attention layer")
+    if row.passing not in PASSES:
+        raise WorkloadError(f"unknown pass {row.passing!r}, expected forward, backward or forward+backward")
+    for name, column in _NEEDED.items():
+        if getattr(row, name) is None:
+            raise WorkloadError(f"no {column} in the row")
+    assert row.gpus is not None
+    assert row.nodes is not None
+    if row.gpus % row.nodes:
+        raise WorkloadError(f"{row.gpus} GPUs on {row.nodes} nodes, expected a multiple of the nodes")
+    if table.profile is None and not row.gpu:
+        raise WorkloadError("no header 'profile' and no column 'gpu', so the machine is unknown")
+    return _layers(table, row)
+
+
+def _layers(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
+    packed, mask = row.mask.startswith("varlen"), row.mask.removeprefix("varlen").strip()
+    if mask not in MASKS:
+        raise WorkloadError(f"unknown mask {row.mask!r}, expected {' or '.join(MASKS)}")
+    assert row.sequence is not None
+    assert row.heads is not None
+    assert row.head_dim is not None
+    if row.dtype == WHAT_IF_DTYPE:
+        raise WorkloadError(f"dtype {row.dtype!r}: no kernel has constants of it")
+    layer = Workload(row.sequence, row.batch or 1, row.heads, row.kv_heads, row.head_dim, row.dtype, mask)
+    if not packed:
+        return (layer,)
+    if not table.documents:
+        raise WorkloadError("packed documents whose lengths no header 'documents' states")
+    return tuple(replace(layer, documents=_scaled(lengths, row.sequence)) for lengths in table.documents)
+
+
+def _scaled(lengths: tuple[int, ...], sequence: int) -> tuple[int, ...]:
+    """Lengths of documents as shares of a sequence."""
+    total = sum(lengths)
+    if sequence % total:
+        raise WorkloadError(f"documents of {total} positions together, expected a divisor of {sequence}")
+    return tuple(length * (sequence // total) for length in lengths)
+
+
+def measured_time_s(table: LayerTable, row: LayerRow, layer: Workload) -> float:
+    """The time of a row, from its rate if it has none. Raises `WorkloadError` where that is not known."""
+    if row.time_s:
+        return row.time_s
+    if row.time_s == 0:
+        raise WorkloadError("a time of 0")
+    if not row.flops_per_s:
+        raise WorkloadError("neither a time nor a rate of the attention")
+    if table.counted is None and not layer.visible.is_full:
+        raise WorkloadError("a rate without its convention: no header 'flops', expected causal halved or causal full")
+    if layer.documents is not None:
+        raise WorkloadError("a rate of packed documents, expected a time")
+    pairs = pairs_of(layer.sequence, layer.sequence, causal=layer.visible.is_causal, counted=table.counted or "masked")
+    flops = attention_flops(pairs, layer.batch, layer.heads, layer.head_dim, PASSES[row.passing])
+    return flops / (row.flops_per_s * (row.gpus or 1))
+
+
+def is_whole_model(row: LayerRow) -> bool:
+    """Whether more than one attention call was timed."""
+    return row.passing not in PASSES and any(word in row.passing.casefold() for word in WHOLE_MODEL)
+
+
+def shape_of(table: LayerTable, row: LayerRow) -> dict[str, object]:
+    """The columns of a row for a report, and room for what it is predicted as."""
+    named = {"passing": "pass", "sequence": "seq_total"}
+    left_out = ("time_s", "flops_per_s", "gpu")
+    shape = {named.get(name, name): value for name, value in asdict(row).items() if name not in left_out}
+    return {"profile": table.profile or row.gpu or None, **shape, "schedule": None, "runtime": None, "kernel": None}
+
+
+TIE = 0.03
+"""Measured times closer than this are a tie: what the same code takes twice differs by as much (USP's tables)."""
+
+
+class Times(NamedTuple):
+    """The least measured and the predicted time of a schedule, in seconds."""
+
+    measured_s: float
+    predicted_s: float
+
+
+Group = dict[str, Times]
+"""The schedules that do the same work, by name."""
+
+
+def groups_of(rows: Sequence[MeasuredRow]) -> list[Group]:
+    """The groups that are no ties: of each work that several schedules do, those rows that count."""
+    groups: defaultdict[tuple[object, ...], Group] = defaultdict(dict)
+    for row in rows:
+        if row.in_scope and row.work and row.measured_s is not None and row.predicted_s is not None:
+            known = groups[row.work].get(row.schedule)
+            measured_s = row.measured_s if known is None else min(known.measured_s, row.measured_s)
+            groups[row.work][row.schedule] = Times(measured_s, row.predicted_s)
+    return [group for group in groups.values() if any(not is_fastest(group, name) for name in group)]
+
+
+def is_fastest(group: Group, name: str) -> bool:
+    """Whether a schedule was measured to be the fastest, or in a tie with it.
+
+    >>> group = {"ring": Times(1.2, 1.0), "ulysses": Times(1.0, 1.1), "usp": Times(1.02, 1.3)}
+    >>> [is_fastest(group, name) for name in group]
+    [False, True, True]
+    """
+    return group[name].measured_s <= (1 + TIE) * min(times.measured_s for times in group.values())
+
+
+def is_right(group: Group) -> bool:
+    """Whether the schedule that is predicted to be the fastest was."""
+    return is_fastest(group, min(group, key=lambda name: group[name].predicted_s))
+
+
+def ranking(rows: Sequence[MeasuredRow]) -> tuple[float | None, int]:
+    """The share of groups whose fastest schedule is predicted to be the fastest, None without any; their number."""
+    groups = groups_of(rows)
+    return (sum(map(is_right, groups)) / len(groups) if groups else None), len(groups)
+
 
 HOST_SHARE = 0.1
 """A row is host-bound if the host times of its runtime make its predicted time longer by more than this share."""
@@ -54,27 +355,27 @@ class LayerJudge:
         right, groups = ranking(rows)
         return TableAccuracy(table, _reason(rows), rows, ranking_right=right, ranking_groups=groups)
 
-    def _row(self, table: LayerTable, row: LayerRow) -> WorkRow:
+    def _row(self, table: LayerTable, row: LayerRow) -> MeasuredRow:
         """A row with its prediction, or with as much as is known."""
-        shape, given = shape_of(table, row), table.headers.get("out_of_scope", "")
+        shape, stated = shape_of(table, row), table.headers.get("out_of_scope", "")
         regime: Regime | None = "whole-model" if is_whole_model(row) else None
         measured_s = row.time_s or None
         try:
             layers = check_row(table, row)
             measured_s = measured_time_s(table, row, layers[0])
-            if given:
-                return WorkRow(measured_s, None, given, regime, shape)
+            if stated:
+                return MeasuredRow(measured_s, None, stated, regime, shape)
             run = row_run(table, row, layers)
             predicted_s, device_s = self.time_s(run), self.time_s(run.with_instant_host())
         except TaspLabError as error:
-            return WorkRow(measured_s, None, given or reason_of(error), regime, shape)
+            return MeasuredRow(measured_s, None, stated or reason_of(error), regime, shape)
         reason, regime = _regime(table, row, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "runtime": run.runtime, "kernel": run.kernel}
         counts = bool(self.sampling.samples) and regime == "gpu-bound"
         within = layer_regime(run.machine, predicted_s)
         interval = residual_interval(predicted_s, within, left_out_with(table)) if counts else None
         work = (run.machine.topology.name, run.options.passes, *layers)
-        return WorkRow(measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval)
+        return MeasuredRow(measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval)
 
     def time_s(self, run: RowRun) -> float:
         """The predicted time of all passes, the mean of all packings."""
@@ -111,7 +412,7 @@ def _regime(table: LayerTable, row: LayerRow, host_share: float) -> tuple[str, R
     return "", "gpu-bound"
 
 
-def _reason(rows: tuple[WorkRow, ...]) -> str:
+def _reason(rows: tuple[MeasuredRow, ...]) -> str:
     """Why no row counts: the most frequent reason; empty if one does."""
     if any(row.in_scope for row in rows):
         return ""

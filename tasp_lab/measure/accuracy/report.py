@@ -1,8 +1,12 @@
-"""The accuracy report of many tables, of every kind."""
+"""The accuracy report of many tables, of every kind, and how many measured times intervals hold, by regime.
+
+The interval of a row has the residual of all sources but that of its table, and of a cloud without all of its provider.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,20 +16,141 @@ from typing import overload
 from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, no_progress, on_one_line
 from tasp_lab.core.report import Report, flat
-from tasp_lab.core.tables import Part
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.collective import judge_collective
-from tasp_lab.measure.accuracy.judged import TableAccuracy
+from tasp_lab.measure.accuracy.judged import Kind, TableAccuracy, is_inside, machines_of, on_profile, summary
 from tasp_lab.measure.accuracy.kernel import judge_kernel
 from tasp_lab.measure.accuracy.layer import LayerJudge
-from tasp_lab.measure.accuracy.machines import machines_of, on_profile
-from tasp_lab.measure.accuracy.tables import parts_of
-from tasp_lab.measure.coverage import Coverage, coverage_of, coverage_parts
 from tasp_lab.measure.fit.cases import choose
 from tasp_lab.measure.inputs import table_inputs
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, find_all_tables
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """A regime: its rows, how many of them are inside their intervals, and the mean ratio of high to low ends."""
+
+    regime: str
+    rows: int
+    inside: int
+    width: float
+
+    @property
+    def share(self) -> float:
+        """The share of rows inside; of intervals of 90 % about 0.9."""
+        return self.inside / self.rows
+
+    def to_dict(self) -> dict[str, object]:
+        return {"regime": self.regime, "rows": self.rows, "inside": self.share, "high_over_low": self.width}
+
+
+def coverage_of(tables: Iterable[TableAccuracy]) -> tuple[Coverage, ...]:
+    """The coverage of the rows that count, by regime, and of all together where there are several regimes."""
+    by_regime: defaultdict[str, list[tuple[bool, float]]] = defaultdict(list)
+    for row in (row for table in tables for row in table.rows if row.in_scope):
+        if row.interval is not None:
+            inside = bool(is_inside(row))
+            by_regime[str(row.interval.residual.asked)].append((inside, row.interval.high_s / row.interval.low_s))
+    regimes = [_coverage(regime, rows) for regime, rows in sorted(by_regime.items())]
+    everything = [each for rows in by_regime.values() for each in rows]
+    return tuple([*regimes, _coverage("all", everything)] if len(regimes) > 1 else regimes)
+
+
+def _coverage(regime: str, rows: list[tuple[bool, float]]) -> Coverage:
+    return Coverage(regime, len(rows), sum(inside for inside, _ in rows), sum(width for _, width in rows) / len(rows))
+
+
+def coverage_parts(coverages: Iterable[Coverage]) -> list[Part]:
+    """A table of coverage; nothing without intervals."""
+    rows = [(each.regime, str(each.rows), f"{each.share:.0%}", f"{each.width:.2f}") for each in coverages]
+    title = "measured times inside intervals of 90 %"
+    return [Table(title, ("regime", "rows", "inside", "high over low"), rows, (0,))] if rows else []
+
+
+COLLECTIVE_COLUMNS = (
+    "table", "profile", "collective", "ranks", "sizes", "mean error", "worst", "bias", "inside", "mostly",
+)  # fmt: skip
+WORK_COLUMNS = (
+    "table",
+    "profile",
+    "rows",
+    "of",
+    "median error",
+    "90 %",
+    "worst",
+    "bias",
+    "in 5 %",
+    "in 15 %",
+    "inside",
+    "ranking",
+)
+
+
+def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
+    """The report: tables in scope by kind, those that are not, rows that are not, and a line of summary per kind."""
+    parts: list[Part] = []
+    for kind, title in (("collective", ""), ("layer", "layers: "), ("kernel", "kernels: ")):
+        if compared := [each for each in tables if each.kind == kind and each.in_scope]:
+            cells = [_collective(each) if kind == "collective" else _work(each) for each in compared]
+            columns, texts = (COLLECTIVE_COLUMNS, (0, 1, 2, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 1, 11))
+            parts.append(Table(f"{title}predicted over measured", columns, cells, texts))
+    if regimes := [row for each in tables for row in _regimes(each)]:
+        parts.append(Table("layers by regime", ("table", "regime", "rows", "median error", "in 15 %"), regimes, (0, 1)))
+    if others := [(_name(each), each.reason) for each in tables if not each.in_scope]:
+        parts.append(Table("not compared", ("table", "reason"), others, (0, 1)))
+    if rows := [(_name(each), str(n), why) for each in tables if each.in_scope for why, n in each.left_out.items()]:
+        parts.append(Table("rows not compared", ("table", "rows", "reason"), rows, (0, 2)))
+    lines = [_line(tables, kind) for kind in ("collective", "layer", "kernel")]
+    return [*parts, *[line for line in lines if line]] if any(lines) else [*parts, "no table to compare"]
+
+
+def _name(table: TableAccuracy) -> str:
+    return Path(table.table.name).name
+
+
+def _collective(table: TableAccuracy) -> tuple[str, ...]:
+    errors = table.errors
+    return (
+        _name(table), str(table.profile), table.what, str(getattr(table.table, "ranks", "")), str(len(errors)),
+        f"{abs(errors).mean():.1%}", f"{abs(errors).max():.1%}", f"{errors.mean():+.1%}",
+        "-" if table.inside is None else f"{table.inside:.0%}", table.dominant_rule,
+    )  # fmt: skip
+
+
+def _work(table: TableAccuracy) -> tuple[str, ...]:
+    figures, errors = summary(table.errors), table.errors
+    ranked = "" if table.ranking_right is None else f"{table.ranking_right:.0%} of {table.ranking_groups}"
+    return (
+        _name(table), str(table.profile or ""), str(len(errors)), str(len(table.rows)),
+        *(f"{figures[name]:.1%}" for name in ("median_relative_error", "p90_relative_error", "worst_relative_error")),
+        f"{figures['bias']:+.1%}", f"{figures['within_5']:.0%}", f"{figures['within_15']:.0%}",
+        "-" if table.inside is None else f"{table.inside:.0%}", ranked,
+    )  # fmt: skip
+
+
+def _regimes(table: TableAccuracy) -> list[tuple[str, ...]]:
+    """The regimes of a table that has several."""
+    by_regime = table.by_regime()
+    if len(by_regime) < 2:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for name, errors in by_regime.items():
+        of = summary(errors)
+        rows.append(
+            (_name(table), name, str(len(errors)), f"{of['median_relative_error']:.1%}", f"{of['within_15']:.0%}")
+        )
+    return rows
+
+
+def _line(tables: Sequence[TableAccuracy], kind: Kind) -> str:
+    means = [float(abs(each.errors).mean()) for each in tables if each.kind == kind and each.in_scope]
+    if not means:
+        return ""
+    what = "" if kind == "collective" else f" of {kind}s"
+    return f"median of the mean errors of {len(means)} tables{what}: {median(means):.1%}"
 
 
 def own_tables() -> Path:
@@ -105,11 +230,11 @@ def accuracy(
         choose(profile)
     files = [Path(path) for path in paths]
     named = [on_profile(table, profile) for table in find_all_tables(files or [own_tables()])]
-    found, layers, tables = [table for table, _ in named], LayerJudge(sampling), []
+    measured, layers, tables = [table for table, _ in named], LayerJudge(sampling), []
     count = count or (lambda done, total, name: progress(name) if name else None)
-    is_whole = [not getattr(table, "reason", "") for table in found]
+    is_whole = [not getattr(table, "reason", "") for table in measured]
     total = sum(is_whole)
-    for number, table in enumerate(found):
+    for number, table in enumerate(measured):
         if total > 1 and is_whole[number]:
             count(sum(is_whole[:number]), total, Path(table.name).name)
         tables.append(judge(table, layers, sampling))
@@ -120,7 +245,7 @@ def accuracy(
 
 
 def judge(table: AnyTable, layers: LayerJudge | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
-    """A table beside its prediction, if there is one; `layers` knows what was simulated before."""
+    """A table beside its prediction, if there is one; `layers` caches what was simulated before."""
     if isinstance(table, LayerTable):
         return (layers or LayerJudge(sampling)).judge(table)
     return judge_kernel(table, sampling) if isinstance(table, KernelTable) else judge_collective(table, sampling)
@@ -129,8 +254,8 @@ def judge(table: AnyTable, layers: LayerJudge | None = None, sampling: Sampling 
 def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:
     """The tables and their machines are the inputs; constants have the names of their machines before them."""
     machines: dict[str, Machine] = {}
-    for each in tables:
-        for name, machine in machines_of(each).items():
+    for table in tables:
+        for name, machine in machines_of(table).items():
             machines[_unused(name, machine, machines)] = machine
     inputs = {
         "tables": [table_inputs(each.table) for each in tables],

@@ -3,10 +3,10 @@
 - A *table* holds the times of one collective at several sizes (`tasp_lab.measure.readers.table`). It is a CSV file with
   headers, or a run in a log of nccl-tests or rccl-tests (`tasp_lab.measure.readers.nccl_tests`).
 - A *table of layers* holds the times of whole attention calls (`tasp_lab.measure.readers.layer_table`), a *table of
-  kernels* those of single calls on one GPU (`tasp_lab.measure.readers.kernel_table`). Their columns tell them apart.
+  kernels* those of single calls on one GPU (`tasp_lab.measure.readers.kernel_table`). They differ in their columns.
 - A *table of pairs* holds the bandwidth between each pair of GPUs of a host (`tasp_lab.measure.readers.pairs`). It
-  comes from a log of TransferBench (`tasp_lab.measure.readers.transfer_bench`) or of p2pBandwidthLatencyTest of the
-  CUDA samples (`tasp_lab.measure.readers.p2p_bandwidth`).
+  comes from a log of TransferBench (`tasp_lab.measure.readers.pairs`) or of p2pBandwidthLatencyTest of the
+  CUDA samples (`tasp_lab.measure.readers.pairs`).
 
 Sizes are in bytes, times in seconds, bandwidths in bytes/s, one way. Invalid input raises a one-line `TableError` that
 names file, line, what was found and what was expected.
@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.measure.readers.csv_text import parse_csv
-from tasp_lab.measure.readers.file_position import check_is_text, read_text
+from tasp_lab.measure.readers.file_position import check_is_text, parse_csv, read_text
 from tasp_lab.measure.readers.kernel_table import (
     KernelRow,
     KernelTable,
@@ -31,10 +30,14 @@ from tasp_lab.measure.readers.kernel_table import (
 )
 from tasp_lab.measure.readers.layer_table import UNIQUE, LayerRow, LayerTable, is_layer_table, layer_table
 from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests, read_nccl_tests
-from tasp_lab.measure.readers.p2p_bandwidth import parse_p2p_bandwidth, read_p2p_bandwidth
-from tasp_lab.measure.readers.pairs import PairTable
+from tasp_lab.measure.readers.pairs import (
+    PairTable,
+    parse_p2p_bandwidth,
+    parse_transfer_bench,
+    read_p2p_bandwidth,
+    read_transfer_bench,
+)
 from tasp_lab.measure.readers.table import COLLECTIVES, MeasuredTable, Row, parse_table, read_table
-from tasp_lab.measure.readers.transfer_bench import parse_transfer_bench, read_transfer_bench
 
 __all__ = [
     "AnyTable",
@@ -71,7 +74,7 @@ _LOG_ENDINGS = (".log", ".out", ".txt")
 
 
 def parse_any_table(text: str, name: str) -> AnyTable:
-    """The table in the text of a CSV file, of the kind that its columns tell; by default that of a collective.
+    """The table in the text of a CSV file, of the kind that its columns show, by default of a collective.
 
     >>> type(parse_any_table("system,variant,seq_total\\n", "t.csv")).__name__
     'LayerTable'

@@ -9,12 +9,12 @@ A table is stored as a CSV file with headers::
     ring-flash-attention,zigzag,forward,causal,32,4,1,131072,32,32,128,bf16,97620,,...
 
 ``profile`` names a machine: a member of a family (``h800-4x8``), or a family, of which `gpus` and `nodes` choose the
-member. ``kernel`` names the kernel. ``flops`` states how rates are counted (`tasp_lab.measure.readers.flop_counts`).
+member. ``kernel`` names the kernel. ``flops`` states how rates are counted (`tasp_lab.measure.readers.kernel_table`).
 ``documents`` are the lengths of packed documents, packings apart by ``|``; they are scaled to `seq_total`.
 ``out_of_scope`` gives the reason why no row counts, ``from_seq_total`` the length below which none does, because the
-source itself doubts them, and ``host_bound_below`` the positions times heads per GPU below which it says that the host
-takes the time. Rows of one head with at most ``fits_runtime_up_to`` positions gave host times of runtimes, and do not
-count.
+source itself doubts them, and ``host_bound_below`` the positions times heads per GPU below which, by the source, the
+host takes the time. Rows of one head with at most ``fits_runtime_up_to`` positions gave host times of runtimes, and do
+not count.
 
 Cells may be empty: what a row lacks is known to whoever judges it.
 """
@@ -25,9 +25,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tasp_lab.measure.readers.csv_text import CsvText
-from tasp_lab.measure.readers.file_position import FilePosition, quoted
-from tasp_lab.measure.readers.flop_counts import CountedPairs, counted_pairs
+from tasp_lab.measure.readers.file_position import CsvText, FilePosition, quoted
+from tasp_lab.measure.readers.kernel_table import CountedPairs, counted_pairs
 
 UNIQUE = ("profile", "kernel", "flops", "documents", "from_seq_total", "host_bound_below", "fits_runtime_up_to")
 """Headers that a table has once."""

@@ -144,8 +144,8 @@ def _runs(text: str, name: str) -> list[_Run]:
     for number, line in enumerate(text.splitlines(), 1):
         named = _PROGRAM.search(line) if "_perf" in line else None
         if "#" not in line:
-            if found := _line_of(line, FilePosition(name, number)):
-                run_of(found[0]).lines.append(found[1])
+            if fields := _line_of(line, FilePosition(name, number)):
+                run_of(fields[0]).lines.append(fields[1])
             elif named:
                 program, program_line = named[1], number
         elif match := _PREAMBLE.fullmatch(line):
@@ -182,8 +182,8 @@ def _share_ranks(runs: Sequence[_Run]) -> None:
 def _collective_of_name(name: str) -> NcclTestsName | None:
     """The collective in the name of a file, if there is exactly one."""
     stem = re.sub(r"[^a-z]", "", Path(name).stem.lower())
-    found = [collective for collective in COLLECTIVES if collective.replace("_", "") in stem]
-    return found[0] if len(found) == 1 else None
+    named = [collective for collective in COLLECTIVES if collective.replace("_", "") in stem]
+    return named[0] if len(named) == 1 else None
 
 
 class _Reader:

@@ -1,16 +1,34 @@
-"""A table of pairs: the bandwidth between each pair of GPUs of one host, as benchmark tools print it."""
+"""A table of pairs: the bandwidth between each pair of GPUs of one host, as benchmark tools print it.
+
+**p2pBandwidthLatencyTest** of the CUDA samples. The orientation of a matrix depends on the version. The newer one
+prints ``(P2P Writes)`` or ``(P2P Reads)``: with writes and without peer access the row is the sender, with reads the
+receiver. The older one prints neither and copies from the GPU of the column to that of the row. Tables here always have
+the sender in the row. "Bidirectional" is the sum of both directions. The latency is the one measured by the GPU,
+without the time of the CPU to issue the copy. The size of a copy is not printed.
+
+Source: NVIDIA/cuda-samples, Samples/5_Domain_Specific/p2pBandwidthLatencyTest, p2pBandwidthLatencyTest.cu.
+
+**TransferBench**: the presets p2p and a2a, and tests with single transfers. Bandwidths are in GB/s of 10**9 bytes. Of
+the bidirectional matrix the rows ``->`` are read, one of the two concurrent directions. Only transfers from one GPU to
+one other GPU are read, not those of CPUs or NICs or to several destinations; tables of several hosts raise
+`TableError`.
+
+Source: ROCm/TransferBench, src/client/Presets/AllToAll.hpp and PeerToPeer.hpp, src/client/Utilities.hpp.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.measure.readers.file_position import FilePosition
+from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
 
 Kind = Literal["unidirectional", "bidirectional", "bidirectional-sum", "all-to-all", "transfers"]
 """The concurrent transfers: one; one in each direction, of which the table holds one; the same, as a sum; all pairs; or
@@ -62,3 +80,200 @@ def matrix(header: FilePosition, columns: Sequence[str], rows: Cells, unit: floa
                     raise place.error(f"truncated value {cell!a}", f"{decimals} decimals as in the others")
                 values[row, column] = place.positive(cell, "value") * unit
     return values
+
+
+_P2P_TITLE = re.compile(
+    r"\s*(?:(Uni|Bi)directional )?P2P=(Disabled|Enabled) (Bandwidth|Latency)(?: \(P2P (Writes|Reads)\))? Matrix "
+    r"\((.*?)\)\s*"
+)
+_P2P_COLUMNS = re.compile(r"\s*(?:D\\D|GPU)((?:\s+\d+)+)\s*")
+_UNITS = {("Bandwidth", "GB/s"): 1e9, ("Latency", "us"): 1e-6}
+
+
+class _Setting(NamedTuple):
+    """The settings that distinguish the measurements of one run."""
+
+    peer_to_peer: bool
+    method: str | None
+
+
+def read_p2p_bandwidth(path: Path) -> list[PairTable]:
+    """The tables in a log. Raises `TableError` as `parse_p2p_bandwidth` does, and for a file that cannot be read."""
+    return parse_p2p_bandwidth(read_text(path), str(path))
+
+
+def parse_p2p_bandwidth(text: str, name: str) -> list[PairTable]:
+    r"""The tables in the text of a log named `name`, in its order; none if there are none.
+
+    >>> [table] = parse_p2p_bandwidth(r'''
+    ... Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)
+    ...    D\D     0      1
+    ...      0 2500.00 380.00
+    ...      1 370.00 2500.00
+    ... P2P=Enabled Latency (P2P Writes) Matrix (us)
+    ...    GPU     0      1
+    ...      0   2.00   2.50
+    ...      1   3.00   2.00
+    ... ''', "log")
+    >>> table.kind, table.bandwidth_bytes_per_s[0].tolist(), table.latency_s[1].tolist()
+    ('unidirectional', [2500000000000.0, 380000000000.0], [3e-06, 2e-06])
+
+    Raises `TableError` for an unknown unit, and for a matrix with missing rows or cells, or cells that are not positive
+    numbers.
+    """
+    lines = text.splitlines()
+    is_newer = "(P2P Writes)" in text or "(P2P Reads)" in text
+    bandwidths: list[tuple[_Setting, str, FloatArray]] = []
+    latencies: dict[_Setting, FloatArray] = {}
+    for title, values in _matrices(lines, name):
+        setting = _Setting(title[2] == "Enabled", title[4])
+        values = values if is_newer and setting.method != "Reads" else values.T
+        if title[3] == "Latency":
+            latencies[setting] = values
+        else:
+            bandwidths.append((setting, title[1], values))
+    return [
+        PairTable(
+            name,
+            "unidirectional" if direction == "Uni" else "bidirectional-sum",
+            values,
+            latencies.get(setting) if direction == "Uni" else None,
+            peer_to_peer=setting.peer_to_peer,
+        )
+        for setting, direction, values in bandwidths
+    ]
+
+
+def _matrices(lines: Sequence[str], name: str) -> Iterator[tuple[re.Match[str], FloatArray]]:
+    """Each title with its matrix as printed; lines after the rows are ignored."""
+    for index, line in enumerate(lines):
+        if title := _P2P_TITLE.fullmatch(line):
+            place = FilePosition(name, index + 1)
+            unit = _UNITS.get((title[3], title[5]))
+            if unit is None:
+                raise place.error(f"unit {quoted(title[5])}", "GB/s for bandwidths and us for latencies")
+            columns = _P2P_COLUMNS.fullmatch(lines[index + 1]) if index + 1 < len(lines) else None
+            if columns is None:
+                raise place.error("no line with GPU numbers below", "one")
+            yield title, _matrix(lines, index + 1, columns[1].split(), name, unit)
+
+
+def _matrix(lines: Sequence[str], header: int, columns: Sequence[str], name: str, unit: float) -> FloatArray:
+    """The rows below the line with index `header`."""
+    rows = {}
+    for number, line in enumerate(lines[header + 1 : header + 1 + len(columns)], header + 2):
+        gpu, *cells = line.split() or [""]
+        rows[gpu] = (FilePosition(name, number), cells)
+    return matrix(FilePosition(name, header + 1), columns, rows, unit)
+
+
+_BORDERS = str.maketrans(dict.fromkeys("|,│┌┐└┘├┤┬┴┼", " "))
+_TITLE = re.compile(r"(Uni|Bi)directional copy peak bandwidth GB/s\b")
+_BYTES = re.compile(r"Bytes Per Direction\s+(\d+)|\b(\d+) bytes per Transfer|\bCopying (\d+) bytes\b")
+_COLUMNS = re.compile(r"\s*SRC(?:\+EXE)?\\(?:EXE\+)?DST(?:\+EXE)?((?:\s+[CG]PU \d+)+)(?:\s+(NIC|STotal)\b.*)?\s*")
+_HOSTS = re.compile(r"\s*SRC\S*\\\S*DST\S*.*\bRank \d+.*")
+_ROW = re.compile(r"\s*(GPU \d+)(?!\s*(?:<|min|max|sd))\s*(?:->)?(\s.*|)")
+_TEST = re.compile(r"\s*Test (\d+):.*")
+_TRANSFER = re.compile(
+    r"\s*Transfer\s+\d+\s+(\S+)\s+GB/s\s+(\S+)\s+ms\s+(\d+)\s+bytes\s+(?:@\S+\s+)?(\S+)\s*->\s*(\S+)\s*->\s*(\S+)\s*"
+)
+_GPU_MEMORY = re.compile(r"[GF](\d+)")
+
+
+@dataclass
+class _Matrix:
+    """A table of a preset, under construction."""
+
+    header: FilePosition
+    kind: Kind
+    devices: list[str]
+    bytes_per_transfer: int | None
+    rows: dict[str, tuple[FilePosition, list[str]]] = field(default_factory=dict)
+
+    def table(self, name: str) -> PairTable:
+        gpus = [device for device in self.devices if device.startswith("GPU")]
+        places = [self.devices.index(gpu) for gpu in gpus]
+        rows = {}
+        for gpu, (place, cells) in self.rows.items():
+            if len(cells) < len(self.devices):
+                raise place.error(f"{len(cells)} cells", f"{len(self.devices)}, one per column")
+            rows[gpu] = (place, [cells[index] for index in places])
+        values = matrix(self.header, gpus, rows, 1e9)
+        return PairTable(name, self.kind, values, bytes_per_transfer=self.bytes_per_transfer)
+
+
+@dataclass
+class _Transfers:
+    """The concurrent transfers of one test: source, destination, bytes/s and bytes."""
+
+    number: str
+    entries: list[tuple[int, int, float, int]] = field(default_factory=list)
+
+    def table(self, name: str) -> PairTable:
+        count = 1 + max(max(source, destination) for source, destination, _, _ in self.entries)
+        values = np.full((count, count), math.nan)
+        for source, destination, bandwidth_bytes_per_s, _ in self.entries:
+            values[source, destination] = np.nansum([values[source, destination], bandwidth_bytes_per_s])
+        sizes = {size_bytes for *_, size_bytes in self.entries}
+        size_bytes = sizes.pop() if len(sizes) == 1 else None
+        return PairTable(f"{name}, test {self.number}", "transfers", values, bytes_per_transfer=size_bytes)
+
+
+def read_transfer_bench(path: Path) -> list[PairTable]:
+    """The tables in a log. Raises `TableError` as `parse_transfer_bench` does, and for a file that cannot be read."""
+    return parse_transfer_bench(read_text(path), str(path))
+
+
+def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
+    r"""The tables in the text of a log named `name`, in its order; none if there are none.
+
+    Transfers of a test with the same source and destination are summed.
+
+    >>> [table] = parse_transfer_bench(r'''
+    ... Summary: [67108864 bytes per Transfer] [GFX:8] [1 Read(s) 1 Write(s)]
+    ... SRC\DST  GPU 00     GPU 01        STotal      Actual
+    ... GPU 00      N/A     47.500        47.500      47.500
+    ... GPU 01   46.500        N/A        46.500      46.500
+    ... ''', "log")
+    >>> table.kind, table.bandwidth_bytes_per_s[1].tolist(), table.bytes_per_transfer
+    ('all-to-all', [46500000000.0, nan], 67108864)
+
+    Raises `TableError` for a matrix with missing rows or cells, or cells that are not positive numbers, and for
+    transfers between hosts.
+    """
+    results: list[_Matrix | _Transfers] = []
+    kind: Kind = "all-to-all"
+    size_bytes: int | None = None
+    matrix: _Matrix | None = None
+    for number, raw in enumerate(text.splitlines(), 1):
+        place, line = FilePosition(name, number), raw.translate(_BORDERS)
+        if match := _BYTES.search(line):
+            size_bytes = int(next(filter(None, match.groups())))
+        if match := _TITLE.search(line):
+            kind = "unidirectional" if match[1] == "Uni" else "bidirectional"
+        elif match := _COLUMNS.fullmatch(line):
+            devices = re.findall(r"[CG]PU \d+", match[1])
+            results.append(matrix := _Matrix(place, "all-to-all" if match[2] else kind, devices, size_bytes))
+        elif _HOSTS.fullmatch(line):
+            raise place.error("a table of several hosts", "the GPUs of one host")
+        elif matrix is not None and (match := _ROW.fullmatch(line)):
+            matrix.rows.setdefault(match[1], (place, match[2].split()))
+        elif match := _TEST.fullmatch(line):
+            results.append(_Transfers(match[1]))
+        elif match := _TRANSFER.fullmatch(line):
+            _add_transfer(results, place, match.groups())
+    return [part.table(name) for part in results if isinstance(part, _Matrix) or part.entries]
+
+
+def _add_transfer(results: Sequence[_Matrix | _Transfers], place: FilePosition, cells: Sequence[str]) -> None:
+    """Store a transfer from one GPU to another."""
+    bandwidth, time, size_bytes, source, _, destination = cells
+    if source.startswith("R"):
+        raise place.error("a transfer between hosts", "the GPUs of one host")
+    ends = [_GPU_MEMORY.fullmatch(end) for end in (source, destination)]
+    if not results or not isinstance(results[-1], _Transfers):
+        raise place.error("a transfer before any test", "a line 'Test 1:' above it")
+    if ends[0] and ends[1]:
+        place.positive(time, "time")
+        bandwidth_bytes_per_s = place.positive(bandwidth, "bandwidth") * 1e9
+        results[-1].entries.append((int(ends[0][1]), int(ends[1][1]), bandwidth_bytes_per_s, int(size_bytes)))

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.measure.readers.csv_text import CsvText, parse_csv
-from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
+from tasp_lab.measure.readers.file_position import CsvText, FilePosition, parse_csv, quoted, read_text
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 COLLECTIVES: tuple[NcclTestsName, ...] = get_args(NcclTestsName)

@@ -21,8 +21,8 @@ from tasp_lab.schedules.hybrid.relayout import relayout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.parts import equal_parts
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 

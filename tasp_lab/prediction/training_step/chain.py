@@ -26,10 +26,10 @@ from tasp_lab.prediction.training_step.attention_passes import AttentionPass
 from tasp_lab.prediction.training_step.messages import StatesTask
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Task
-from tasp_lab.schedule.composition.merged_steps import ShiftedSteps, check_size, tables_joined
+from tasp_lab.schedule.composition.sequence import ShiftedSteps, check_size, tables_joined
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, Dense, StackedTask
-from tasp_lab.schedule.step import Step
 
 
 @dataclass(frozen=True, eq=False)

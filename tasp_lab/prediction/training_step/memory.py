@@ -21,7 +21,7 @@ from tasp_lab.prediction.training_step.attention_passes import AllPasses
 from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES, LayerKind, kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES
 from tasp_lab.prediction.training_step.plan import StepPlan
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.workload.models.model import Model
 from tasp_lab.workload.models.parameters import embedding_parameters, parameter_count
 

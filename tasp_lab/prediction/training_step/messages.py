@@ -17,8 +17,8 @@ from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, check_blocks
 from tasp_lab.schedule.composition import in_sequence, over_groups
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather, ring_all_gather
 from tasp_lab.schedules.collectives.ring_reductions import ring_reduce_scatter
 from tasp_lab.topology.builders import full_mesh

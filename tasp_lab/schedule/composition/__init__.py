@@ -9,9 +9,8 @@
 There is no barrier between what is composed: a transfer or call waits only for what it needs.
 """
 
-from tasp_lab.schedule.composition.chunks import in_chunks
 from tasp_lab.schedule.composition.groups import over_groups, replicated
-from tasp_lab.schedule.composition.layers import stacked
+from tasp_lab.schedule.composition.layers import in_chunks, stacked
 from tasp_lab.schedule.composition.sequence import in_sequence
 
 __all__ = ["in_sequence", "replicated", "over_groups", "in_chunks", "stacked"]

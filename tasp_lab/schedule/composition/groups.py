@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.shares import split_bytes
+from tasp_lab.rings.rings import split_bytes
 from tasp_lab.schedule.blocks import DATA, Blocks, Kind
-from tasp_lab.schedule.composition.merged_steps import check_no_calls, check_size, joined, moved, tables_joined
-from tasp_lab.schedule.composition.sequence import in_sequence
+from tasp_lab.schedule.composition.sequence import check_no_calls, check_size, in_sequence, joined, moved, tables_joined
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
-from tasp_lab.schedule.step import LazySteps, Step
 
 T = TypeVar("T", bound=np.generic)
 
@@ -50,7 +49,7 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
         raise ScheduleError(
             f"schedule {schedule.name!r}: the groups have not each of the ranks 0 to {groups.size - 1} once"
         )
-    count, task, own_part = len(groups), schedule.task, schedule.initial_part
+    count, task, part = len(groups), schedule.task, schedule.initial_part
     return Schedule(
         name=f"{count} x {schedule.name}",
         world_size=groups.size,
@@ -61,18 +60,18 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
         steps=ReplicatedSteps(schedule.steps, groups, len(schedule.blocks)),
         task=None if task is None else StackedTask((task,) * count, (len(schedule.blocks),) * count, ranks=groups),
         fused=schedule.fused,
-        initial_part=None if own_part is None else _placed(np.broadcast_to(own_part, schedule.initial.shape), groups),
+        initial_part=None if part is None else _placed(np.broadcast_to(part, schedule.initial.shape), groups),
         kept=None if schedule.kept is None else _placed(schedule.kept, groups),
     )
 
 
-def _placed(own: npt.NDArray[T], groups: IntArray) -> npt.NDArray[T]:
+def _placed(table: npt.NDArray[T], groups: IntArray) -> npt.NDArray[T]:
     """An array (world_size, blocks) of one group, repeated for the ranks and blocks of each group; 0 elsewhere."""
-    blocks = own.shape[1]
-    found = np.zeros((groups.size, len(groups) * blocks), dtype=own.dtype)
+    blocks = table.shape[1]
+    placed = np.zeros((groups.size, len(groups) * blocks), dtype=table.dtype)
     for group, ranks in enumerate(groups):
-        found[ranks, group * blocks : (group + 1) * blocks] = own
-    return found
+        placed[ranks, group * blocks : (group + 1) * blocks] = table
+    return placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +116,10 @@ def over_groups(inner: Schedule, outer: Schedule, *, inner_first: bool = False) 
     >>> [int(step_bytes.sum()) for step_bytes in over_groups(inner, outer).bytes_sent()]
     [1600, 800, 800, 800, 800, 800]
     """
-    for each in (inner, outer):
-        check_no_calls(each, "expected a collective on each level")
-        if each.blocks.pools:
-            raise ScheduleError(f"schedule {each.name!r} receives into buffers, expected copies that stay")
+    for schedule in (inner, outer):
+        check_no_calls(schedule, "expected a collective on each level")
+        if schedule.blocks.pools:
+            raise ScheduleError(f"schedule {schedule.name!r} receives into buffers, expected copies that stay")
     ranks, blocks = inner.world_size * outer.world_size, len(inner.blocks) * len(outer.blocks)
     check_size(f"{inner.name} over {outer.name}", ranks, blocks)
     first, second = (inner, outer) if inner_first else (outer, inner)
@@ -179,8 +178,8 @@ def _two_levels(inner: Schedule, outer: Schedule, inner_first: bool) -> Schedule
     first, second = (inner, outer) if inner_first else (outer, inner)
 
     def product(of_first: BoolArray, of_second: BoolArray) -> BoolArray:
-        found: BoolArray = np.kron(of_second, of_first) if inner_first else np.kron(of_first, of_second)
-        return found
+        table: BoolArray = np.kron(of_second, of_first) if inner_first else np.kron(of_first, of_second)
+        return table
 
     kept = product(_staying(first), second.initial) | product(first.final, _staying(second))
     return Schedule(
@@ -227,11 +226,11 @@ def _product_part(name: str, inner: Schedule, outer: Schedule) -> IntArray | Non
     if inner.initial_part is None and outer.initial_part is None:
         return None
     parts = []
-    for each in (outer, inner):
-        own = np.broadcast_to(-1 if each.initial_part is None else each.initial_part, each.initial.shape)
-        parts.append(np.where(each.blocks.parts == 1, 0, own))
-        if (parts[-1][each.initial] < 0).any():
-            raise ScheduleError(f"{name}: {each.name!r} starts with complete sums and the other one with parts")
+    for schedule in (outer, inner):
+        part = np.broadcast_to(-1 if schedule.initial_part is None else schedule.initial_part, schedule.initial.shape)
+        parts.append(np.where(schedule.blocks.parts == 1, 0, part))
+        if (parts[-1][schedule.initial] < 0).any():
+            raise ScheduleError(f"{name}: {schedule.name!r} starts with complete sums and the other one with parts")
     outer_part, inner_part = parts
     combined: IntArray = outer_part[:, None, :, None] * inner.blocks.parts + inner_part[:, None, :]
     return combined.reshape(inner.world_size * outer.world_size, -1)
@@ -252,35 +251,35 @@ class TwoLevelSteps(LazySteps):
         return max(outer_end, int(self._begin[self._present].max(initial=0)) + len(self._inner.steps))
 
     def step(self, index: int) -> Step:
-        found = []
+        steps = []
         turn, rest = divmod(index, self._period)
         turn -= self._inner_first
         if not rest and 0 <= turn < len(self._outer.steps):
             member, piece = np.nonzero(self._inner.final if self._inner_first else self._inner.initial)
             ranks, blocks = (self._inner.world_size, member), (len(self._inner.blocks), piece)
-            found.append(_product(self._outer.steps[turn], ranks, blocks, self._inner.lanes))
+            steps.append(_product(self._outer.steps[turn], ranks, blocks, self._inner.lanes))
         since = np.where(self._present, index - self._begin, -1)
         for inner_index in np.unique(since[(since >= 0) & (since < len(self._inner.steps))]).tolist():
             group, block = np.nonzero(since == inner_index)
             ranks, blocks = (1, group * self._inner.world_size), (1, block * len(self._inner.blocks))
-            found.append(_product(self._inner.steps[inner_index], ranks, blocks, 0))
-        return joined(found)
+            steps.append(_product(self._inner.steps[inner_index], ranks, blocks, 0))
+        return joined(steps)
 
 
 def _arrivals(outer: Schedule) -> tuple[IntArray, BoolArray]:
     """The step after the last arrival of each block at each rank, 0 for initial copies; where they are in the end."""
-    found = np.zeros(outer.initial.shape, dtype=np.int64)
+    arrival = np.zeros(outer.initial.shape, dtype=np.int64)
     for index, step in enumerate(outer.steps):
-        found[step.destination, step.block] = index + 1
-    return found, outer.final
+        arrival[step.destination, step.block] = index + 1
+    return arrival, outer.final
 
 
 def _departures(outer: Schedule) -> tuple[IntArray, BoolArray]:
     """The first step at which each rank sends each block, or the number of steps; where they are at the start."""
-    found = np.full(outer.initial.shape, len(outer.steps))
+    departure = np.full(outer.initial.shape, len(outer.steps))
     for index in reversed(range(len(outer.steps))):
-        found[outer.steps[index].source, outer.steps[index].block] = index
-    return found, outer.initial
+        departure[outer.steps[index].source, outer.steps[index].block] = index
+    return departure, outer.initial
 
 
 def _product(step: Step, ranks: tuple[int, IntArray], blocks: tuple[int, IntArray], first_lane: int) -> Step:

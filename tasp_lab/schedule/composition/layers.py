@@ -1,21 +1,29 @@
-"""Layers of a network, one after another."""
+"""Layers of a network, one after another, and blocks cut into chunks that follow each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedule.blocks import Blocks, Field
 from tasp_lab.schedule.calls import BlockLists, Calls, Task
-from tasp_lab.schedule.composition.merged_steps import ShiftedSteps, check_size, check_world_sizes, tables_joined
+from tasp_lab.schedule.composition.sequence import (
+    ShiftedSteps,
+    check_size,
+    check_world_sizes,
+    joined,
+    renumbered,
+    tables_joined,
+)
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, Dense, StackedTask
-from tasp_lab.schedule.step import Step
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import MAX_SUM, Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
@@ -84,8 +92,8 @@ def stacked(
     check_size(f"a stack of {len(layers)} layers", layers[0].world_size, sum(counts))
     inputs = _inputs(layers, tasks, forward_of)
     begin = [0]
-    for each in layers[:-1]:
-        begin.append(begin[-1] + len(each.steps) + 1 - overlap)
+    for layer in layers[:-1]:
+        begin.append(begin[-1] + len(layer.steps) + 1 - overlap)
     costs = [_per_rank(each, layers[0].world_size) for each in (dense_flops, dense_backward_flops)]
     dense, between = _dense(layers, inputs, costs)
     last = len(layers) - 1
@@ -123,14 +131,14 @@ def _task_of(schedule: Schedule) -> LayerTask:
 def _check_positions(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> None:
     """Raise `ScheduleError` unless each layer begins with the positions with which the one before ends."""
     for number in range(1, len(layers)):
-        found, expected = tasks[number].layout, tasks[number - 1].result_layout
-        if found.spans == expected.spans:
+        layout, expected = tasks[number].layout, tasks[number - 1].result_layout
+        if layout.spans == expected.spans:
             continue
         for rank in range(layers[0].world_size):
-            if not np.array_equal(found.positions(rank), expected.positions(rank)):
+            if not np.array_equal(layout.positions(rank), expected.positions(rank)):
                 raise ScheduleError(
                     f"schedule {layers[number].name!r} has other positions on rank {rank} than "
-                    f"{layers[number - 1].name!r}: layout {found.name}, expected {expected.name}"
+                    f"{layers[number - 1].name!r}: layout {layout.name}, expected {expected.name}"
                 )
 
 
@@ -145,12 +153,12 @@ def _forward_of(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> list[
     if 2 * forward != len(layers):
         raise ScheduleError(f"{forward} forward and {len(layers) - forward} backward passes, expected equally many")
     for number in range(forward, len(layers)):
-        own, its = len(layers) - 1 - number, tasks[number]
-        forward_task = tasks[own]
+        layer, its = len(layers) - 1 - number, tasks[number]
+        forward_task = tasks[layer]
         ends = forward_task.result_layout, forward_task.layout
         if (its.workload, its.layout, its.result_layout) != (forward_task.workload, *ends):
             raise ScheduleError(
-                f"layer {number}, {layers[number].name!r}, is no backward pass of layer {own}, {layers[own].name!r}"
+                f"layer {number}, {layers[number].name!r}, is no backward pass of layer {layer}, {layers[layer].name!r}"
             )
     return [None] * forward + list(reversed(range(forward)))
 
@@ -171,18 +179,18 @@ def _inputs(layers: Sequence[Schedule], tasks: Sequence[LayerTask], forward_of: 
     read: list[Mapping[int, BoolArray]] = [{}]
     for number in range(1, len(layers)):
         schedule, task, forward = layers[number], tasks[number], forward_of[number]
-        own = task.contract.inputs(schedule.world_size)
+        inputs = task.contract.inputs(schedule.world_size)
         reads = {number - 1: layers[number - 1].final}
         if forward is not None:
             of_forward = reads.get(forward, False) | layers[forward].final | layers[forward].initial
             blocks, same = task.saved(tasks[forward])
             left = schedule.initial[:, blocks] & _kept(layers[forward])[:, same]
-            own[:, blocks] |= left
+            inputs[:, blocks] |= left
             of_forward[:, same] |= left
             reads[forward] = of_forward
         if task.passing == "forward" or forward is not None:
-            _check_all_made(number, schedule, own)
-        made.append(own)
+            _check_all_made(number, schedule, inputs)
+        made.append(inputs)
         read.append(reads)
     return _Inputs(made, read)
 
@@ -223,13 +231,13 @@ def _by_kind(
     layers: Sequence[Schedule], read: Mapping[int, BoolArray], first_block: Sequence[int]
 ) -> tuple[BlockLists, ...]:
     """The blocks that calls read, a row each, as operands: one for each kind of each layer that any of them reads."""
-    found = []
+    lists = []
     for layer, table in read.items():
         kinds = layers[layer].blocks.kind
         for kind in np.unique(kinds[table.any(axis=0)]).tolist():
-            own = kinds == kind
-            found.append(BlockLists.of([np.flatnonzero(row & own) + first_block[layer] for row in table]))
-    return tuple(found)
+            of_kind = kinds == kind
+            lists.append(BlockLists.of([np.flatnonzero(row & of_kind) + first_block[layer] for row in table]))
+    return tuple(lists)
 
 
 def _is_backward(schedule: Schedule) -> bool:
@@ -254,3 +262,147 @@ def _kept(schedule: Schedule) -> BoolArray:
 
 def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:
     return np.concatenate(tables, axis=1)
+
+
+# Blocks cut into chunks that follow each other.
+
+
+@runtime_checkable
+class HeadsTask(Task, Protocol):
+    """A task whose blocks are of heads that can be computed group by group."""
+
+    @property
+    def tensor(self) -> IntArray: ...
+    @property
+    def block_bytes(self) -> IntArray: ...
+    @property
+    def parts(self) -> IntArray: ...
+
+    def fields_of(self, tensor: int) -> tuple[Field, ...]:
+        """The tensors of a block, in the order of its bytes."""
+
+    def in_head_groups(self, groups: int) -> tuple[HeadsTask, IntArray]:
+        """The task with the heads of each block cut into equal groups, and the blocks that these are.
+
+        Returns an int array (blocks, groups): the number of each group of the heads of each block. Blocks one after
+        another remain so for each group. Raises `ScheduleError` for heads that are not a multiple of `groups`.
+        """
+
+
+def in_chunks(schedule: Schedule, chunks: int) -> Schedule:
+    """A schedule whose blocks are cut into chunks, each a step behind the one before it.
+
+    A rank can then forward the first chunk of a block, or compute with it, while it receives the next one. Chunk q
+    does at step s + q what the block did at step s, and so do kernel calls. So every chunk follows the rules that the
+    block follows, and the bytes and FLOPs are the same.
+
+    Blocks of collectives are cut into chunks of about equal size; chunk q of block b is block ``b * chunks + q``. Those
+    of layers are cut into equal groups of heads, which do not depend on each other.
+
+    Raises `ScheduleError` for more chunks than bytes, for heads that chunks do not divide, for kernel calls of a task
+    that has no heads, and for stacks, whose ``dense`` calls need all heads of a layer.
+
+    >>> from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> print(in_chunks(ring_all_gather(full_mesh(2), 5), 2).steps[0])
+    0->1 lane 0 block 0
+    1->0 lane 0 block 2
+    """
+    if chunks == 1:
+        return schedule
+    check_size(f"{schedule.name} in {chunks} chunks", schedule.world_size, len(schedule.blocks) * chunks)
+    try:
+        cut = _cut(schedule.blocks, schedule.task, chunks)
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {schedule.name!r} in {chunks} chunks: {error}") from None
+    part, block = schedule.initial_part, np.empty(cut.number.size, dtype=np.int64)
+    block[cut.number] = np.arange(len(cut.number))[:, None]
+    return Schedule(
+        name=schedule.name,
+        world_size=schedule.world_size,
+        lanes=schedule.lanes,
+        blocks=cut.blocks,
+        initial=schedule.initial[:, block],
+        final=schedule.final[:, block],
+        steps=ChunkedSteps(schedule.steps, cut.number),
+        task=cut.task,
+        fused=schedule.fused,
+        initial_part=None if part is None else np.broadcast_to(part, schedule.initial.shape)[:, block],
+        kept=None if schedule.kept is None else schedule.kept[:, block],
+    )
+
+
+class _Cut(NamedTuple):
+    """Chunks of blocks: their table and task, and the number of each chunk of each block, (blocks, chunks)."""
+
+    blocks: Blocks
+    task: Task | None
+    number: IntArray
+
+
+def _cut(blocks: Blocks, task: Task | None, chunks: int) -> _Cut:
+    if chunks < 1:
+        raise ScheduleError("expected 1 chunk or more")
+    if task is None:
+        return _cut_bytes(blocks, chunks)
+    if isinstance(task, StackedTask):
+        return _cut_stack(blocks, task, chunks)
+    if not isinstance(task, HeadsTask):
+        raise ScheduleError("its kernel calls read whole blocks, expected a collective or a layer with heads")
+    heads, number = task.in_head_groups(chunks)
+    tensors = [int(task.tensor[(blocks.kind == each).argmax()]) for each in range(len(blocks.kinds))]
+    kinds = [replace(kind, fields=heads.fields_of(tensor)) for kind, tensor in zip(blocks.kinds, tensors, strict=True)]
+    kind = np.empty(number.size, dtype=np.int64)
+    kind[number] = blocks.kind[:, None]
+    return _Cut(Blocks(kinds, kind, heads.block_bytes, heads.parts), heads, number)
+
+
+def _cut_bytes(blocks: Blocks, chunks: int) -> _Cut:
+    smallest = int(blocks.bytes.min(initial=MAX_SUM))
+    if chunks > smallest:
+        raise ScheduleError(f"expected 1 to {smallest}, as a chunk has a byte or more")
+    size, remainder = np.divmod(blocks.bytes[:, None], chunks)
+    sizes = (size + (np.arange(chunks) < remainder)).ravel()
+    cut = Blocks(blocks.kinds, blocks.kind.repeat(chunks), sizes, blocks.parts.repeat(chunks))
+    return _Cut(cut, None, np.arange(len(cut)).reshape(-1, chunks))
+
+
+def _cut_stack(blocks: Blocks, task: StackedTask, chunks: int) -> _Cut:
+    if len(task.dense.flops):
+        raise ScheduleError("its dense calls read all heads of a layer, expected chunks of each layer before stacking")
+    cuts = []
+    for layer, first, end in zip(task.layers, task.first_block, task.first_block[1:], strict=False):
+        used, kind = np.unique(blocks.kind[first:end], return_inverse=True)
+        kinds = [blocks.kinds[each] for each in used.tolist()]
+        cuts.append(_cut(Blocks(kinds, kind, blocks.bytes[first:end], blocks.parts[first:end]), layer, chunks))
+    numbers = [each.number + first * chunks for each, first in zip(cuts, task.first_block, strict=False)]
+    return _Cut(
+        tables_joined([each.blocks for each in cuts]),
+        StackedTask(
+            [each.task for each in cuts if each.task],
+            [count * chunks for count in task.block_counts],
+            ranks=task.ranks,
+        ),
+        np.concatenate(numbers),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkedSteps(LazySteps):
+    """At each step chunk q of the blocks does what the blocks did q steps before.
+
+    `number` is an int array (blocks, chunks), the block of each chunk.
+    """
+
+    whole: Sequence[Step]
+    number: IntArray
+
+    def __len__(self) -> int:
+        return len(self.whole) + self.number.shape[1] - 1 if len(self.whole) else 0
+
+    def step(self, index: int) -> Step:
+        first, last = max(0, index - self.number.shape[1] + 1), min(index, len(self.whole) - 1)
+        return joined([self._chunk(self.whole[each], index - each) for each in range(first, last + 1)])
+
+    def _chunk(self, step: Step, chunk: int) -> Step:
+        return renumbered(step, lambda block: self.number[block, chunk], lambda rank: rank)

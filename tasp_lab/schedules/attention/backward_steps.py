@@ -17,7 +17,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.calls import Calls
-from tasp_lab.schedule.path_proof import Paths
+from tasp_lab.schedule.theorems import Paths
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.forward_steps import CirculationSteps, Transfers
 

@@ -28,4 +28,4 @@ def burst(
     """The passes of ``burst``."""
     ring = balanced_ring(workload)
     flow = options if options.passes == "forward" else replace(options, dataflow="rotate-q")
-    return tuple(replace(each, name=name) for each in circulation_schedules(ring, topology, workload, flow))
+    return tuple(schedule.renamed(name) for schedule in circulation_schedules(ring, topology, workload, flow))

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.rings.shares import split_count
+from tasp_lab.rings.rings import split_count
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
-from tasp_lab.schedule.path_proof import Paths
+from tasp_lab.schedule.theorems import Paths
 from tasp_lab.schedules.attention.layer_blocks import query_spans
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.workload.kernel_calls import clip_band

@@ -35,10 +35,10 @@ import numpy as np
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.blocks import Pool
-from tasp_lab.schedule.composition.merged_steps import NO_STEP, joined
+from tasp_lab.schedule.composition.sequence import NO_STEP, joined
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.needed_keys import in_stages
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions

@@ -32,9 +32,9 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Pool
-from tasp_lab.schedule.composition.merged_steps import joined
+from tasp_lab.schedule.composition.sequence import joined
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
 from tasp_lab.schedules.attention.double_ring_routes import Routes, routes_of
 from tasp_lab.schedules.attention.forward import check_size
@@ -66,7 +66,9 @@ def double_ring(
     if 1 in split:
         single = "tasp" if variant and rings == 1 else balanced_ring(workload)
         plain = options if options.passes == "forward" else replace(options, dataflow="rotate-kv")
-        return tuple(replace(each, name=name) for each in attention_schedules(single, topology, workload, None, plain))
+        return tuple(
+            schedule.renamed(name) for schedule in attention_schedules(single, topology, workload, None, plain)
+        )
     layout = attention_layout(name, workload, topology.world_size)
     candidates = routes_of(name, topology, split, variant)
     check_size(name, topology, layout, max(len(each.lane) for each in candidates))

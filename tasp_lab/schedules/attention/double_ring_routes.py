@@ -12,9 +12,9 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError, TopologyError
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.rings.shares import over_lanes
+from tasp_lab.rings.rings import over_lanes
+from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.parts import equal_parts
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,7 @@ from tasp_lab.core.choices import DEFAULT_BUFFERS as DEFAULT_BUFFERS
 from tasp_lab.core.choices import Direction
 from tasp_lab.core.errors import ScheduleError, unknown
 from tasp_lab.rings.decompose import Decomposition, decompose
-from tasp_lab.rings.rings import is_ring
-from tasp_lab.rings.shares import over_lanes
+from tasp_lab.rings.rings import is_ring, over_lanes
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule

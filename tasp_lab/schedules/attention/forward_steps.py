@@ -9,9 +9,8 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.calls import Calls
-from tasp_lab.schedule.path_proof import Paths, proves
-from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
+from tasp_lab.schedule.theorems import Paths, paths_prove
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.task import AttentionTask
 
@@ -54,12 +53,12 @@ class CirculationSteps(LazySteps):
     def step(self, index: int) -> Step:
         return Step(*self.transfers(index), self._calls(index))
 
-    def prove(self, schedule: Schedule) -> int | None:
-        """By induction along the paths (`tasp_lab.schedule.path_proof`)."""
+    def prove(self, schedule: ScheduleModel) -> int | None:
+        """By induction along the paths (`tasp_lab.schedule.theorems`)."""
         task, staying, paths = self.task, self.circulation.stationary, self.paths()
         owner, results = task.owner[staying], task.output_of[staying]
         fits = schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
-        return paths.transfers if fits and proves(paths, staying, owner, results, owner, schedule) else None
+        return paths.transfers if fits and paths_prove(paths, staying, owner, results, owner, schedule) else None
 
 
 class AttentionSteps(CirculationSteps):

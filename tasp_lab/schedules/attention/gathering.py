@@ -14,9 +14,9 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import single_rings
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.build import collective

@@ -34,10 +34,10 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError, TopologyError
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.composition.groups import replicated
-from tasp_lab.schedule.composition.merged_steps import NO_STEP, joined
+from tasp_lab.schedule.composition.sequence import NO_STEP, joined
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.circulation import cut_by_rank
 from tasp_lab.schedules.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -48,8 +48,8 @@ from tasp_lab.schedules.collectives.all_gather import direct_all_gather
 from tasp_lab.schedules.collectives.gather_steps import shares_along, trimmed
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.parts import equal_parts
 from tasp_lab.workload.layer import Workload
 
 

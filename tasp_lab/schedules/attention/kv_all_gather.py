@@ -29,8 +29,8 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.circulation import cut_by_rank
 from tasp_lab.schedules.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions

@@ -60,10 +60,10 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.choices import Travelling
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.link_loads import loads_of_pairs
+from tasp_lab.rings.rings import loads_of_pairs
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.backward import circulation_plans
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_both_sides
 from tasp_lab.schedules.attention.forward import (

@@ -25,8 +25,8 @@ from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.composition.groups import ReplicatedSteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.topology.derived import renumbered
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.renumbered import renumbered
 
 LEAST_GAIN = 1e-9
 """By how much, of its time, an order must be faster than those before it: rounding decides nothing."""

@@ -28,7 +28,7 @@ rank, where one ring of ``ring-attention`` carries n - 1 times its keys and valu
 as keys and values each, that is n - 1 times as fast if links are always busy: while queries move alone, at the start,
 they have whole links, and so have results at the end, so no tail is exposed. Links are always busy if each hop loads
 all of them equally. So on a full mesh of equal links, rings that load all links equally over all hops are replaced by
-those of `tasp_lab.rings.balanced_rings`, which do so at each hop.
+those of `tasp_lab.rings.closed_forms`, which do so at each hop.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from itertools import chain
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.rings.balanced_rings import balanced_rings
+from tasp_lab.rings.closed_forms import balanced_rings
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
 from tasp_lab.schedules.attention.forward import check_size
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions

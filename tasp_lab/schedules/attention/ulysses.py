@@ -19,9 +19,9 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask

@@ -9,7 +9,7 @@ may be a ring, TASP, TokenRing, ``kv-and-q-rings`` or Burst; its layout says whi
 the schedule of that name between the groups. With one group it is Ulysses, with groups of one rank the outer schedule.
 
 The rings of an outer schedule such as TASP are those of the topology as it is between groups
-(`tasp_lab.topology.between_groups`). Behind a switch these are the rings of a switch with fewer ranks.
+(`tasp_lab.topology.derived`). Behind a switch these are the rings of a switch with fewer ranks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.choices import Dataflow
 from tasp_lab.core.errors import NoLinkError, ScheduleError, TopologyError
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
-from tasp_lab.schedule.composition.merged_steps import joined
+from tasp_lab.schedule.composition.sequence import joined
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings, no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.ulysses import ulysses
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.registry import ATTENTION, balanced_ring, schedule
-from tasp_lab.topology.between_groups import between_groups
 from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
@@ -96,7 +96,7 @@ def usp(
     has_results = "result_dtype" in ATTENTION[outer].options
     plain = options if has_results else replace(options, result_dtype="auto")
     if members == 1:
-        return tuple(replace(each, name=name) for each in attention_schedules(outer, topology, workload, None, plain))
+        return tuple(schedule.renamed(name) for schedule in attention_schedules(outer, topology, workload, None, plain))
     if options.dataflow == "rotate-kv-back":
         raise ScheduleError(
             f"schedule {name!r}: dataflow 'rotate-kv-back' does not apply to it, expected auto, rotate-kv or rotate-q"

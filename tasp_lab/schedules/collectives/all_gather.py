@@ -20,12 +20,11 @@ import numpy.typing as npt
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import Decomposition, decompose
-from tasp_lab.rings.rings import is_ring
-from tasp_lab.rings.shares import over_lanes, split_bytes
+from tasp_lab.rings.rings import is_ring, over_lanes, split_bytes
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.ring_proof import all_blocks, own_blocks, proves
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
+from tasp_lab.schedule.theorems import all_blocks, own_blocks, rings_prove
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
@@ -74,9 +73,9 @@ class RingSteps(LazySteps):
         block = (origin.ravel() * count + lane) * self.chunks + chunk
         return Step(self.rings.ravel(), np.roll(self.rings, -1, axis=1).ravel(), lane, block)
 
-    def prove(self, schedule: Schedule) -> int | None:
-        """By induction (`tasp_lab.schedule.ring_proof`)."""
-        return len(self) * self.rings.size if proves(self.rings, self.chunks, schedule) else None
+    def prove(self, schedule: ScheduleModel) -> int | None:
+        """By induction (`tasp_lab.schedule.theorems`)."""
+        return len(self) * self.rings.size if rings_prove(self.rings, self.chunks, schedule) else None
 
 
 @schedule("ring", "AllGather")

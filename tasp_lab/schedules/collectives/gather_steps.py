@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from tasp_lab.core.arrays import BoolArray
 from tasp_lab.schedule.calls import BlockLists, ranges
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 
 
 def shares_along(gather: Schedule) -> list[list[Fraction]]:

@@ -8,8 +8,6 @@ rings of the decomposition if ranks are joined by direct links.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
@@ -51,19 +49,19 @@ def around_library_rings(
 @schedule("library-ring", "AllGather", library_call="all_gather")
 def library_ring_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
     """AllGather as one call of the library, see `around_library_rings`."""
-    return replace(around_library_rings("all_gather", topology, shard_bytes), name="library-ring")
+    return around_library_rings("all_gather", topology, shard_bytes).renamed("library-ring")
 
 
 @schedule("library-ring-reduce-scatter", "ReduceScatter", library_call="reduce_scatter")
 def library_ring_reduce_scatter(topology: Topology, shard_bytes: int) -> Schedule:
     """ReduceScatter as one call of the library, see `around_library_rings`."""
-    return replace(around_library_rings("reduce_scatter", topology, shard_bytes), name="library-ring-reduce-scatter")
+    return around_library_rings("reduce_scatter", topology, shard_bytes).renamed("library-ring-reduce-scatter")
 
 
 @schedule("library-ring-all-reduce", "AllReduce", library_call="all_reduce")
 def library_ring_all_reduce(topology: Topology, shard_bytes: int) -> Schedule:
     """AllReduce as one call of the library, see `around_library_rings`."""
-    return replace(around_library_rings("all_reduce", topology, shard_bytes), name="library-ring-all-reduce")
+    return around_library_rings("all_reduce", topology, shard_bytes).renamed("library-ring-all-reduce")
 
 
 def library_rings(topology: Topology) -> IntArray:

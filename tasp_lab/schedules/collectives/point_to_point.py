@@ -6,9 +6,9 @@ import numpy as np
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 

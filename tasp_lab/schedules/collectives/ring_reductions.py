@@ -17,7 +17,7 @@ position i + 1 + k to i + 2 + k. By induction on k the source has the parts of p
 among them, and gives them away for the first time; the destination, which is not the source, still has its own part,
 which is none of these. After hop n - 2 position i has all parts, and no other rank has any. From there on the block is
 copied from the owner once around the ring as in AllGather, to ranks that have nothing of it
-(`tasp_lab.schedule.ring_proof`). []
+(`tasp_lab.schedule.theorems`). []
 
 So there are n (n - 1) transfers per ring and chunk, or twice as many, and no rank ever holds more than all blocks,
 which it starts with.
@@ -32,9 +32,9 @@ import numpy.typing as npt
 
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.ring_proof import all_blocks, are_permutations, own_blocks
+from tasp_lab.schedule.model import ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
+from tasp_lab.schedule.theorems import all_blocks, are_permutations, own_blocks
 from tasp_lab.schedules.collectives.all_gather import RingSteps, multi_ring_all_gather, ring_all_gather
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
@@ -59,12 +59,12 @@ class RingSumSteps(RingSteps):
         gives = np.full(len(hops), index < super().__len__())
         return Step(hops.source, hops.destination, hops.lane, hops.block, gives)
 
-    def prove(self, schedule: Schedule) -> int | None:
+    def prove(self, schedule: ScheduleModel) -> int | None:
         """By the theorem of this module."""
         return len(self) * self.rings.size if _proves(self, schedule) else None
 
 
-def _proves(steps: RingSumSteps, schedule: Schedule) -> bool:
+def _proves(steps: RingSumSteps, schedule: ScheduleModel) -> bool:
     """Whether all premises of the theorem hold for a schedule of these steps."""
     (count, n), own_part = steps.rings.shape, schedule.initial_part
     blocks = n * count * steps.chunks

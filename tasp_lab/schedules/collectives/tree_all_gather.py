@@ -13,11 +13,11 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.shares import split_bytes
+from tasp_lab.rings.rings import split_bytes
 from tasp_lab.rings.tree_packing import TreePacking, pack_trees
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import LazySteps, Step
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 

@@ -25,9 +25,9 @@ from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
 from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, Task, check_blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import ShapeRows
 from tasp_lab.workload.layer import Workload

@@ -29,6 +29,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind, Pool
+from tasp_lab.schedule.calls import ranges
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedules.attention.layer_blocks import KEY_GRADIENTS as KEY_GRADIENTS
 from tasp_lab.schedules.attention.layer_blocks import KEYS as KEYS
@@ -300,6 +301,13 @@ class LinearBlocks:
         """The tensors with several parts; backward, prefix states are there from the start."""
         states = (SUFFIX_GRADIENTS,) if self.is_backward else (PREFIX_STATES,)
         return RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS, GATE_GRADIENTS, *states
+
+    def others(self, chunks: IntArray, *, back: bool) -> tuple[IntArray, IntArray]:
+        """The chunks that each chunk follows, or `back` those that follow it: their place in `chunks`, and each."""
+        if self.is_full:
+            call, other = ranges(self.first[chunks], self.last[chunks] + 1)
+            return call[other != chunks[call]], other[other != chunks[call]]
+        return ranges(chunks + 1, self.last[chunks] + 1) if back else ranges(self.first[chunks], chunks)
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         """Which parts of these blocks exist: all that are counted, but the chunk's own one of a state of others."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.linear.task import LinearTask

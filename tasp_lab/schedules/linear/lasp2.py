@@ -23,9 +23,9 @@ from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.calls import BlockLists
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.gathering import all_gathers
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.gather_steps import carried, shares_along, trimmed

@@ -9,8 +9,8 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.linear.task import (
     ADVANCE,
     APPLY_GRADIENT_STATE,

@@ -26,7 +26,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks
 from tasp_lab.schedules.linear.chunks import CHUNK_GRADIENTS as CHUNK_GRADIENTS
 from tasp_lab.schedules.linear.chunks import CHUNK_STATES as CHUNK_STATES
 from tasp_lab.schedules.linear.chunks import GATE_GRADIENTS as GATE_GRADIENTS
@@ -118,13 +118,6 @@ class LinearTask(LinearBlocks):
         """``advance`` or ``retreat`` of a piece of each of these chunks, at its owner."""
         operands = self._of_chain(kernel, chunk, piece, np.zeros_like(chunk))
         return Calls(kernel, self.owner[chunk], operands, np.zeros((len(chunk), 0), dtype=np.int64), CHAIN_LANE)
-
-    def others(self, chunks: IntArray, *, back: bool) -> tuple[IntArray, IntArray]:
-        """The chunks that each chunk follows, or `back` those that follow it: their place in `chunks`, and each."""
-        if self.is_full:
-            call, other = ranges(self.first[chunks], self.last[chunks] + 1)
-            return call[other != chunks[call]], other[other != chunks[call]]
-        return ranges(chunks + 1, self.last[chunks] + 1) if back else ranges(self.first[chunks], chunks)
 
     def _one(self, tensor: int, chunk: IntArray, group: IntArray) -> BlockLists:
         return BlockLists.of_sizes(np.ones_like(chunk), self.block(tensor, chunk, 0, group))

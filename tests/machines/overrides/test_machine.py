@@ -29,7 +29,7 @@ from tasp_lab.machines.sampling import Sampling, machine_samples
 from tasp_lab.prediction.inputs import chosen_machine
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.topology.builders import full_mesh, nodes, switch
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.workload.kernel_shapes import Passing
 
 LAYER = Workload(4096, heads=16, kv_heads=8, mask="causal")

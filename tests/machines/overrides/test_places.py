@@ -8,14 +8,14 @@ from itertools import permutations
 import pytest
 
 from runtime.protocol.jobs import RunSchedule
+from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab import Workload, predict, validate
 from tasp_lab.core.errors import OverrideError, TaspLabError
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
-from tasp_lab.schedule.call_shapes import shapes_by_rank
+from tasp_lab.schedule.dependencies import shapes_by_rank
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import Network, full_mesh, nodes

@@ -35,7 +35,7 @@ from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import switch
-from tasp_lab.validation.measure_machine import measured_machine
+from tasp_lab.validation.fabrics import measured_machine
 from tasp_lab.validation.validate import Comparison
 from tests.conftest import Command
 from tests.runtime.test_calibration import LAUNCH_S, FakeRanks

@@ -8,11 +8,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab.core.choices import Checkpointing
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.core.units import Number
-from tasp_lab.machines.busy_times import busy_s
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, runs_of

@@ -17,8 +17,8 @@ from sim.bounds.attention import attention_bound_s, entering_bytes
 from sim.event.engine import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention_passes
 from tasp_lab.schedules.attention.circulation import Side, cut_blocks
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.direct_attention import direct_pass

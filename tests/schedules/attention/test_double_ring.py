@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import INSTANT, Machine
-from tasp_lab.rings.shares import split_count
-from tasp_lab.schedule.memory_sizes import memory_bytes
+from tasp_lab.rings.rings import split_count
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.double_ring_routes import routes_of
 from tasp_lab.schedules.attention.task import KEYS
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, torus
-from tasp_lab.topology.edits import with_links, without_links
+from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.schedules import bytes_between, task_of

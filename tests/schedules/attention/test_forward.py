@@ -19,14 +19,14 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.edits import with_links
+from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import Call, as_arrays, buffers_of, calls_of, with_buffers

@@ -23,8 +23,8 @@ from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.build import attention_layout, attention_schedules, groups_on
 from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, multipartite, nodes, switch
+from tasp_lab.topology.derived import renumbered
 from tasp_lab.topology.graph import SharedCapacity, Topology, both_ways
-from tasp_lab.topology.renumbered import renumbered
 from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of

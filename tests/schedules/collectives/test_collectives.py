@@ -24,10 +24,10 @@ from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.prediction.predict import CollectivePrediction, predict
-from tasp_lab.rings.shares import PAGE_BYTES
+from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.step import Step
 from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
 from tasp_lab.schedules.collectives.ring_reductions import (
@@ -39,8 +39,8 @@ from tasp_lab.schedules.collectives.ring_reductions import (
 )
 from tasp_lab.schedules.registry import COLLECTIVES, check_names, kind_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
+from tasp_lab.topology.cuts import ranks_behind
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
-from tasp_lab.topology.limits import ranks_behind
 from tests.sim.test_engine_against_reference import uneven_topologies
 from tests.support.strategies import complete_topologies, exact_bandwidths, exact_latencies
 

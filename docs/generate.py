@@ -1,0 +1,208 @@
+"""Write the generated parts of the documents: ``python -m docs.generate``; tests/docs hold the committed ones equal.
+
+Generated are what stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, each by a function of `PARTS`,
+and the output of the commands `predict`, `compare` and `decompose` in console blocks.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from cyclopts import App
+from cyclopts.argument import Argument
+
+from tasp_lab.cli.app import app
+from tasp_lab.cli.process import main
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.collectives.kinds import KINDS
+from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, options_of
+from tasp_lab.workload.layer import Workload
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+MOVES = {
+    "ring-attention": "keys and values around one ring",
+    "zigzag-ring-attention": "the same",
+    "striped-ring-attention": "the same",
+    "tasp": "keys and values around all rings of the topology at once",
+    "token-ring": "queries around one ring, results straight to their owners (TokenRing)",
+    "zigzag-token-ring": "the same",
+    "token-multi-ring": "queries around all rings at once, results straight to their owners",
+    "kv-and-q-rings": "keys or queries around all rings at once, for each pair of ranks whichever is fewer bytes",
+    "ulysses": "all-to-alls of queries, keys and values, and of results; each rank attends with some of the heads",
+    "usp:UxR": "Ulysses in groups of U ranks, a ring between the R groups, or any schedule that follows a colon",
+    "kv-all-gather": "keys and values gathered around one ring; then one kernel call per span of queries",
+    "multi-ring-kv-all-gather": "the same, gathered around all rings",
+    "direct-kv-all-gather": "the same, sent to all ranks at once",
+    "trees-kv-all-gather": "the same, along a packing of trees",
+    "direct-attention": "keys and values straight to the ranks whose mask needs them, in stages (MagiAttention)",
+    "burst": "keys and values around one ring; backward `rotate-q` (BurstAttention)",
+    "double-ring:WxR": "keys and values around R inner rings of W ranks, and from ring to ring meanwhile (LoongTrain)",
+    "grid:YxX": "queries gathered along Y rows of X ranks, keys and values along columns; results back",
+    "lasp": "one state, decayed and added to at each rank, on n - 1 hops one after another",
+    "all-scan": "the state of `lasp` in `--pieces`, groups of KV heads, each sent on at once (ZeCO)",
+    "lasp-2": "the states of all chunks, around one ring, beside the attention within chunks",
+    "multi-ring-lasp-2": "the same, around all rings",
+    "direct-lasp-2": "the same, sent to all ranks at once",
+    "trees-lasp-2": "the same, along a packing of trees",
+    "ring-linear-attention": "keys and values around one ring; queries times keys, quadratic in the sequence",
+    "ring-linear-attention-right": "the same; a state of each chunk's keys, linear in the sequence",
+}
+"""What moves in a forward pass, by the names that users see."""
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    """A table of Markdown; the first row is its head.
+
+    >>> print(table(("a", "b"), ("x|y", "1")))
+    | a | b |
+    |---|---|
+    | x\\|y | 1 |
+    """
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def attention_table() -> str:
+    """The schedules of attention: layouts, what moves, and the options that apply."""
+    rows = [("schedule", "sequence layout", "what moves, forward", "options")]
+    for name, spec in ATTENTION.items():
+        shown = f"{name}:{spec.split}" if spec.split else name
+        options = " ".join(f"`{flag(option)}`" for option in options_of(f"{name}:2x2" if spec.split else name))
+        rows.append((f"`{shown}`", layouts(f"{name}:2x2" if spec.split else name), MOVES[shown], options))
+    return table(*rows)
+
+
+def layouts(name: str) -> str:
+    """The sequence layouts of a schedule, of a full and of a causal mask.
+
+    >>> layouts("tasp"), layouts("ulysses")
+    ('contiguous; causal: zigzag', 'contiguous')
+    """
+    full = attention_layout(name, Workload(sequence=64, heads=4), 4).name
+    causal = attention_layout(name, Workload(sequence=64, heads=4, mask="causal"), 4).name
+    full, causal = full.partition(" ")[0], causal.partition(" ")[0]  # that of a family names its group size, too
+    return full if full == causal else f"{full}; causal: {causal}"
+
+
+def flag(field: str) -> str:
+    """The option of the command line for a field of `AttentionOptions`."""
+    return "--no-trim" if field == "trim" else "--" + field.replace("_", "-")
+
+
+def linear_table() -> str:
+    """The schedules of linear attention."""
+    return table(("schedule", "what moves, forward"), *((f"`{name}`", MOVES[name]) for name in LINEAR))
+
+
+def collectives_table() -> str:
+    """The schedules of collectives."""
+    rows = [("collective", "schedules", "`--shard-bytes`")]
+    for kind, spec in KINDS.items():
+        names = (f"`{name}`" for name, collective in COLLECTIVES.items() if collective.kind == kind)
+        rows.append((kind, ", ".join(names), spec.shard))
+    return table(*rows)
+
+
+def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]:
+    """Every command with its full name, in the order of the help."""
+    for name in parent:
+        if not name.startswith("-"):
+            command = parent[name]
+            if command.default_command is not None:
+                yield f"{path}{name}", command
+            yield from all_commands(command, f"{path}{name} ")
+
+
+def meaning(argument: Argument) -> str:
+    """The help of an argument, with its choices and its default."""
+    text = argument.parameter.help or "The file." * (argument.names[0] == "FILE") or "The name."
+    default = argument.field_info.default
+    if argument.show_default is True:
+        text += f" Default: {str(default).lower() if isinstance(default, bool) else default}."
+    elif callable(argument.show_default):
+        text += f" Default: {argument.show_default(default)}."
+    choices = argument.get_choices()
+    return f"{text} One of {', '.join(choices)}." if choices else text
+
+
+def command_reference() -> str:
+    """What each command does, the options that several share, and those of its own."""
+    commands, users = dict(all_commands()), dict[tuple[str, str, str], list[str]]()
+    for name, command in commands.items():
+        for argument in command.assemble_argument_collection():
+            if argument.show:
+                (group, *_) = argument.parameter.group  # type: ignore[misc]
+                title = str(getattr(group, "name", group))
+                names = ", ".join(f"`{name}`" for name in argument.names)
+                users.setdefault((title, names, meaning(argument)), []).append(name)
+    sections = dict[tuple[str, str], list[str]]()  # by title and commands
+    for (group, names, text), of in users.items():
+        shared = "" if len(of) == 1 else "all commands" if len(of) > 12 else ", ".join(of)
+        sections.setdefault((group if shared else of[0], shared), []).append(item(names, text))
+    parts = [table(("command", "what it does"), *((f"`{name}`", summary(app)) for name, app in commands.items()))]
+    for heading, own in (("Options that commands share", False), ("Options of one command", True)):
+        parts.append(f"## {heading}")
+        chosen = {key: items for key, items in sections.items() if own is not bool(key[1])}
+        for title in dict.fromkeys(title for title, _ in chosen):
+            parts.append(f"### {title}")
+            for (of_title, shared), items in chosen.items():
+                if of_title == title:
+                    parts += [f"Of {shared}:"] * bool(shared) + ["\n".join(items)]
+    return "\n\n".join(parts)
+
+
+def item(names: str, text: str) -> str:
+    """An item of a list, in lines that are not too long."""
+    wrapper = textwrap.TextWrapper(150, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(f"- {names}: {text}")
+
+
+def summary(command: App) -> str:
+    """The first paragraph of the help of a command."""
+    return " ".join(command.help.partition("\n\n")[0].split())
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": command_reference,
+    "attention": attention_table,
+    "linear attention": linear_table,
+    "collectives": collectives_table,
+}
+
+_PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_CONSOLE = re.compile(
+    r"(?<=^```console\n)\$ tasp-lab ((?:predict|compare|decompose) .*)\n((?:.+\n)+)(?=```$)", re.MULTILINE
+)
+
+
+def generated(text: str) -> str:
+    """A document with its generated parts made anew."""
+    return _PART.sub(lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}", text)
+
+
+def with_output(text: str) -> str:
+    """A document with what commands print today; where it showed the beginning only, as many lines of it."""
+    return _CONSOLE.sub(lambda match: f"$ tasp-lab {match[1]}\n{printed(match[1], match[2].count(chr(10)))}", text)
+
+
+def printed(arguments: str, lines: int) -> str:
+    """The first lines of the output of a command; all of them if it printed no more."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(io.StringIO()):
+        main(arguments.split())
+    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines()[:lines])
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        text = document.read_text()
+        written = with_output(generated(text))
+        if written != text:
+            document.write_text(written)

@@ -1,1 +1,0 @@
-"""BurstAttention on eight A100."""

@@ -1,1 +1,0 @@
-"""ring-flash-attention on eight A100 and eight H800."""

@@ -1,1 +1,0 @@
-"""USP on eight A100."""

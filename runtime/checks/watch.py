@@ -1,0 +1,273 @@
+"""How a check ends: by a failing rank, by a signal, or by a step that takes too long.
+
+A rank may be anywhere when that happens, also inside a call of the communication library that never returns. So a
+thread ends the process: it sees signals through a pipe that Python's C-level handler writes to, and failures of other
+ranks in the store of the process group. The reporter, rank 0, first calls `report`, which writes the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Literal, NoReturn, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from runtime.executor.transports import default_device
+from runtime.ranks.torchrun import TorchrunRanks
+from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.progress import print_line
+
+EndKind = Literal["failed", "interrupted"]
+
+FAILED, INTERRUPTED = 2, 130
+"""Exit codes."""
+
+POLL_S = 0.2
+_GRACE_S = 1.0
+"""How long the reporter waits, after the first failure, for what other ranks say."""
+
+_LATER_S = 60.0
+"""How much longer other ranks wait for a step to end, in case that the reporter cannot end it."""
+
+_WRITING_S = 20.0
+"""How long a failing rank waits for the reporter to write the record."""
+
+
+class Store(Protocol):
+    """What is used of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a check ends early; `rank` is the first rank that failed, None for a signal or a time limit."""
+
+    kind: EndKind
+    message: str
+    rank: int | None = None
+
+
+class Watch:
+    """Ends this process when the check is over; a context manager of the main thread.
+
+    Parameters
+    ----------
+    rank, world_size : this rank; rank 0 reports.
+    report : called on rank 0 before the process ends, with None if it knows the failure.
+    """
+
+    def __init__(self, rank: int, world_size: int, report: Callable[[End | None], None]) -> None:
+        self._rank, self._world_size, self._report = rank, world_size, report
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._store: Store | None = None
+        self._deadline_s, self._what = float("inf"), ""
+        self._ending, self._left = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gpu-check watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._handlers = {each: signal.signal(each, _note) for each in (signal.SIGINT, signal.SIGTERM)}
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._thread.join()
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def connect(self, store: Store) -> None:
+        """Watch for failures of other ranks; the store is used by this thread only."""
+        self._store = store
+
+    def limit(self, what: str, seconds: float) -> None:
+        """From now on `what` may take so long; the reporter is the first to end it."""
+        late_s = _LATER_S if self._rank else 0.0
+        self._what, self._deadline_s = what, time.monotonic() + seconds + late_s
+
+    def fail(self, message: str, store: Store | None) -> NoReturn:
+        """End the check on all ranks because of this one. The store is one that the main thread may use."""
+        if store is None:
+            self._end(End("failed", _of_rank(self._rank, message), self._rank))
+        with contextlib.suppress(Exception):  # its host may be gone
+            store.set(_failure(self._rank), pickle.dumps((time.time(), message)))
+        self.leave(store)
+
+    def leave(self, store: Store) -> NoReturn:
+        """End this process after a failure that the reporter knows, or will find in the store."""
+        if self._rank == 0:
+            self._end(None)
+        with contextlib.suppress(Exception):
+            self._await_the_record(store)
+        os._exit(FAILED)
+
+    def _await_the_record(self, store: Store) -> None:
+        until = time.monotonic() + _WRITING_S
+        while time.monotonic() < until and not store.check([_WRITTEN]):
+            time.sleep(POLL_S)
+
+    def _watch(self) -> None:
+        while not self._left.is_set():
+            ready, _, _ = select.select([self._read], [], [], POLL_S)
+            if self._left.is_set():
+                return
+            if ready:
+                self._heard(os.read(self._read, 64))
+            elif self._rank == 0 and self._has_failures():
+                self._end(None)
+            elif self._rank and self._is_written():
+                os._exit(FAILED)
+            elif time.monotonic() > self._deadline_s:
+                self._end(End("failed", f"{self._what} did not end in time"))
+
+    def _heard(self, numbers: bytes) -> None:
+        if signal.SIGINT in numbers:
+            self._end(End("interrupted", "interrupted"))
+        elif signal.SIGTERM in numbers:
+            told = "ended by SIGTERM: another rank has died, see what torchrun says, or the job was cancelled"
+            self._end(End("failed", told))
+
+    def _has_failures(self) -> bool:
+        if self._store is None:
+            return False
+        with contextlib.suppress(Exception):  # a store that is gone: its host sends SIGTERM, too
+            return any(self._store.check([_failure(rank)]) for rank in range(self._world_size))
+        return False
+
+    def _is_written(self) -> bool:
+        """Whether the reporter has ended the check."""
+        with contextlib.suppress(Exception):  # a store that is gone: its host sends SIGTERM, too
+            return self._store is not None and self._store.check([_WRITTEN])
+        return False
+
+    def _end(self, end: End | None) -> NoReturn:
+        """End this process. What the ranks say in the store comes before any reason but Ctrl-C."""
+        with self._ending:  # never released: the first reason is reported
+            interrupted = end is not None and end.kind == "interrupted"
+            if self._rank == 0:
+                if not interrupted and self._has_failures():
+                    time.sleep(_GRACE_S)
+                    end = self._first_failure()
+                with contextlib.suppress(Exception):
+                    self._report(end)
+                with contextlib.suppress(Exception):
+                    if self._store is not None:
+                        self._store.set(_WRITTEN, b"1")
+            elif end is not None and self._store is None:
+                print_line(f"tasp-lab: {end.message}", sys.stderr)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(INTERRUPTED if interrupted else FAILED)
+
+    def _first_failure(self) -> End:
+        assert self._store is not None, "failures are in the store"
+        found: list[tuple[float, int, str]] = []
+        for rank in range(self._world_size):
+            if self._store.check([_failure(rank)]):
+                at_s, message = pickle.loads(self._store.get(_failure(rank)))
+                found.append((at_s, rank, message))
+        (_, rank, message), *others = sorted(found)
+        also = "".join(f"; then {_of_rank(other, told)}" for _, other, told in others[:3])
+        return End("failed", _of_rank(rank, message) + also, rank)
+
+
+def _of_rank(rank: int, message: str) -> str:
+    """The message with its rank, which many have already."""
+    return message if message.startswith(f"rank {rank}") else f"rank {rank}: {message}"
+
+
+_WRITTEN = "gpu-check/written"
+
+
+def _failure(rank: int) -> str:
+    return f"gpu-check/failed/{rank}"
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """No-op handler: the signal has been written to the pipe."""
+
+
+# The ranks of a check. What they tell each other goes through the store of the process group.
+#
+# So a rank that waits for the others holds no kernel of the communication library, and its GPU is free for what others
+# start on it.
+
+
+Value = TypeVar("Value")
+
+_PATIENCE = timedelta(days=1)
+"""Waits end with the process: `runtime.checks.watch` has the limits."""
+
+
+class CheckedGroup:
+    """This rank among those of the default process group."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
+        self.ranks = TorchrunRanks()
+        self.store = store_of_group()
+        self._told = 0
+
+    @property
+    def backend(self) -> BackendKind:
+        """The communication library: ``nccl``, also of AMD, or ``gloo``."""
+        return "gloo" if dist.get_backend() == "gloo" else "nccl"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank's blocks."""
+        return torch.device(default_device())
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether blocks lie on a GPU, so that limits of speed apply."""
+        return self.device.type == "cuda"
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all ranks."""
+        self._told += 1
+        self.store.set(self._key(self.rank), pickle.dumps(value))
+        return [pickle.loads(self.store.get(self._key(rank))) for rank in range(self.world_size)]
+
+    def slowest(self, seconds: float) -> float:
+        """The longest time of all ranks."""
+        return max(self.gather(seconds))
+
+    def barrier(self) -> None:
+        """Wait for all ranks, and for this rank's GPU."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        self.gather(None)
+
+    def _key(self, rank: int) -> str:
+        return f"gpu-check/told/{self._told}/{rank}"
+
+
+def store_of_group() -> Store:
+    """A connection of its own to the store of the default process group; its waits have no limit of their own."""
+    store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+    store.set_timeout(_PATIENCE)
+    found: Store = store
+    return found

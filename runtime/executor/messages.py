@@ -1,0 +1,120 @@
+"""What transports and executors have in common: messages, waits for them, lost peers, and the interface of a transport.
+
+A transport posts messages and returns a wait for each, which blocks until that message has arrived or has been sent::
+
+    for wait in transport.receive([Message(peer=1, tag=0, data=memory)]):
+        wait()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from runtime.executor.streams import Streams
+from tasp_lab.core.errors import first_line
+from tasp_lab.schedule.rank_part import RankPart
+from tasp_lab.schedule.schedule import Schedule
+
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False, slots=True)
+class Message:
+    """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks.
+
+    A message is kept for later runs over the same transport, which may add what it has `prepared` for it.
+    """
+
+    peer: int
+    tag: int
+    data: torch.Tensor
+    channel: int = 0
+    prepared: Any = None
+
+
+Group = dist.ProcessGroup | None
+"""A process group; None is the group of all ranks. Peers are ranks within it."""
+
+
+Wait = Callable[[], None]
+"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer`.
+
+Executors keep waits until the next run. They hold the works of torch, and to free one of gloo's right after it has
+ended contends with gloo's own thread for its lock: a message then costs twice the processor time.
+"""
+
+
+class LostPeer(Exception):  # noqa: N818
+    """A call of `torch.distributed` failed because a peer is lost, or does not answer in time.
+
+    `number` is that of the message, among those that were to be posted together.
+    """
+
+    def __init__(self, reason: str, number: int = 0) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
+def is_lost_peer(error: Exception, on_gpu: bool) -> bool:
+    """Whether an error that a call of `torch.distributed` has raised is that of a peer.
+
+    torch raises `DistError` for what NCCL and RCCL report; for gloo it raises a plain `RuntimeError`. Memory that is
+    exhausted and kernels that fail (`torch.OutOfMemoryError`, `torch.AcceleratorError`, on a GPU also a plain
+    `RuntimeError`) are errors of this rank.
+    """
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and not on_gpu)
+
+
+def call_peers(on_gpu: bool, function: Callable[..., Result], *arguments: object, **options: object) -> Result:
+    """The result of a call of `torch.distributed`. Raises `LostPeer` where `is_lost_peer`."""
+    try:
+        return function(*arguments, **options)
+    except RuntimeError as error:
+        if is_lost_peer(error, on_gpu):
+            raise LostPeer(reason_of(error)) from None
+        raise
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error, and what NCCL or RCCL says at the end of theirs.
+
+    >>> reason_of(ValueError("NCCL error in: x.cpp:94\\nncclInvalidUsage: ...\\nLast error:\\nDuplicate GPU detected"))
+    'NCCL error in: x.cpp:94: Duplicate GPU detected'
+    """
+    _, _, last = str(error).partition("Last error:")
+    return ": ".join([first_line(error), *last.split("\n")[1:2]])
+
+
+class Transport(Protocol):
+    """The transport interface of the executor. Both calls raise `LostPeer`."""
+
+    @property
+    def receives_ahead(self) -> int: ...
+    @property
+    def whole_steps(self) -> bool: ...
+    @property
+    def channels(self) -> bool: ...
+    @property
+    def short_bytes(self) -> int:
+        """Messages of this size and less take no longer than to hand over to another thread; 0 if there are none."""
+        ...
+
+    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
+        """The memory of a run, bytes of arbitrary content, for work in the current stream; a collective call."""
+        ...
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """End the use of a memory, when all that reads or writes it is queued in the current stream."""
+        ...
+
+    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
+        """Make what each channel needs; a collective call, made before the messages of a run, which has a memory."""
+        ...
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]: ...
+    def send(self, messages: Sequence[Message]) -> list[Wait]: ...

@@ -1,1 +1,0 @@
-"""What ``tasp-lab gpu-check`` measures and checks on the ranks of a process group."""

@@ -1,0 +1,228 @@
+"""The kernel sdpa: the fused operators of torch's scaled_dot_product_attention, on CPUs and on GPUs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from runtime.kernels.partials import (
+    Band,
+    Gradients,
+    Partial,
+    Rows,
+    additive_mask,
+    by_rows,
+    gradients_by_head,
+    gradients_by_rows,
+    gradients_over_band,
+    heads_first,
+    lse_dtype,
+    over_band,
+    rows_contiguous,
+)
+from runtime.kernels.reference import softmax_attention
+
+Tensor = torch.Tensor
+
+
+class ScaledDotProduct:
+    """The fused operators of torch's scaled_dot_product_attention, which also return the log-sum-exp.
+
+    On a GPU a non-finite value can affect rows that do not attend to it, if they share a tile of the mask with a row
+    that does: a check would synchronise the stream.
+    """
+
+    name = "sdpa"
+
+    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+        dtypes = [torch.float32, torch.bfloat16, torch.float16] + [torch.float64] * (device.type == "cpu")
+        if device.type not in ("cpu", "cuda"):
+            return f"it runs on cpu and cuda, not {device.type}"
+        if dtype not in dtypes:
+            return f"on {device.type} it supports {', '.join(map(str, dtypes))}, not {dtype}"
+        return gpu_head_dim(head_dim) if device.type == "cuda" else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+        return over_band(attend_on_gpu if q.is_cuda else _attend_on_cpu, q, k, v, scale, low, high)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        *, scale: float, low: int, high: int,
+    ) -> Gradients:  # fmt: skip
+        """As `Kernel.backward`. On a CPU all tensors are float32 or wider: the operator accumulates in their dtype."""
+        dtype = q.dtype if q.is_cuda else lse_dtype(q.dtype)
+        dout, out, k, v = (rows_contiguous(x.to(dtype)) for x in (dout, out, k, v))
+        rows = Rows(dout, rows_contiguous(q.to(dtype)), out, lse)
+        differentiate = gradients_on_gpu if q.is_cuda else _gradients_on_cpu
+        return gradients_over_band(differentiate, rows, k, v, scale, low, high)
+
+
+def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    if band.unmasked or band.causal:
+        return _cpu_operator(q, k, v, scale, band)
+    return by_rows(_cpu_operator, q, k, v, scale, band)
+
+
+def _cpu_operator(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    """The only call of torch's private CPU operator. It supports GQA; its causal mask is aligned to the top left."""
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mask = _cpu_mask(q, band)
+    found = operator(*heads_first(q, k, v), is_causal=band.causal, attn_mask=mask, scale=scale)
+    return _repaired(Partial(*heads_first(*found)), q, k, v, scale, band)
+
+
+def _cpu_mask(q: Tensor, band: Band) -> Tensor | None:
+    return None if band.unmasked or band.causal else additive_mask(band, q.dtype, q.device)
+
+
+def _repaired(found: Partial, q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    """The result, with the rows recomputed for which the CPU operator may be wrong.
+
+    In the operator non-finite values spread to rows that do not attend to them, a score of +inf can yield out 0, and a
+    row without keys gets lse 0. All of these rows have non-finite out or lse, or lse 0, which is rare otherwise.
+    """
+    out, lse = found
+    if out.sum(dtype=lse.dtype).isfinite() and lse.sum().isfinite() and lse.all():
+        return found
+    suspect = ~lse.isfinite() | (lse == 0) | ~out.isfinite().all(-1)
+    q, k, v = q.to(lse.dtype), k.to(lse.dtype), v.to(lse.dtype)
+    for row in suspect.any(2).any(0).nonzero().flatten().tolist():
+        exact = over_band(softmax_attention, q.narrow(1, row, 1), k, v, scale, band.low - row, band.high - row)
+        out.narrow(1, row, 1).copy_(exact.out)
+        lse.narrow(1, row, 1).copy_(exact.lse)
+    return found
+
+
+def _gradients_on_cpu(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    if band.unmasked or band.causal:
+        return _cpu_gradients(rows, k, v, scale, band)
+    return gradients_by_rows(_cpu_gradients, rows, k, v, scale, band)
+
+
+def _cpu_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    return gradients_by_head(_cpu_gradient_operator, rows, k, v, scale, band)
+
+
+def _cpu_gradient_operator(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    """The only call of torch's private CPU operator for gradients; not every release supports GQA."""
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    dout, q, out, lse = heads_first(*rows)
+    mask = _cpu_mask(q, band)
+    found = operator(dout, q, *heads_first(k, v), out, lse, 0.0, band.causal, attn_mask=mask, scale=scale)
+    return Gradients(*heads_first(*found))
+
+
+# The operators of torch's scaled_dot_product_attention on a GPU, CUDA or ROCm, each called by one function.
+#
+# Two are used: flash, if supported, for unmasked or square causal bands, and memory-efficient for all others.
+
+
+def gpu_head_dim(head_dim: int) -> str | None:
+    """None if GPU kernels support the head_dim, else the reason in one line."""
+    fits = head_dim % 8 == 0 and 0 < head_dim <= 256
+    return None if fits else f"on cuda it supports a head_dim that is a multiple of 8 up to 256, not {head_dim}"
+
+
+def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    """Attention over a non-empty band."""
+    operator = _gpu_flash if _gpu_flash_runs(q, k, v, band) else _gpu_efficient
+    return with_empty_rows(operator(q, k, v, scale, band))
+
+
+def gradients_on_gpu(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    """Gradients over a non-empty band. Support by flash can depend on whether a gradient is required."""
+    if _gpu_flash_runs(rows.q.detach().requires_grad_(), k, v, band):
+        return _gpu_flash_gradients(rows, k, v, scale, band)
+    return gradients_by_head(_gpu_efficient_gradients, rows, k, v, scale, band)
+
+
+def with_empty_rows(found: Partial) -> Partial:
+    """The result with lse -inf for rows without keys: flash kernels return +inf and out 0 for these rows."""
+    out, lse = found
+    return Partial(out, lse.masked_fill((lse == math.inf) & (out[..., 0] == 0), -math.inf))
+
+
+def _square_causal(band: Band) -> bool:
+    return band.causal and band.queries == band.keys
+
+
+def _gpu_flash_runs(q: Tensor, k: Tensor, v: Tensor, band: Band) -> bool:
+    """Whether torch's flash operator supports this mask and these tensors on this GPU."""
+    if not (band.unmasked or _square_causal(band)):
+        return False
+    query, key, value = heads_first(q, k, v)
+    grouped = q.shape[2] != k.shape[2]
+    parameters = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, band.causal, grouped)
+    return torch.backends.cuda.can_use_flash_attention(parameters)
+
+
+def _gpu_flash(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    """The only call of torch's private flash operator, which supports GQA."""
+    operator = torch.ops.aten._scaled_dot_product_flash_attention
+    out, lse, *_ = operator(*heads_first(q, k, v), 0.0, band.causal, scale=scale)
+    return Partial(*heads_first(out, lse))
+
+
+def _gpu_flash_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    """The only call of torch's private flash operator for gradients, which supports GQA.
+
+    It requires contiguous lse without checking.
+    """
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    dout, q, out, lse = heads_first(*rows)
+    unused = _no_random_state(q)
+    shape = (None, None, band.queries, band.keys)  # no cumulative sequence lengths: all sequences have equal length
+    found = operator(
+        dout, q, *heads_first(k, v), out, lse.contiguous(), *shape, 0.0, band.causal, unused, unused, scale=scale
+    )
+    return Gradients(*heads_first(*found))
+
+
+def _gpu_efficient(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    """The only call of torch's private memory-efficient operator.
+
+    It does not support GQA, so it is called once per query head of a group, which avoids copying keys. Its lse is
+    padded to whole tiles.
+    """
+    group = q.shape[2] // k.shape[2]
+    mask = _gpu_mask(q, k, band)
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention
+    out, lse = torch.empty_like(q), torch.empty_like(q[..., 0], dtype=torch.float32)
+    for head in range(group):
+        heads = heads_first(q[:, :, head::group], k, v)
+        one_out, one_lse, *_ = operator(*heads, mask, True, 0.0, _square_causal(band), scale=scale)
+        out[:, :, head::group] = one_out.transpose(1, 2)
+        lse[:, :, head::group] = one_lse[..., : band.queries].transpose(1, 2)
+    return Partial(out, lse)
+
+
+def _gpu_efficient_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    """The only call of torch's private memory-efficient operator for gradients, which does not support GQA.
+
+    It requires contiguous rows of out without checking, and lse in the format of its forward pass: on CUDA padded with
+    +inf to tiles of 32 rows.
+    """
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+    dout, q, out, lse = heads_first(rows.dout, rows.q, rows.out.contiguous(), rows.lse)
+    padding = 0 if torch.version.hip else -band.queries % 32
+    lse = torch.nn.functional.pad(lse, (0, padding), value=math.inf).contiguous()
+    unused, output_mask = _no_random_state(q), [True, True, True, False]
+    dq, dk, dv, _ = operator(
+        dout, q, *heads_first(k, v), _gpu_mask(rows.q, k, band), out, lse, unused, unused, 0.0, output_mask,
+        _square_causal(band), scale=scale,
+    )  # fmt: skip
+    return Gradients(*heads_first(dq, dk, dv))
+
+
+def _gpu_mask(q: Tensor, k: Tensor, band: Band) -> Tensor | None:
+    """The mask of the memory-efficient operator; None if the band is unmasked or square and causal."""
+    if band.unmasked or _square_causal(band):
+        return None
+    return additive_mask(band, q.dtype, q.device).expand(q.shape[0], k.shape[2], -1, -1)
+
+
+def _no_random_state(q: Tensor) -> Tensor:
+    """A placeholder for the random state of dropout, which is not used."""
+    return torch.zeros((), dtype=torch.int64, device=q.device)

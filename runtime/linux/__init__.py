@@ -1,1 +1,0 @@
-"""Linux: load of the host, and namespaces."""

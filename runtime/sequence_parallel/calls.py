@@ -1,0 +1,332 @@
+"""One call of a layer that all ranks make together: proposal, agreement, schedules, and both passes.
+
+`call_layer` drives every public function of this package. What is particular to softmax attention, to linear attention
+and to a change of layout is a `LayerCall`::
+
+    out, lse = call_layer(SoftmaxCall(q, k, v, ...))
+
+1. Each rank proposes its arguments (`LayerCall.propose`), and all ranks compare them.
+2. All build the same schedules (`LayerCall.build`), one for each pass.
+3. The forward pass runs (`LayerPasses.forward`); the backward pass runs where autograd asks for gradients, after the
+   ranks have agreed once more that all of them go back through this call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from runtime.executor.copies import Copies, Work
+from runtime.executor.executor import Executor
+from runtime.executor.messages import Group, Transport
+from runtime.executor.transports import make_transport
+from runtime.executor.views import DTYPES
+from runtime.sequence_parallel.agreement import Call, Proposal, agree
+from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.schedule.rank_part import RankPart, rank_part
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload, documents_of
+from tasp_lab.workload.sequence_layout import SequenceLayout
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def uncompiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """torch.compile calls the function as it is: what ranks tell each other cannot be traced."""
+    found: Callable[_Arguments, _Result] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return found
+
+
+BOTH_PASSES = AttentionOptions("both")
+"""Forward, and backward where gradients are wanted."""
+
+
+class LayerPasses(Protocol):
+    """Both passes of a layer on one rank."""
+
+    def forward(self, *inputs: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The outputs, and what `backward` needs of this pass: tensors, and None."""
+
+    def backward(self, saved: Sequence[Any], *gradients: Any) -> tuple[Any, ...]:
+        """The gradient of each input from those of the outputs, None for inputs without one."""
+
+    @property
+    def without_gradients(self) -> Sequence[int]:
+        """The outputs, by number, through which no gradient flows."""
+
+
+@dataclass(kw_only=True)
+class LayerCall(ABC):
+    """What is particular to a kind of layer in `call_layer`; one instance per call and rank.
+
+    `apart` names what may differ between the proposals of ranks.
+    """
+
+    group: Group
+    topology: Topology | None
+    transport: str
+    timeout_s: float
+    apart: ClassVar[Sequence[str]] = ("positions",)
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors with respect to which the call is differentiated, and None."""
+
+    @abstractmethod
+    def propose(self, number: int) -> Proposal:
+        """Check this rank's arguments, and describe them for the other ranks; `number` is that of the call.
+
+        The first name is ``kind``: ranks that call another function have other names.
+        """
+
+    @abstractmethod
+    def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
+        """The schedules, one for each pass. Raises `TaspLabError` where shards do not fit them."""
+
+    @abstractmethod
+    def described(self, schedules: Sequence[Schedule]) -> str:
+        """The layer in few words, for errors."""
+
+    @abstractmethod
+    def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> LayerPasses | None:
+        """The passes on this rank; None if the outputs are the inputs."""
+
+    @cached_property
+    def gradients(self) -> bool:
+        """Whether the call is differentiated."""
+        return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in self.inputs)
+
+    def proposed_transport(self, device: torch.device, number: int) -> dict[str, object]:
+        """Choose how messages of this call are sent, and describe it for the other ranks."""
+        self.sender = make_transport(self.transport, self.timeout_s, self.group, device, number)
+        return {
+            "topology": None if self.topology is None else self.topology.name,
+            "gradients": self.gradients,
+            "transport": self.transport,
+            "channels": self.sender.channels,
+        }
+
+
+def call_layer(layer: LayerCall) -> tuple[Any, ...]:
+    """The outputs of a layer on this rank; all ranks of the group call it.
+
+    Raises `RunError` where ranks do not agree or one is lost, and what the layer raises on any rank.
+    """
+    if not dist.is_initialized():
+        raise RunError("no process group: call torch.distributed.init_process_group first, or start with torchrun")
+    rank = dist.get_rank(layer.group)
+    if rank < 0:
+        raise RunError("this process is not part of the group")
+    call = Call(layer.group, layer.timeout_s)
+    own: Proposal | TaspLabError
+    try:
+        own = layer.propose(call.number)
+    except TaspLabError as error:
+        own = error  # the other ranks wait for a proposal, so this rank raises once all have exchanged theirs
+    everyone = call.agree(own, layer.apart)
+    schedules = _built_together(layer, everyone)
+    call.layer = layer.described(schedules)
+    passes = layer.passes(schedules, everyone, rank)
+    if passes is None:
+        return layer.inputs
+    if not layer.gradients:
+        return passes.forward(*layer.inputs)[0]
+    return differentiable(passes, call, *layer.inputs)
+
+
+def differentiable(passes: LayerPasses, call: Call, *inputs: Any) -> tuple[Any, ...]:
+    """The outputs of a forward pass as one differentiable operation."""
+    outputs: tuple[Any, ...] = _Differentiable.apply(passes, call, *inputs)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+class _Differentiable(torch.autograd.Function):
+    """Both passes; all ranks run their backward passes in the same order."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: LayerPasses, call: Call, *inputs: Any) -> tuple[Any, ...]:
+        outputs, saved = passes.forward(*inputs)
+        # A checkpoint without reentry replaces saved tensors by those of a forward pass that it runs again, with a
+        # number of its own, and keeps everything else. So the number of the call is saved as a tensor, too.
+        ctx.save_for_backward(*saved, *([torch.tensor(call.number, device="cpu")] if saved else []))
+        ctx.mark_non_differentiable(*(outputs[number] for number in passes.without_gradients))
+        ctx.passes, ctx.call = passes, call
+        return outputs
+
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        call: Call = ctx.call
+        *saved, number = ctx.saved_tensors or (None,)
+        computed_as = None if number is None else int(number)
+        call.agree_on_backward(computed_as)
+        try:
+            return None, None, *ctx.passes.backward(saved, *gradients)
+        except RunError as error:
+            raise RunError(f"{error}, in the backward pass of {call.described(computed_as)}") from None
+
+
+def _built_together(layer: LayerCall, everyone: Sequence[Proposal]) -> tuple[Schedule, ...]:
+    """The schedules that all ranks build. Raises `RunError` if they differ.
+
+    They can only with a topology, as a search for its rings may end differently on every rank.
+    """
+    if layer.topology is None:
+        return layer.build(everyone, _mesh(len(everyone)))
+    own: Proposal | TaspLabError
+    try:
+        built = layer.build(everyone, layer.topology)
+        own = {"rings": "".join(schedule.digest for schedule in built)}
+    except TaspLabError as error:
+        own = error
+    agree(own, layer.group, layer.timeout_s)
+    return built
+
+
+@lru_cache(maxsize=8)
+def _mesh(world_size: int) -> Topology:
+    return full_mesh(world_size)
+
+
+def run_pass(
+    schedule: Schedule, rank: int, transport: Transport, work: Work, device: torch.device,
+    load: Callable[[Copies], object],
+) -> Copies:  # fmt: skip
+    """Run a schedule after `load` has filled the memory; the caller gives that back to the transport."""
+    executor = Executor(schedule, rank, transport, work, device, part=part_of(schedule, rank))
+    load(executor.copies)
+    executor.prepare()
+    executor.run()
+    return executor.copies
+
+
+@lru_cache(maxsize=16)
+def part_of(schedule: Schedule, rank: int) -> RankPart:
+    """The part of a rank. Layers are called with the same schedules again and again."""
+    return rank_part(schedule, rank)
+
+
+def load_blocks(copies: Copies, blocks: Sequence[int], left: torch.Tensor) -> None:
+    """Copy the bytes of resident blocks, one after the other in `left`, into the memory."""
+    start = 0
+    for block in blocks:
+        place = copies.data(block, copies.part.resident[block])
+        place.copy_(left[start : start + len(place)])
+        start += len(place)
+
+
+def lengths_of(everyone: Sequence[Proposal], name: str = "positions") -> list[int]:
+    """The number of positions that each rank has proposed."""
+    return [int(str(proposal[name])) for proposal in everyone]
+
+
+def passes_to_run(options: AttentionOptions, gradients: bool) -> AttentionOptions:
+    """The options, for a forward pass alone where no gradients are wanted. Raises `WorkloadError`."""
+    if gradients and options.passes != "both":
+        raise WorkloadError(f"options: passes is {options.passes}, expected both, for gradients are wanted")
+    if options.passes == "backward":
+        raise WorkloadError("options: passes is backward, expected both, or forward where no gradients are wanted")
+    return options if gradients else options.forward_only
+
+
+def documents_in(cu_seqlens: Sequence[int] | torch.Tensor | None) -> tuple[int, ...] | None:
+    """The lengths of packed documents. Raises `WorkloadError`."""
+    if isinstance(cu_seqlens, torch.Tensor):
+        cu_seqlens = cu_seqlens.tolist()
+    return None if cu_seqlens is None else documents_of(list(cu_seqlens))
+
+
+def attention_proposal(
+    kind: str, positions: int, workload: Workload, documents: tuple[int, ...] | None, options: AttentionOptions,
+    **particular: object,
+) -> dict[str, object]:  # fmt: skip
+    """The proposal of a call of attention: what softmax and linear attention have in common, and the rest."""
+    return {
+        "kind": kind,
+        "positions": positions,
+        "documents": None if documents is None else described_documents(documents),
+        **particular,
+        **asdict(options),
+        **known_to_all(workload),
+    }
+
+
+def workload_of_shard(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, window: int | None, cached: bool
+) -> Workload:
+    """The layer as far as one rank knows it: its sequence is a placeholder, and it has no cached keys."""
+    for name, each in (("q", q), ("k", k), ("v", v)):
+        if each.dim() != 4:
+            raise WorkloadError(f"{name} is {_shape(each)}, expected [batch, positions, heads, head_dim]")
+        if each.dtype not in DTYPE_NAMES:
+            raise WorkloadError(f"{name} is {each.dtype}, which is not supported, expected one of "
+                                f"{', '.join(map(str, DTYPE_NAMES))}")  # fmt: skip
+        if each.dtype != q.dtype or each.device != q.device:
+            raise WorkloadError(f"{name} is {each.dtype} on {each.device}, q is {q.dtype} on {q.device}, expected one "
+                                "dtype and one device")  # fmt: skip
+    batch, positions, heads, head_dim = q.shape
+    fits = k.shape[1] >= positions if cached else k.shape[1] == positions
+    if not fits or k.shape != v.shape or (k.shape[0], k.shape[3]) != (batch, head_dim):
+        equal = "batch and head_dim, as many keys as queries or more" if cached else "batch, positions and head_dim"
+        raise WorkloadError(f"q is {_shape(q)}, k is {_shape(k)}, v is {_shape(v)}, expected equal {equal}, "
+                            "and equal shapes of k and v")  # fmt: skip
+    seen = None if window is None else int(window)
+    return Workload(1, batch, heads, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask, seen)
+
+
+def known_to_all(workload: Workload) -> dict[str, object]:
+    """What every rank knows of the layer before the ranks have talked: all but how long it is."""
+    return {
+        name: value for name, value in asdict(workload).items() if name not in ("sequence", "documents", "cached_keys")
+    }
+
+
+def described_documents(documents: tuple[int, ...]) -> str:
+    """In few letters that two lists of documents share only if they are the same."""
+    digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
+    return f"{len(documents)} documents of {sum(documents)} positions ({digest})"
+
+
+def described_layer(schedule: str, workload: Workload) -> str:
+    """A layer in few words, for errors.
+
+    >>> described_layer("tasp", Workload(4096, heads=8, kv_heads=2, head_dim=64, mask="causal"))
+    'tasp, 4,096 positions, 8 heads (2 KV heads) of 64, causal, bf16'
+    """
+    batch = f"batch {workload.batch}, " if workload.batch > 1 else ""
+    heads = f"{workload.heads} heads ({workload.kv_head_count} KV heads) of {workload.head_dim}"
+    return f"{schedule}, {workload.sequence:,} positions, {batch}{heads}, {workload.mask}, {workload.dtype}"
+
+
+def check_lengths(
+    schedule: str, layout: SequenceLayout, lengths: Sequence[int], expected: Sequence[int], what: str = "positions"
+) -> None:
+    """Raise `WorkloadError` unless every rank has as many positions as the layout of a schedule gives it."""
+    if len(lengths) != layout.world_size:
+        raise WorkloadError(f"the topology has {layout.world_size} ranks, the group {len(lengths)}")
+    for rank, (length, wanted) in enumerate(zip(lengths, expected, strict=True)):
+        if length != wanted:
+            raise WorkloadError(
+                f"rank {rank} has {length} of {sum(lengths)} {what}, the {layout.name} layout of {schedule} "
+                f"assigns {wanted} to it"
+            )
+
+
+def _shape(x: torch.Tensor) -> str:
+    return str(list(x.shape))

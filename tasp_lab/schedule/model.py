@@ -1,0 +1,202 @@
+"""What a schedule consists of: steps, whose transfers and kernel calls are arrays, and the copies that ranks have.
+
+>>> print(Step.of([(0, 1, 0, 5), (1, 0, 0, 6)]))
+0->1 lane 0 block 5
+1->0 lane 0 block 6
+
+Nothing is proven here: `tasp_lab.schedule.schedule.Schedule` is a `ScheduleModel` that proves itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, overload
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError, of_type
+from tasp_lab.core.tables import brief
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.calls import Calls, Task
+
+_NO_CALLS: tuple[Calls, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Step:
+    """One step: its transfers as int arrays (transfers,), and its kernel calls.
+
+    A transfer *gives* if its source keeps nothing of the block (`gives`, a bool array; by default none does). A rank's
+    arrivals are placed into its buffers in the order of these arrays.
+
+    >>> print(Step.of([(0, 1, 0, 5), (1, 0, 0, 6, True)]))
+    0->1 lane 0 block 5
+    1->0 lane 0 block 6 given
+    """
+
+    source: IntArray
+    destination: IntArray
+    lane: IntArray
+    block: IntArray
+    gives: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    calls: tuple[Calls, ...] = _NO_CALLS
+
+    def __post_init__(self) -> None:
+        for name in ("source", "destination", "lane", "block", "gives"):
+            values = getattr(self, name)
+            if not isinstance(values, np.ndarray) or values.ndim != 1:
+                what = "an array of shape (transfers,); Step.of takes rows"
+                raise ScheduleError(of_type(f"a step's {name}", values, what))
+        if not isinstance(self.calls, tuple) or not all(isinstance(each, Calls) for each in self.calls):
+            raise ScheduleError(of_type("a step's calls", self.calls, "a tuple of Calls"))
+        if not len(self.gives):
+            object.__setattr__(self, "gives", np.zeros(len(self.source), dtype=bool))
+        columns = (self.source, self.destination, self.lane, self.block, self.gives)
+        lengths = {len(column) for column in columns}
+        if len(lengths) != 1:
+            raise ScheduleError(f"a step's arrays have lengths {sorted(lengths)}, expected one length")
+        for values in columns:
+            if not (np.issubdtype(values.dtype, np.integer) or values is self.gives):
+                raise ScheduleError(f"a step's arrays are of {values.dtype}, expected whole numbers")
+            values.flags.writeable = False
+
+    @classmethod
+    def of(cls, transfers: Iterable[Sequence[int]], calls: Iterable[Calls] = ()) -> Step:
+        """A step from (source, destination, lane, block) rows; a fifth column is whether the source gives.
+
+        Raises `ScheduleError` for the first row of another form.
+        """
+        if not isinstance(transfers, Iterable):
+            raise ScheduleError(of_type("a step's transfers", transfers, "rows (source, destination, lane, block)"))
+        rows = list(transfers)
+        for number, row in enumerate(rows):
+            if not isinstance(row, Sequence | np.ndarray) or not 4 <= len(row) <= 5 or not all(map(_is_whole, row)):
+                what = "whole numbers (source, destination, lane, block), and as a fifth whether the source gives"
+                raise ScheduleError(of_type(f"a step's transfer {number}", row, what))
+        if not isinstance(calls, Iterable):
+            raise ScheduleError(of_type("a step's calls", calls, "a list of Calls"))
+        table = np.array([(*row, 0)[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
+        source, destination, lane, block, gives = table.T
+        return cls(source, destination, lane, block, gives.astype(bool), tuple(calls))
+
+    def __repr__(self) -> str:
+        return brief(
+            self, f"{len(self)} transfers", f"calls of {', '.join(each.kernel for each in self.calls) or 'nothing'}"
+        )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        """The transfers as (source, destination, lane, block) rows."""
+        columns = (self.source.tolist(), self.destination.tolist(), self.lane.tolist(), self.block.tolist())
+        return list(zip(*columns, strict=True))
+
+    def __str__(self) -> str:
+        rows = zip(self.rows(), self.gives.tolist(), strict=True)
+        return "\n".join(f"{s}->{d} lane {lane} block {b}{' given' * given}" for (s, d, lane, b), given in rows)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer | np.bool_) and -(2**63) <= int(value) < 2**63
+
+
+class LazySteps(Sequence[Step]):
+    """Steps generated on access. A subclass implements `__len__` and `step`."""
+
+    hops_repeat: ClassVar[bool] = False
+    """Whether every step has the same sources and destinations as the first one."""
+
+    _kept: dict[int, Step] | None = None
+
+    @abstractmethod
+    def step(self, index: int) -> Step:
+        """Step `index`, which is in range."""
+
+    def keep(self) -> None:
+        """Keep each step from when it is first made, for a schedule that is walked several times."""
+        if self._kept is None:
+            object.__setattr__(self, "_kept", {})  # subclasses may be frozen
+
+    def prove(self, schedule: ScheduleModel) -> int | None:
+        """The number of transfers, if the form of the steps proves the schedule valid; else None: it is replayed."""
+        return None
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"step {index} of {len(self)}")
+        if self._kept is None:
+            return self.step(index % len(self))
+        if (number := index % len(self)) not in self._kept:
+            self._kept[number] = self.step(number)
+        return self._kept[number]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScheduleModel:
+    """The fields of a schedule, unchecked: what the proof works on.
+
+    Users construct `tasp_lab.schedule.schedule.Schedule`, which checks and proves itself.
+
+    Parameters
+    ----------
+    name : the schedule's name, as on the command line.
+    world_size : number of ranks.
+    lanes : number of lanes.
+    blocks : the blocks.
+    initial : bool array (world_size, blocks), the copies that ranks have at the start.
+    final : bool array (world_size, blocks), the copies that ranks must have complete at the end.
+    steps : the steps, possibly lazy; any sequence of `Step`.
+    task : what the kernel calls compute; None for a schedule without kernel calls.
+    fused : whether all steps are one call of the communication library, as its own collectives are; else one per step.
+    initial_part : int array that broadcasts to (world_size, blocks), the one part that an initial copy has, or -1 for
+        all parts; None if all initial copies are complete.
+    kept : bool array (world_size, blocks), further copies that stay where they arrive; None for none.
+    """
+
+    name: str
+    world_size: int
+    lanes: int
+    blocks: Blocks
+    initial: BoolArray
+    final: BoolArray
+    steps: Sequence[Step]
+    task: Task | None = None
+    fused: bool = False
+    initial_part: IntArray | None = None
+    kept: BoolArray | None = None
+
+    @property
+    def block_bytes(self) -> IntArray:
+        """The size of each block on the wire, int array (blocks,)."""
+        return self.blocks.bytes
+
+    def is_resident(self, rank: IntArray, block: IntArray) -> BoolArray:
+        """Whether copies of these blocks stay at these ranks."""
+        resident: BoolArray = (self.blocks.buffers[block] == 0) | self.initial[rank, block] | self.final[rank, block]
+        return resident if self.kept is None else resident | self.kept[rank, block]
+
+    def bytes_sent(self) -> IntArray:
+        """The bytes that each rank sends on each lane at each step, as an int array (steps, world_size, lanes)."""
+        ledger = np.zeros((len(self.steps), self.world_size, self.lanes), dtype=np.int64)
+        for index, step in enumerate(self.steps):
+            np.add.at(ledger[index], (step.source, step.lane), self.block_bytes[step.block])
+        return ledger
+
+    def flops(self) -> IntArray:
+        """The FLOPs that each rank computes at each step, as an int array (steps, world_size)."""
+        ledger = np.zeros((len(self.steps), self.world_size), dtype=np.int64)
+        for index, step in enumerate(self.steps):
+            for calls in step.calls:
+                assert self.task is not None, "a schedule with calls has a task"
+                np.add.at(ledger[index], calls.rank, self.task.flops(calls))
+        return ledger

@@ -1,0 +1,552 @@
+"""Crossovers: the values of an axis at which one schedule stops being faster than another::
+
+    find_crossovers(study.points(), CrossoverQuestion("seq", ("tasp", "ulysses")), evaluate)
+
+Points that differ in the axis and in the schedule alone are a group. In each group some values are scanned, and
+between two scanned ones of which different schedules are faster the crossing is bisected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tasp_lab.core.errors import StudyError, TaspLabError, first_line, unknown
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
+from tasp_lab.prediction.interval import EQUAL
+from tasp_lab.study.axis import (
+    TOLERANCE,
+    Change,
+    axis_text,
+    axis_value,
+    bisected,
+    changes,
+    check_axis,
+    lattice,
+    moved,
+    parse_share,
+)
+from tasp_lab.study.lookup import Evaluate, IntervalOf, filled, groups_along
+from tasp_lab.study.point import Point, Value
+from tasp_lab.study.rows import Row
+from tasp_lab.study.table import View
+
+FIELDS = ("along", "between", "margin", "from", "to")
+"""Fields of the section ``[find] crossover`` of a study."""
+
+
+@dataclass(frozen=True)
+class CrossoverQuestion:
+    """Where two schedules cross.
+
+    Parameters
+    ----------
+    along : the axis.
+    between : the two schedules.
+    margin : times that differ by less than this share count as equal, 0 to less than 1.
+    start, end : the ends of the axis, None for those of the study.
+    sampling : of constants, for the interval; no samples for none.
+    """
+
+    along: str
+    between: tuple[str, str]
+    margin: float = 0.0
+    start: float | None = None
+    end: float | None = None
+    sampling: Sampling = FEW_SAMPLES
+
+    def __post_init__(self) -> None:
+        check_axis(self.along)
+        if self.between[0] == self.between[1]:
+            raise StudyError(f"between {self.between[0]!r} and itself, expected two schedules")
+        if not 0 <= self.margin < 1:
+            raise StudyError(f"margin {self.margin:g}: expected 0 or more and less than 1, like 5%")
+        if self.start is not None and self.end is not None and self.start >= self.end:
+            raise StudyError(f"axis {self.along!r}: the interval {self.start:g} to {self.end:g} is empty")
+
+
+def crossover_question(
+    find: Mapping[str, object],
+    *,
+    along: str | None = None,
+    between: Sequence[str] = (),
+    margin: str | float | None = None,
+    start: str | float | None = None,
+    end: str | float | None = None,
+    sampling: Sampling = FEW_SAMPLES,
+) -> CrossoverQuestion:
+    """The question of a section of a study, with what is given in place of it.
+
+    >>> question = crossover_question({"along": "seq", "between": ["tasp", "ulysses"], "margin": "5%"}, start="8Ki")
+    >>> question.along, question.between, question.margin, question.start
+    ('seq', ('tasp', 'ulysses'), 0.05, 8192)
+
+    Raises `StudyError` for what is missing or impossible.
+    """
+    for name in find:
+        if name not in FIELDS:
+            raise StudyError(f"find.crossover: {unknown('field', name, FIELDS)}")
+
+    def text(what: str, value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise StudyError(f"find.crossover: {what} {value!r}, expected a name")
+        return value
+
+    def end_of(name: str, value: object) -> float | None:
+        value = find.get(name) if value is None else value
+        if value is not None and not isinstance(value, str | int | float):
+            raise StudyError(f"find.crossover: {name} {value!r}, expected a value of the axis")
+        return None if value is None else axis_value(axis, value)
+
+    axis = text("along", along or find.get("along", "seq"))
+    check_axis(axis)
+    pair = between or find.get("between") or ()
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        given = repr(pair) if isinstance(pair, str) else f"{len(pair)} given" if isinstance(pair, Sequence) else pair
+        raise StudyError(f"crossover: {given}, expected two schedules: --between A --between B, or between = [A, B]")
+    return CrossoverQuestion(
+        axis,
+        (text("between", pair[0]), text("between", pair[1])),
+        parse_share("margin", find.get("margin", 0.0) if margin is None else margin),
+        end_of("from", start),
+        end_of("to", end),
+        sampling,
+    )
+
+
+# ------------------------------------------------------------------------------------ two schedules on one axis
+
+Faster = Literal["first", "second", "neither"]
+"""Which of two schedules is faster, by more than a margin."""
+
+RANKED: tuple[Faster, ...] = ("second", "neither", "first")
+"""By the ratio of the second time over the first at which they hold, ascending."""
+
+Verdict = Literal["crosses", "first", "second", "neither", "too close", "does not apply"]
+"""What happens along an axis. ``first`` and ``second``: that schedule is always faster; ``neither``: they never differ
+by more than the margin; ``too close``: one is always faster, but not with 95 % anywhere."""
+
+Binds = tuple[str | None, str | None]
+"""The largest part of the critical path of the first and of the second schedule."""
+
+
+@dataclass
+class Comparison:
+    """Two schedules at the values of an axis: which is faster, by how much, and how sure that is.
+
+    Parameters
+    ----------
+    point : any point of the two; it has everything but axis and schedule.
+    schedules : the first and the second.
+    axis, values : the axis and the values it may have, ascending.
+    evaluate : the row of a point; called once for each.
+    interval_of : the interval of a point's time, with the samples of its constants; None for no intervals.
+    margin : times that differ by less than this share count as equal.
+    evaluated, sampled : how many points have been evaluated, and how many pairs of them with samples.
+    """
+
+    point: Point
+    schedules: tuple[str, str]
+    axis: str
+    values: Sequence[float]
+    evaluate: Evaluate
+    interval_of: IntervalOf | None = None
+    margin: float = 0.0
+    evaluated: int = 0
+    sampled: int = 0
+    _rows: dict[tuple[str, int], Row] = field(default_factory=dict)
+    _log_ends: dict[int, tuple[float, float] | None] = field(default_factory=dict)
+
+    def at(self, schedule: str, index: int) -> Point:
+        """The point of a schedule at a value."""
+        there = moved(self.point, self.axis, self.values[index])
+        return replace(there, schedule=filled(schedule, there))
+
+    def row(self, schedule: str, index: int) -> Row:
+        """The row of a schedule at a value."""
+        if (schedule, index) not in self._rows:
+            self.evaluated += 1
+            try:
+                row = self.evaluate(self.at(schedule, index))
+            except TaspLabError as error:  # a layer or a machine that does not exist
+                row = {"status": "does not apply", "error": first_line(error)}
+            self._rows[schedule, index] = row
+        return self._rows[schedule, index]
+
+    def times_s(self, index: int) -> tuple[float, float] | None:
+        """Both times at a value; None where one of them does not apply."""
+        times = [self.row(schedule, index).get("time_s") for schedule in self.schedules]
+        first, second = (float(time_s) if isinstance(time_s, float | int) else 0.0 for time_s in times)
+        return (first, second) if first > 0 and second > 0 else None
+
+    def log_ratio(self, index: int) -> float | None:
+        """The logarithm of the second time over the first; None where one of them does not apply."""
+        times_s = self.times_s(index)
+        return None if times_s is None else math.log(times_s[1]) - math.log(times_s[0])
+
+    def faster(self, index: int) -> Faster | None:
+        """Which one is faster at a value, by more than the margin."""
+        ratio = self.log_ratio(index)
+        if ratio is None:
+            return None
+        return "neither" if abs(ratio) <= self.threshold else "first" if ratio > 0 else "second"
+
+    @property
+    def threshold(self) -> float:
+        """The logarithm of the ratio up to which times count as equal."""
+        return max(math.log1p(self.margin), EQUAL)
+
+    def side(self, index: int, threshold: float) -> int:
+        """1 if the logarithm of the ratio is more than a threshold with 95 %, -1 if it is less, 0 if neither is sure.
+
+        Both intervals are of the same samples. Without intervals neither is sure.
+        """
+        if index not in self._log_ends:
+            self._log_ends[index] = self._sample(index)
+        ends = self._log_ends[index]
+        return 0 if ends is None else (ends[0] > threshold) - (ends[1] < threshold)
+
+    def _sample(self, index: int) -> tuple[float, float] | None:
+        """The 5 and 95 % points of the logarithm of the ratio."""
+        if self.interval_of is None or self.log_ratio(index) is None:
+            return None
+        self.sampled += 1
+        first, second = (self.interval_of(self.at(schedule, index)) for schedule in self.schedules)
+        if first is None or second is None:
+            return None
+        low, _, high = second.over(first)
+        return math.log(low), math.log(high)
+
+    def binds(self, index: int) -> Binds:
+        """What binds both schedules at a value."""
+        first, second = (self.row(schedule, index).get("binds") for schedule in self.schedules)
+        return (None if first is None else str(first)), (None if second is None else str(second))
+
+    def refusal(self, indices: Sequence[int]) -> str:
+        """Why one of the schedules has no time at these values: the first reason; empty if none has one."""
+        rows = [(name, self.row(name, index)) for index in indices for name in self.schedules]
+        reasons = (f"{name}: {row.get('error') or row.get('status')}" for name, row in rows if not row.get("time_s"))
+        return next(reasons, "")
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value at which another schedule becomes the faster one.
+
+    Parameters
+    ----------
+    last : the last value that was tried at which `before` holds.
+    value : the first one at which it does not hold any more; they differ by the tolerance, or by the lattice.
+    before, after : which schedule is faster below and above.
+    low, high : where it is not sure, 5 to 95 %, whether the value is reached; None where that goes on beyond the axis.
+    binds_below, binds_above : of both schedules, at `last` and at `value`.
+    """
+
+    last: float
+    value: float
+    before: Faster
+    after: Faster
+    low: float | None
+    high: float | None
+    binds_below: Binds
+    binds_above: Binds
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """What happens along the axis of a comparison, of which `scan` are the indices that were tried first.
+
+    `labels` tell its group from the others. `speedups` are the times of the second schedule over those of the first at
+    the ends, None where they do not apply; `binds` are those at the lowest value that applies.
+    """
+
+    comparison: Comparison = field(repr=False)
+    scan: tuple[int, ...]
+    verdict: Verdict
+    crossings: tuple[Crossing, ...]
+    speedups: tuple[float | None, float | None]
+    binds: Binds
+    reason: str
+    labels: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of the axis."""
+        values = self.comparison.values
+        return values[self.scan[0]], values[self.scan[-1]]
+
+
+def crossover(
+    comparison: Comparison,
+    scan: Sequence[int],
+    tolerance: float = TOLERANCE,
+    labels: tuple[tuple[str, Value], ...] = (),
+) -> Crossover:
+    """All crossings that the scanned indices of the values tell apart.
+
+    With n scanned values and c crossings it predicts both schedules at n + c log2(n') values, n' being the values of
+    the lattice between two scanned ones.
+    """
+    there = [index for index in scan if comparison.faster(index) is not None]
+    crossings = []
+    for change in changes(comparison.values, there, comparison.faster, tolerance):
+        low, high = (_sure_end(comparison, there, change, tolerance, down) for down in (True, False))
+        binds = comparison.binds(change.low), comparison.binds(change.high)
+        last, value = comparison.values[change.low], comparison.values[change.high]
+        crossings.append(Crossing(last, value, change.before, change.after, low, high, *binds))
+    ratios = [comparison.log_ratio(index) for index in (there[:1] + there[-1:])]
+    low_speedup, high_speedup = [None if ratio is None else math.exp(ratio) for ratio in ratios] or (None, None)
+    return Crossover(
+        comparison,
+        tuple(scan),
+        _verdict(comparison, there, bool(crossings)),
+        tuple(crossings),
+        (low_speedup, high_speedup),
+        comparison.binds(there[0]) if there else (None, None),
+        comparison.refusal(scan),
+        labels,
+    )
+
+
+def _verdict(comparison: Comparison, there: Sequence[int], crosses: bool) -> Verdict:
+    if len(there) < 2:
+        return "does not apply"
+    if crosses:
+        return "crosses"
+    faster = comparison.faster(there[0])
+    assert faster is not None, "it applies there"
+    clearest = max(there, key=lambda index: abs(comparison.log_ratio(index) or 0.0))
+    sure = comparison.interval_of is None or comparison.side(clearest, 0.0)
+    return faster if faster == "neither" or sure else "too close"
+
+
+def _sure_end(
+    comparison: Comparison, there: Sequence[int], change: Change, tolerance: float, down: bool
+) -> float | None:
+    """The value nearest to a change from which on its side is sure with 95 %; None if it is nowhere.
+
+    Scanned values are tried outwards until one is sure, then it is bisected.
+    """
+    if comparison.interval_of is None:
+        return None
+    # Between the first and the second schedule the ratio passes 1; between one of them and neither, the margin.
+    both = {change.before, change.after}
+    threshold = 0.0 if both == {"first", "second"} else comparison.threshold * (1 if "first" in both else -1)
+    rises = RANKED.index(change.after) > RANKED.index(change.before)
+    wanted, start = (-1 if down == rises else 1), change.low if down else change.high
+    outwards = [index for index in there if index < start][::-1] if down else [i for i in there if i > start]
+    inside = start
+    for outside in [start, *outwards]:
+        if comparison.side(outside, threshold) == wanted:
+            if inside == outside:
+                return comparison.values[outside]
+            low, high = min(inside, outside), max(inside, outside)
+            upwards = outside < inside
+
+            def holds(index: int) -> bool:
+                return (comparison.side(index, threshold) == wanted) == upwards  # noqa: B023
+
+            last, first = bisected(comparison.values, low, high, holds, tolerance)
+            return comparison.values[last if upwards else first]
+        inside = outside
+    return None
+
+
+# ------------------------------------------------------------------------------------------ the groups of a study
+
+
+def scanned(values: Sequence[float], question: CrossoverQuestion) -> list[float]:
+    """The values that are tried first: those of the study between the ends, the ends that are given, and doublings.
+
+    >>> scanned([8, 64], CrossoverQuestion("seq", ("a", "b")))
+    [8, 64]
+    >>> scanned([8], CrossoverQuestion("seq", ("a", "b"), end=64))
+    [8, 16, 32, 64]
+    """
+    start, end = question.start, question.end
+    if not values and (start is None or end is None):
+        return []
+    low = min(values) if start is None else start
+    high = max(values) if end is None else end
+    if low >= high:
+        return [low]
+    inside = [value for value in values if low <= value <= high]
+    if start is None and end is None:
+        return sorted(set(inside))
+    doublings = [low * 2**power for power in range(math.ceil(math.log2(high / low)))] if low > 0 else [low]
+    return sorted({*inside, *doublings, high})
+
+
+def crossovers(
+    points: Iterable[Point],
+    question: CrossoverQuestion,
+    evaluate: Evaluate,
+    interval_of: IntervalOf | None = None,
+    progress: ProgressCallback = no_progress,
+) -> Iterator[Crossover]:
+    """The crossover of two schedules in every group of points. Groups of one value are left out if others have more.
+
+    Raises `StudyError` for a schedule that no point has, and where no group has two values of the axis.
+    """
+    points, axis = list(points), question.along
+    for name in question.between:
+        if not any(point.schedule == filled(name, point) for point in points):
+            known = list(dict.fromkeys(point.schedule for point in points))
+            raise StudyError(f"{unknown('schedule', name, known)} of the study")
+    every = groups_along(points, axis, question.between)
+    groups = [group for group in every if len(scanned(group.values, question)) > 1]
+    if not groups:
+        values = ", ".join(axis_text(axis, value) for value in every[0].values) or "none"
+        expected = "expected two or more in the study, or --from and --to"
+        raise StudyError(f"axis {axis!r}: the interval has one value at most, the study has {values}, {expected}")
+    for number, group in enumerate(groups, start=1):
+        progress(f"crossover {number} of {len(groups)}: {group.text}")
+        scan = scanned(group.values, question)
+        values_of_axis = lattice(axis, scan, multiple=group.multiple, heads=group.point.layer.heads)
+        compared = Comparison(
+            group.point, question.between, axis, values_of_axis, evaluate, interval_of, question.margin
+        )
+        yield crossover(compared, [values_of_axis.index(value) for value in scan], labels=group.labels)
+
+
+# --------------------------------------------------------------------------------------------------- the report
+
+
+def find_crossovers(
+    points: Iterable[Point],
+    question: CrossoverQuestion,
+    evaluate: Evaluate,
+    interval_of: IntervalOf | None = None,
+    progress: ProgressCallback = no_progress,
+) -> View:
+    """The crossovers of a study: a row per crossing, of a group without one its verdict. See `crossovers`."""
+    found = list(crossovers(points, question, evaluate, interval_of, progress))
+    groups = [_group(each, question) for each in found]
+    document = {
+        "along": question.along,
+        "between": list(question.between),
+        "margin": question.margin,
+        "samples": question.sampling.samples,
+        "seed": question.sampling.seed,
+        "groups": groups,
+    }
+    rows = [
+        group["labels"] | {"verdict": group["verdict"]} | crossing
+        for group in groups
+        for crossing in (group["crossings"] or [{}])
+    ]
+    return View(document, rows, [_table(found, question), *_notes(found, question)])
+
+
+def _group(each: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
+    between = question.between
+
+    def faster(which: Faster) -> str | None:
+        return None if which == "neither" else _name(which, question)
+
+    crossings = [
+        {
+            "value": crossing.value,
+            "last": crossing.last,
+            "low": crossing.low,
+            "high": crossing.high,
+            "too_close_to_call": _is_close(each, crossing),
+            "faster_below": faster(crossing.before),
+            "faster_above": faster(crossing.after),
+            "binds_below": dict(zip(between, crossing.binds_below, strict=True)),
+            "binds_above": dict(zip(between, crossing.binds_above, strict=True)),
+        }
+        for crossing in each.crossings
+    ]
+    return {
+        "labels": dict(each.labels),
+        "from": each.ends[0],
+        "to": each.ends[1],
+        "verdict": _verdict_text(each, question),
+        "crossings": crossings,
+        "speedup_from": each.speedups[0],
+        "speedup_to": each.speedups[1],
+        "refused": each.reason or None,
+        "points": each.comparison.evaluated,
+        "pairs_with_samples": each.comparison.sampled,
+    }
+
+
+def _is_close(each: Crossover, crossing: Crossing) -> bool:
+    """Whether no value of the axis is surely on one side of the crossing."""
+    return each.comparison.interval_of is not None and crossing.low is crossing.high is None
+
+
+def _name(which: Faster, question: CrossoverQuestion) -> str:
+    return dict(zip(("first", "second"), question.between, strict=True)).get(which, "neither")
+
+
+def _verdict_text(each: Crossover, question: CrossoverQuestion) -> str:
+    match each.verdict:
+        case "does not apply":
+            return f"does not apply: {each.reason}"
+        case "neither":
+            return f"within {question.margin:.3g} throughout" if question.margin else "equal throughout"
+        case "first" | "second":
+            return f"always {_name(each.verdict, question)}"
+        case "crosses":
+            return "crosses"
+    predicted = _name("first" if (each.speedups[0] or 1.0) > 1 else "second", question)
+    return f"too close to call throughout, {predicted} by prediction"
+
+
+def _table(found: Sequence[Crossover], question: CrossoverQuestion) -> Table:
+    axis, (first, second) = question.along, question.between
+    names = list(dict.fromkeys(name for each in found for name, _ in each.labels))
+    rows = []
+    for each in found:
+        labels = dict(each.labels)
+        head = ["" if (value := labels.get(name)) is None else str(value) for name in names]
+        speedups = " .. ".join(f"{ratio:.3g}x" for ratio in each.speedups if ratio is not None)
+        rows += [
+            [
+                *head,
+                axis_text(axis, crossing.value),
+                _interval_text(each, crossing),
+                _name(crossing.before, question),
+                _name(crossing.after, question),
+                _binds_text(crossing.binds_below),
+                _binds_text(crossing.binds_above),
+                speedups,
+            ]
+            for crossing in each.crossings
+        ] or [
+            [*head, _verdict_text(each, question).partition(":")[0], "", "", "", _binds_text(each.binds), "", speedups]
+        ]
+    margin = f", by more than {question.margin:.3g}" if question.margin else ""
+    title = f"crossovers of {first} and {second} along {axis}{margin}; binds: {first} / {second}"
+    columns = (*names, axis, "95 %", "below", "above", "binds below", "binds above", "speed-up at the ends")
+    return Table(title, columns, rows, tuple(range(len(names))))
+
+
+def _interval_text(each: Crossover, crossing: Crossing) -> str:
+    if each.comparison.interval_of is None:
+        return ""
+    axis, (low_end, high_end) = each.comparison.axis, each.ends
+    low = f"< {axis_text(axis, low_end)}" if crossing.low is None else axis_text(axis, crossing.low)
+    high = f"> {axis_text(axis, high_end)}" if crossing.high is None else axis_text(axis, crossing.high)
+    return f"{low} .. {high}" + (" too close to call" if _is_close(each, crossing) else "")
+
+
+def _binds_text(binds: Binds) -> str:
+    first, second = (part or "-" for part in binds)
+    return first if first == second else f"{first} / {second}"
+
+
+def _notes(found: Sequence[Crossover], question: CrossoverQuestion) -> list[Part]:
+    evaluated, sampled = (sum(getattr(each.comparison, name) for each in found) for name in ("evaluated", "sampled"))
+    samples = f", {sampled} pairs with {question.sampling.samples} samples of constants" if sampled else ""
+    notes: list[Part] = [f"{evaluated} points{samples}"]
+    if any(each.reason and each.verdict != "does not apply" for each in found):
+        notes.append("values at which a schedule does not apply are left out")
+    nowhere = dict.fromkeys(each.reason for each in found if each.verdict == "does not apply")
+    return notes + [f"does not apply: {reason}" for reason in nowhere]

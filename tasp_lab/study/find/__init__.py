@@ -1,1 +1,0 @@
-"""What is found among the points of a study: crossovers, sensitivity, and points that are worth a measurement."""

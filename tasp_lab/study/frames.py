@@ -1,0 +1,269 @@
+"""Rows of a study as a data frame: what tells points apart, which rows a filter leaves, and which schedule wins.
+
+>>> import pandas as pd
+>>> rows = pd.DataFrame({"machine": ["h100-8", "h100-8"], "seq": [8192, 16384], "status": ["ok", "ok"]})
+>>> varying(rows), held_constant(rows)
+(('seq',), {'machine': 'h100-8'})
+
+Rows that differ in their schedule alone are compared with each other: the fastest one that fits into memory wins.
+Machines differ from predictions by more than schedules on one machine do, so an order depends on `order_spread` alone
+(decision 26). Without it, two rows are too close to call where their intervals overlap.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tasp_lab.core.errors import StudyError, unknown
+from tasp_lab.machines.sampling import NORMAL_95
+from tasp_lab.prediction.interval import EQUAL, TIE
+from tasp_lab.study.columns import DERIVED, OF_WINNERS, SHARES, SPEEDUPS, plain, records_of, text_of, title_of
+from tasp_lab.study.rows import COLUMNS, PREDICTED, STATUSES, WHAT, WHO
+from tasp_lab.study.where import Expression
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Cells = Mapping[str, Any]
+"""A row: its cells by column."""
+
+FOLLOWING = {
+    "nodes": ("machine",), "ranks": ("machine",), "library": ("machine",),
+    "heads": ("model",), "kv_heads": ("model",), "head_dim": ("model",), "overrides": ("variant",),
+}  # fmt: skip
+"""Columns that are determined by another one, if that one is there."""
+
+
+# ------------------------------------------------------------------------------------- what tells points apart
+
+
+def point_columns(rows: pd.DataFrame) -> list[str]:
+    """The columns that say which point a row is: those of `WHO` and `WHAT` but the key, and further axes."""
+    known = [column for column in (*WHO[1:], *WHAT) if column in rows]
+    return known + [column for column in rows.columns if column not in (*COLUMNS, *DERIVED, *OF_WINNERS)]
+
+
+def all_varying(rows: pd.DataFrame) -> list[str]:
+    """The columns of `point_columns` with more than one value."""
+    return [column for column in point_columns(rows) if rows[column].nunique(dropna=False) > 1]
+
+
+def varying(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The columns of `point_columns` with more than one value, without those that follow from another one of them.
+
+    Only rows with an answer show what follows from what: a refused machine has no nodes.
+    """
+    answered = rows[rows["status"].isin(PREDICTED)]
+
+    def follows(column: str, other: str) -> bool:
+        """Whether a column has one value for each value of another one that varies, or one value altogether."""
+        if answered[other].nunique(dropna=False) < 2:
+            return not answered.empty and answered[column].nunique(dropna=False) == 1
+        return bool((answered.groupby(other, dropna=False)[column].nunique(dropna=False) <= 1).all())
+
+    return tuple(
+        column for column in all_varying(rows) if not any(follows(column, of) for of in FOLLOWING.get(column, ()))
+    )
+
+
+def compared_columns(rows: pd.DataFrame) -> list[str]:
+    """The columns in which rows that are compared agree: those that vary, without the schedule."""
+    return [column for column in varying(rows) if column != "schedule"] or ["machine"]
+
+
+# -------------------------------------------------------------------------------------------------- captions
+
+
+def held_constant(rows: pd.DataFrame, shown: Iterable[str] = ()) -> dict[str, object]:
+    """The columns that say which point a row is and have one value in all rows, without those `shown`."""
+    columns = [column for column in point_columns(rows) if column not in set(shown)]
+    single = {each: plain(rows[each].iloc[0]) for each in columns if rows[each].nunique(dropna=False) == 1}
+    return {name: value for name, value in single.items() if value not in (None, "")}
+
+
+def held_text(held: Mapping[str, object]) -> str:
+    """Columns that are held constant, on one line.
+
+    >>> held_text({"seq": 65536, "mask": "causal"})
+    'length 64Ki, mask causal'
+    """
+    return ", ".join(f"{title_of(name)} {text_of(name, value)}" for name, value in held.items())
+
+
+def counts(*rows: pd.DataFrame) -> dict[str, int]:
+    """How many rows have each status."""
+    number = Counter(status for each in rows for status in each["status"])
+    return {status: number[status] for status in STATUSES}
+
+
+def counts_text(by_status: Mapping[str, int], what: str = "rows") -> str:
+    """Numbers of rows by status on one line; statuses that no row has are left out.
+
+    >>> counts_text({"ok": 10, "settled": 2, "does not apply": 1, "failed": 0})
+    '13 rows: 10 simulated, 2 settled by a bound, 1 does not apply'
+    """
+    return f"{sum(by_status.values()):,} {what}: {statuses_text(by_status)}"
+
+
+def statuses_text(by_status: Mapping[str, int]) -> str:
+    """Numbers by status, without their sum.
+
+    >>> statuses_text({"ok": 10, "does not apply": 2})
+    '10 simulated, 2 do not apply'
+    """
+    names = {"ok": "simulated", "settled": "settled by a bound", "failed": "failed"}
+
+    def text(status: str, count: int) -> str:
+        return names.get(status, "does not apply" if count == 1 else "do not apply")
+
+    return ", ".join(f"{count:,} {text(status, count)}" for status, count in by_status.items() if count)
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Names on one line, at most so many.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# --------------------------------------------------------------------------------------------------- filters
+
+
+def select(rows: pd.DataFrame, where: str | None, *, or_none: bool = False) -> pd.DataFrame:
+    """The rows that a filter such as ``seq >= 64Ki and machine == "h100-8"`` leaves; all of them without one.
+
+    The language is that of the section ``[where]`` of a study. A row that lacks a cell which the filter uses is left
+    out. Raises `StudyError` for a filter that cannot be read, an unknown column, and where no row is left unless
+    `or_none`.
+    """
+    if where is None:
+        return rows
+    expression = Expression.parse(where)
+    names = sorted(expression.names)
+    for name in names:
+        if name not in rows:
+            raise StudyError(f"where {where!r}: {unknown('column', name, rows.columns)}; texts stand in quotes")
+    cells = [dict(zip(names, map(plain, row), strict=True)) for row in rows[names].itertuples(index=False, name=None)]
+    # By `loc`, since an empty list in brackets would choose no columns where there are no rows.
+    left = rows.loc[[None not in row.values() and bool(expression.value(row)) for row in cells]]
+    if left.empty and not or_none:
+        raise StudyError(f"where {where!r}: none of {len(rows)} rows is left{_hint(expression, rows)}")
+    return left
+
+
+def _hint(expression: Expression, rows: pd.DataFrame) -> str:
+    """The first text that a filter compares a column with and that no row has, with the values that rows have."""
+    for node in ast.walk(expression.tree):
+        match node:
+            case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(text))]):
+                values = [str(value) for value in rows[name].dropna().unique()]
+                if text not in values:
+                    return f": {unknown(name, text, values)}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------ orders and winners
+
+
+def least_times(rows: pd.DataFrame) -> pd.Series[float]:
+    """The time of each row in seconds; of one without a time its bound, which no time is less than."""
+    return rows["time_s"].astype(float).fillna(rows["bound_s"].astype(float))
+
+
+def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
+    """The rows with the columns `tasp_lab.study.columns.DERIVED`.
+
+    A speed-up is the time of the baseline at the same point over that of the row; of a row that a bound settled it is
+    at most that of its bound. Raises `StudyError` for a baseline that no row has.
+    """
+    import numpy as np
+
+    derived = rows.copy()
+    for share, of in SHARES.items():
+        derived[share] = derived[of].astype(float) / derived["time_s"].astype(float)
+    derived[list(SPEEDUPS)] = np.nan
+    if baseline is None:
+        return derived
+    schedules = rows["schedule"]
+    if baseline not in set(schedules):
+        raise StudyError(unknown("baseline", baseline, sorted(set(schedules))))
+    on = compared_columns(rows)
+    of_baseline = rows.loc[schedules == baseline, [*on, "time_s", "order_spread"]].drop_duplicates(on)
+    beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
+    speedup = beside["time_s"].astype(float) / least_times(rows)
+    spread = np.hypot(beside["order_spread"].astype(float), rows["order_spread"].astype(float))
+    width = np.exp(NORMAL_95 * spread).where(schedules != baseline, 1.0)
+    derived["speedup"], derived["speedup_low"], derived["speedup_high"] = speedup, speedup / width, speedup * width
+    return derived
+
+
+def first_is_faster(first: Cells, other: Cells) -> float:
+    """The probability that the first of two rows of one machine is faster, 0 to 1.
+
+    >>> row = {"time_s": 1.0, "order_spread": 0.1}
+    >>> round(first_is_faster(row, row | {"time_s": 1.2}), 2), first_is_faster(row, row)
+    (0.9, 0.5)
+    """
+    spread = math.hypot(_number(first, "order_spread"), _number(other, "order_spread"))
+    if math.isnan(spread):
+        (low, high), (other_low, other_high) = _ends(first), _ends(other)
+        return 1.0 if high < other_low else 0.0 if other_high < low else 0.5
+    ratio = math.log(other["time_s"] / first["time_s"])
+    if not spread:
+        return 0.5 if abs(ratio) < EQUAL else float(ratio > 0)
+    return math.erfc(-ratio / spread / math.sqrt(2)) / 2
+
+
+def _ends(row: Cells) -> tuple[float, float]:
+    """The ends of the interval of a row; its time for both where it has none."""
+    low, high = _number(row, "time_low_s"), _number(row, "time_high_s")
+    return (row["time_s"], row["time_s"]) if math.isnan(low + high) else (low, high)
+
+
+def _number(row: Cells, column: str) -> float:
+    value = row.get(column)
+    return math.nan if value is None else float(value)
+
+
+def winners(rows: pd.DataFrame) -> pd.DataFrame:
+    """The fastest of rows that differ in their schedule alone and fit into memory, with more columns.
+
+    ``schedules``: how many have a time or a bound; ``second``: the next fastest, ``margin``: its time over the
+    winner's; ``too_close``: the schedules whose order with the winner is too close to call, among them those whose
+    bound alone does not say that they are slower. Where no schedule has a time there is no winner. Of equal times the
+    first name wins.
+    """
+    import pandas as pd
+
+    on = compared_columns(rows)
+    rivals: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in records_of(rows):
+        if row["fits"] is not False and (row["time_s"] or row["bound_s"]) is not None:
+            rivals.setdefault(tuple(row[column] for column in on), []).append(row)
+    made = [_winner(each) for each in rivals.values() if any(row["time_s"] is not None for row in each)]
+    return pd.DataFrame(made, columns=[*rows.columns, *OF_WINNERS])
+
+
+def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
+    first, second = timed[0], next(iter(timed[1:]), None)
+    # A row that a bound settled is taken as if it took no longer, with the spread of a row of the same machine.
+    bounds = [
+        {"schedule": row["schedule"], "time_s": row["bound_s"], "order_spread": first["order_spread"]}
+        for row in rows
+        if row["time_s"] is None
+    ]
+    return {
+        **first,
+        "schedules": len(rows),
+        "second": None if second is None else second["schedule"],
+        "margin": None if second is None else second["time_s"] / first["time_s"],
+        "too_close": [other["schedule"] for other in (*timed[1:], *bounds) if first_is_faster(first, other) < TIE],
+    }

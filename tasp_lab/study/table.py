@@ -1,0 +1,402 @@
+"""Tables of a study: the winner at each point, or a pivot table of any column::
+
+table(study, ["schedule"], ["seq"], where="machine == 'h100-8'")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasp_lab.core.errors import StudyError
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.study.columns import (
+    NO_VALUE,
+    SPEEDUPS,
+    check_columns,
+    is_text,
+    plain,
+    records_of,
+    text_of,
+    title_of,
+)
+from tasp_lab.study.folder import UNANSWERED, StudyFolder
+from tasp_lab.study.frames import (
+    counts,
+    counts_text,
+    held_constant,
+    held_text,
+    listed,
+    point_columns,
+    select,
+    statuses_text,
+    varying,
+    winners,
+    with_derived,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TIE_RULE = "too close to call: the winner is faster with a probability below 95 %"
+
+
+@dataclass(frozen=True, repr=False)
+class View(Report):
+    """A view of a study: the object of ``--json``, its rows, and the tables and lines of the command line."""
+
+    document: Mapping[str, object]
+    rows: Sequence[Mapping[str, Any]]
+    shown: Sequence[Part]
+
+    def to_dict(self) -> dict[str, object]:
+        return dict(self.document)
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        return self.rows
+
+    def parts(self) -> Sequence[Part]:
+        return self.shown
+
+    def to_csv(self) -> str:
+        """The rows as CSV, with values in SI units; names in one cell are separated by spaces."""
+        frame = self.to_pandas().map(lambda cell: " ".join(cell) if isinstance(cell, list) else cell)
+        return frame.to_csv(index=False)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------- the rows of a view
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows that a view covers, with the columns `tasp_lab.study.columns.DERIVED`."""
+
+    folder: StudyFolder
+    rows: pd.DataFrame
+    baseline: str | None
+    where: str | None
+
+    @property
+    def name(self) -> str:
+        """Of the study."""
+        return self.folder.study.name
+
+    @property
+    def unanswered(self) -> pd.DataFrame:
+        """The rows without an answer that the filter leaves; a filter of results leaves none, for they have none."""
+        return select(self.folder.unanswered().reindex(columns=self.rows.columns), self.where, or_none=True)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return counts(self.rows, self.unanswered)
+
+    def to_dict(self, shown: Sequence[str]) -> dict[str, object]:
+        """What all views state in JSON; `shown` are columns whose values they tell apart."""
+        return {
+            "study": self.name,
+            "baseline": self.baseline,
+            "where": self.where,
+            "held": held_constant(self.rows, shown),
+            "counts": self.counts,
+            "points": self.folder.expected,
+            "rows_so_far": self.folder.so_far,
+        }
+
+    def lines(self, shown: Sequence[str]) -> list[str]:
+        """What all views state for people."""
+        held = held_text(held_constant(self.rows, shown))
+        return [
+            *([f"all with {held}"] if held else []),
+            *([f"where {self.where}"] if self.where else []),
+            counts_text(self.counts),
+            *so_far_lines(self.folder),
+        ]
+
+
+def so_far_lines(folder: StudyFolder) -> list[str]:
+    """How many points of a study have a row, if not all of them have."""
+    if folder.expected == folder.so_far:
+        return []
+    return [f"{folder.so_far:,} of {folder.expected:,} points so far; the run goes on or was interrupted"]
+
+
+def selected(folder: StudyFolder, where: str | None = None, baseline: str | None = None) -> Selection:
+    """The rows of a study that a filter leaves, with speed-ups over a schedule, else over the study's baseline.
+
+    Raises `StudyError` if none is left.
+    """
+    base = baseline or folder.study.baseline
+    rows = folder.rows()
+    if rows.empty:
+        statuses = statuses_text(counts(folder.unanswered()))
+        raise StudyError(f"{folder.path}: no row has a time: {statuses}; reasons are in {UNANSWERED}")
+    known = base if baseline or base in set(rows["schedule"]) else None
+    return Selection(folder, select(with_derived(rows, known), where), known, where)
+
+
+# ------------------------------------------------------------------------------------------------------- tables
+
+
+def table(
+    folder: StudyFolder,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    value: str | None = None,
+    *,
+    where: str | None = None,
+    baseline: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+) -> View:
+    """The winner at each point; with `rows`, `columns` or `value` a pivot table.
+
+    Parameters
+    ----------
+    rows, columns : names of columns whose values the rows and columns of the table have.
+    value : what cells have: a column, a derived one such as ``speedup``, or ``winner``. By default ``time_s`` if
+        schedules are among the rows or columns, else ``winner``.
+    where : a filter such as ``seq >= 64Ki and machine == "h100-8"``.
+    baseline : the schedule that speed-ups are over; by default that of the study.
+    sort : the column by which rows are sorted, with a minus sign before it descending.
+    limit : maximum number of rows.
+
+    Raises `StudyError` for a name that is no column, a filter that leaves nothing, and several values in a cell.
+    """
+    covered = selected(folder, where, baseline)
+    check_columns([*rows, *columns], covered.rows)
+    if limit is not None and limit < 1:
+        raise StudyError(f"limit: {limit}, expected 1 or more")
+    if rows or columns or value:
+        return _pivot_table(covered, rows, columns, value, sort, limit)
+    return _winner_table(covered, sort, limit)
+
+
+def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
+    """The columns that tell winners apart, and the winners. Raises `StudyError` where there are none."""
+    frame = winners(covered.rows)
+    if frame.empty:
+        raise StudyError(f"{covered.folder.path}: no row has a time and fits into memory")
+    return [column for column in varying(covered.rows) if column != "schedule"] or ["machine"], frame
+
+
+def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> View:
+    axes, frame = winners_of(covered)
+    if sort is not None:
+        name = sort.removeprefix("-")
+        check_columns([name], frame)
+        frame = frame.sort_values(name, ascending=name == sort, kind="stable")
+    frame = (
+        frame.rename(columns={"schedule": WINNER}).head(limit) if limit else frame.rename(columns={"schedule": WINNER})
+    )
+    cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
+    records = records_of(frame[[*axes, WINNER, *cells, "binds", "second", "margin", "schedules", "too_close"]])
+
+    def speedups(*cells: str) -> tuple[str, ...]:
+        return cells if covered.baseline else ()
+
+    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", *speedups("speed-up", "5 to 95 %")]
+    rows = [
+        [
+            *(text_of(column, row[column]) for column in axes),
+            row[WINNER],
+            text_of("time_s", row["time_s"]),
+            range_of("time_s", row["time_low_s"], row["time_high_s"]),
+            *speedups(text_of("speedup", row["speedup"]), range_of("speedup", row["speedup_low"], row["speedup_high"])),
+            text_of("binds", row["binds"]),
+            close_text(row),
+        ]
+        for row in records
+    ]
+    texts = [place for place, column in enumerate(axes) if is_text(frame, column)]
+    lines = [f"speed-up over {covered.baseline}"] if covered.baseline else []
+    lines += [TIE_RULE] if any(row["too_close"] for row in records) else []
+    return View(
+        covered.to_dict(axes) | {"rows": records},
+        records,
+        [
+            Table(
+                f"{covered.name}: the fastest schedule that fits into memory",
+                (*columns, "bound by", "too close to call"),
+                rows,
+                (*texts, len(axes), len(columns), len(columns) + 1),
+            ),
+            *lines,
+            *covered.lines((*axes, "schedule")),
+        ],
+    )
+
+
+def close_text(row: Mapping[str, Any], most: int = 3) -> str:
+    """The schedules whose order with the winner is too close to call.
+
+    >>> close_text({"too_close": ["tasp"], "schedules": 3}), close_text({"too_close": ["a", "b"], "schedules": 3}, 1)
+    ('tasp', 'all 2 others')
+    """
+    close = row["too_close"]
+    return f"all {len(close)} others" if len(close) == row["schedules"] - 1 > most else listed(close, most)
+
+
+def range_of(column: str, low: Any, high: Any) -> str:
+    """Both ends of an interval; nothing of one without a length.
+
+    >>> range_of("time_s", 0.001, 0.002), range_of("time_s", None, None), range_of("speedup", 1.0, 1.0)
+    ('1 ms to 2 ms', '-', '-')
+    """
+    ends = text_of(column, low), text_of(column, high)
+    return NO_VALUE if low == high or NO_VALUE in ends else " to ".join(ends)
+
+
+# ------------------------------------------------------------------------------------------------ pivot tables
+
+WINNER = "winner"
+"""The value of a cell that is the fastest schedule, with its speed-up if there is a baseline."""
+
+CLOSE, AT_LEAST, AT_MOST, NO_FIT = "~", ">", "<", "!"
+MARKS = {
+    CLOSE: "too close to call",
+    AT_LEAST: "at least that, by a bound: not simulated",
+    AT_MOST: "at most that, by a bound: not simulated",
+    NO_FIT: "does not fit into memory",
+}
+"""Marks of cells and what they mean."""
+
+Key = tuple[Any, ...]
+"""The values of some columns."""
+
+
+class Cell(NamedTuple):
+    """A cell of a pivot table: its value, its text, and the mark that belongs to it."""
+
+    value: Any
+    text: str
+    mark: str = ""
+
+    @property
+    def marked(self) -> str:
+        """The text with its mark."""
+        return f"{self.mark} {self.text}" if self.mark in (AT_LEAST, AT_MOST) else f"{self.text} {self.mark}".rstrip()
+
+
+def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> dict[tuple[Key, Key], Cell]:
+    """The cells of a column, or of `WINNER`, by the values of the columns `by` and `over`, in the order of the rows.
+
+    Raises `StudyError` where a cell would have several values, with the column that tells them apart.
+    """
+    frame = winners(rows) if value == WINNER else rows
+    shown = [*by, *over]
+    cells = {}
+    for key, group in frame.groupby(shown, dropna=False, sort=False) if shown else [((), frame)]:
+        check_single(group, (*shown, *(["schedule"] if value == WINNER else [])))
+        values = tuple(plain(each) for each in key)
+        cells[values[: len(by)], values[len(by) :]] = _cell(group.iloc[0], value)
+    return cells
+
+
+def check_single(group: pd.DataFrame, shown: Sequence[str], options: str = "--rows and --columns") -> None:
+    """Raise `StudyError` if the rows that agree in the columns `shown` are several; `options` can tell them apart."""
+    if len(group) < 2:
+        return
+    left = [each for each in point_columns(group) if each not in shown and group[each].nunique(dropna=False) > 1]
+    first = left[0] if left else "key"
+    values = [text_of(first, each) for each in group[first].unique()]
+    raise StudyError(
+        f"several rows in one place: {first!r} has {len(values)} values there ({listed(values, 4)}), "
+        f"expected it among {options}, or one of them by --where"
+    )
+
+
+def _cell(row: pd.Series[Any], value: str) -> Cell:
+    mark = NO_FIT if plain(row["fits"]) is False else ""
+    if value == WINNER:
+        speedup = "" if plain(row["speedup"]) in (None, 1) else f" {text_of('speedup', row['speedup'])}"
+        return Cell(row["schedule"], f"{row['schedule']}{speedup}", CLOSE if row["too_close"] else mark)
+    cell = plain(row[value])
+    if row["status"] == "settled" and value == "time_s":
+        return Cell(None, text_of("bound_s", row["bound_s"]), AT_LEAST)
+    if row["status"] == "settled" and value in SPEEDUPS:
+        return Cell(None, text_of(value, cell), AT_MOST if cell is not None else "")
+    return Cell(cell, text_of(value, cell), mark)
+
+
+def column_keys(cells: Mapping[tuple[Key, Key], Cell]) -> list[Key]:
+    """The values of the columns of a pivot table: numbers ascending, texts as they come."""
+    keys = list(dict.fromkeys(column for _, column in cells))
+    numeric = all(isinstance(value, (int, float)) for key in keys for value in key)
+    return sorted(keys) if numeric else keys
+
+
+def heading(columns: Sequence[str], key: Key) -> str:
+    """The heading of a column of a pivot table.
+
+    >>> heading(("seq", "model"), (65536, "llama-3-8b"))
+    '64Ki, llama-3-8b'
+    """
+    return ", ".join(text_of(column, value) for column, value in zip(columns, key, strict=True))
+
+
+def _pivot_table(
+    covered: Selection,
+    by: Sequence[str],
+    over: Sequence[str],
+    value: str | None,
+    sort: str | None,
+    limit: int | None,
+) -> View:
+    value = value or ("time_s" if "schedule" in (*by, *over) else WINNER)
+    check_columns([value], covered.rows, [WINNER])
+    if value in SPEEDUPS and covered.baseline is None:
+        raise StudyError(f"{value}: the study has no baseline, expected --baseline SCHEDULE")
+    cells = pivot(covered.rows, by, over, value)
+    columns, keys = column_keys(cells), list(dict.fromkeys(row for row, _ in cells))
+    if sort is not None:
+        keys = _sorted(keys, cells, by, {heading(over, key): key for key in columns}, sort)
+    keys = keys[:limit]
+    records = [
+        {
+            **dict(zip(by, row, strict=True)),
+            **dict(zip(over, column, strict=True)),
+            value: cell.value,
+            "text": cell.marked,
+        }
+        for row in keys
+        for column in columns
+        if (cell := cells.get((row, column))) is not None
+    ]
+    texts = [place for place in range(len(by)) if any(isinstance(key[place], str) for key in keys)]
+    texts += range(len(by), len(by) + len(columns)) if value == WINNER else []
+    title = f"{covered.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
+    shown = [
+        [text_of(name, part) for name, part in zip(by, key, strict=True)]
+        + [NO_VALUE if (cell := cells.get((key, column))) is None else cell.marked for column in columns]
+        for key in keys
+    ]
+    headings = (*map(title_of, by), *(heading(over, key) or title_of(value) for key in columns))
+    has_speedup = value in (WINNER, *SPEEDUPS) and covered.baseline
+    marks = {cell.mark for cell in cells.values()}
+    return View(
+        covered.to_dict((*by, *over)) | {"rows": list(by), "columns": list(over), "value": value, "cells": records},
+        records,
+        [
+            Table(title, headings, shown, texts),
+            *([f"speed-up over {covered.baseline}"] if has_speedup else []),
+            *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in marks),
+            *covered.lines((*by, *over)),
+        ],
+    )
+
+
+def _sorted(
+    keys: list[Key], cells: Mapping[tuple[Key, Key], Cell], by: Sequence[str], columns: Mapping[str, Key], sort: str
+) -> list[Key]:
+    """The row keys by one of their columns, or by a column of cells, named by its heading; empty cells last."""
+    name = sort.removeprefix("-")
+    if name in by:
+        values = {key: key[by.index(name)] for key in keys}
+    elif name in columns:
+        values = {key: None if (cell := cells.get((key, columns[name]))) is None else cell.value for key in keys}
+    else:
+        raise StudyError(f"cannot sort by {name!r}, expected one of {', '.join((*by, *columns))}")
+    known = [key for key in keys if values[key] is not None]
+    return sorted(known, key=values.__getitem__, reverse=name != sort) + [key for key in keys if values[key] is None]

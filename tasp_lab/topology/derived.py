@@ -1,0 +1,239 @@
+"""Topologies derived from others: with links removed or slowed, some of the ranks, other numbers, groups as ranks.
+
+>>> from tasp_lab.topology.builders import full_mesh
+>>> len(without_links(full_mesh(4), ["0-3"]).links), len(induced(full_mesh(4), [0, 2]).links)
+(10, 2)
+
+A link is named by its ends: ``0-3`` is both directions, ``0>3`` one. An end is a rank or the name of a switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.units import Number, parse_bandwidth_bytes_per_s
+from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, Vertex
+from tasp_lab.topology.links import MeshLinks
+
+
+def without_links(topology: Topology, names: Sequence[str]) -> Topology:
+    """The topology without some links. Raises `TopologyError` for an unknown link, or if ranks become unreachable.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> without_links(full_mesh(4), ["0-3", "1>2"]).name
+    'full-mesh:4 without 0-3, 1>2'
+    """
+    if not names:
+        return topology
+    gone = {link for name in names for link in links_named(topology, name)}
+    links = tuple(link for index, link in enumerate(topology.listed_links()) if index not in gone)
+    left = {link.name for link in links}
+    shared = tuple(_covering(group, left) for group in topology.shared if left & set(group.links))
+    ends = {end for link in links for end in (link.source, link.destination)}
+    switches = tuple(switch for switch in topology.switches if switch.name in ends)
+    name = f"{topology.name} without {', '.join(names)}"
+    return replace(topology, name=name, links=links, shared=shared, switches=switches)
+
+
+def with_links(topology: Topology, changes: Sequence[str]) -> Topology:
+    """The topology with other bandwidths, like ``0-3=10GB/s``, on some links. Raises `TopologyError`, `QuantityError`.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> with_links(full_mesh(4), ["0>3=10GB/s"]).route(0, 3).latency_s
+    1e-06
+    """
+    if not changes:
+        return topology
+    bandwidths: dict[int, float] = {}
+    for change in changes:
+        name, equals, value = change.rpartition("=")
+        if not equals:
+            raise TopologyError(f"link {change!r}: expected a link and its bandwidth, like 0-3=10GB/s")
+        bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(value)
+        for link in links_named(topology, name):
+            if bandwidths.setdefault(link, bandwidth_bytes_per_s) != bandwidth_bytes_per_s:
+                raise TopologyError(f"link {change!r}: {topology.links[link].name} is given another bandwidth, too")
+
+    def changed(index: int, link: Link) -> Link:
+        return replace(link, bandwidth_bytes_per_s=bandwidths.get(index, link.bandwidth_bytes_per_s))
+
+    return topology.map_links(
+        changed, f"{topology.name} with {', '.join(''.join(change.split()) for change in changes)}"
+    )
+
+
+def _covering(shared: SharedCapacity, names: set[str]) -> SharedCapacity:
+    return replace(shared, links=tuple(name for name in shared.links if name in names))
+
+
+def links_named(topology: Topology, name: str) -> list[int]:
+    """The indices of the links with a name: two for ``A-B``, one for ``A>B``."""
+    index_of = {(link.source, link.destination): index for index, link in enumerate(topology.listed_links())}
+    vertices = {str(vertex): vertex for vertex in topology.vertices}
+    for mark in ">-":
+        for source, destination in _ends(name, mark, vertices):
+            wanted = [(source, destination)] if mark == ">" else [(source, destination), (destination, source)]
+            links = [index_of[pair] for pair in wanted if pair in index_of]
+            if links and (mark == "-" or len(links) == 1):
+                return links
+    raise TopologyError(f"{topology.name} has no link {name!r}, expected two of its ranks or switches like 0-3 or 0>3")
+
+
+def _ends(name: str, mark: str, vertices: dict[str, Vertex]) -> list[tuple[Vertex, Vertex]]:
+    """All readings of a name as two vertices; names of switches may contain the separator."""
+    parts = name.split(mark)
+    cuts = [(mark.join(parts[:cut]), mark.join(parts[cut:])) for cut in range(1, len(parts))]
+    return [(vertices[a], vertices[b]) for a, b in cuts if a in vertices and b in vertices]
+
+
+def induced(topology: Topology, ranks: Sequence[int]) -> Topology:
+    """The topology of some ranks, numbered in this order: the links on routes between them.
+
+    Routes are those of the whole topology. Switches and shared capacities are numbered in the order of its links, so
+    parts with the same links are equal.
+
+    Raises `TopologyError` unless each of the ranks reaches every other one through these ranks and switches.
+
+    >>> from tasp_lab.topology.builders import nodes
+    >>> [link.name for link in induced(nodes(2, 2, "switch"), [2, 3]).links]
+    ['0->switch0', 'switch0->0', '1->switch0', 'switch0->1']
+    """
+    order = np.array(ranks, dtype=np.int64)
+    row, column = np.nonzero(topology.linked_pairs[np.ix_(order, order)])
+    used = np.unique(topology.routes(order[row], order[column])[0]) if len(row) else row
+    count = len(topology.links)
+    kept = [topology.links[index] for index in used[(used >= 0) & (used < count)].tolist()]
+    new: dict[Vertex, Vertex] = {rank: number for number, rank in enumerate(order.tolist())}
+    switches = [end for link in kept for end in (link.source, link.destination) if isinstance(end, str)]
+    new |= {name: f"switch{number}" for number, name in enumerate(dict.fromkeys(switches))}
+    links = {link.name: replace(link, source=new[link.source], destination=new[link.destination]) for link in kept}
+    shared = [topology.shared[index - count] for index in used[used >= count].tolist()]
+    nodes = [topology.node_of_rank[rank] for rank in order.tolist()]
+    return Topology(
+        f"{len(order)} ranks of {topology.name}",
+        len(order),
+        tuple(links.values()),
+        shared=tuple(
+            replace(
+                group, name=f"shared{number}", links=tuple(links[name].name for name in group.links if name in links)
+            )
+            for number, group in enumerate(shared)
+        ),
+        switches=tuple(Switch(str(new[name]), topology.switch_kinds[name]) for name in dict.fromkeys(switches)),
+        nodes=tuple(list(dict.fromkeys(nodes)).index(node) for node in nodes),
+    )
+
+
+def equal_parts(topology: Topology, groups: IntArray) -> Topology:
+    """The topology of each of several groups of ranks, an int array (groups, ranks), which must be the same for all.
+
+    Raises `TopologyError` if ranks of a group do not reach each other, and if groups have different links.
+    """
+    first, *others = (induced(topology, group) for group in groups.tolist())
+    for group, part in zip(groups.tolist()[1:], others, strict=True):
+        if part != first:
+            raise TopologyError(
+                f"{topology.name}: ranks {_listed(group)} have other links among them than ranks "
+                f"{_listed(groups[0].tolist())}, expected the same in each group"
+            )
+    return first
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks if len(ranks) <= 4 else [*ranks[:3], "...", ranks[-1]]))
+
+
+def renumbered(topology: Topology, order: IntArray) -> Topology:
+    """The topology whose rank i is rank ``order[i]`` of the given one; `order` has each rank once.
+
+    Links keep their order, so routes are the same: of equally short ones the first listed is taken.
+
+    >>> from tasp_lab.topology.builders import ring
+    >>> [link.name for link in renumbered(ring(3), np.array([0, 2, 1])).links]
+    ['0->2', '2->1', '1->0']
+    """
+    if np.array_equal(order, np.arange(topology.world_size)):
+        return topology
+    place = np.argsort(order).tolist()
+
+    def moved(vertex: Vertex) -> Vertex:
+        return vertex if isinstance(vertex, str) else place[vertex]
+
+    nodes = tuple(topology.nodes[rank] for rank in order.tolist()) if topology.nodes else ()
+    if isinstance(topology.links, MeshLinks) and not topology.shared:
+        return replace(topology, nodes=nodes)
+    old = topology.listed_links()
+    new = tuple(Link(moved(a.source), moved(a.destination), a.bandwidth_bytes_per_s, a.latency_s) for a in old)
+    names = {before.name: after.name for before, after in zip(old, new, strict=True)}
+    shared = tuple(replace(group, links=tuple(names[name] for name in group.links)) for group in topology.shared)
+    return replace(topology, links=new, shared=shared, nodes=nodes)
+
+
+def between_groups(topology: Topology, members: int) -> Topology:
+    """The groups of `members` consecutive ranks as ranks, with what each member has of the routes between them.
+
+    Member m of a group sends to member m of another one, all members at once. There is a link from group to group if
+    every member has a route. What a link, port or shared capacity of the topology carries for several members, each
+    has an equal part of; where it carries several routes of a member, it is a shared capacity of these links. So the
+    time of transfers between groups is that of the same transfers of every member. If it carries more members of some
+    links than of others, all are taken for as many as the most, and the time is not less.
+
+    Raises `TopologyError` if groups do not reach each other.
+
+    >>> from tasp_lab.topology.builders import nodes
+    >>> groups = between_groups(nodes(3, 4), 4)
+    >>> len(groups.links), [(port.name, port.links) for port in groups.shared][:2]
+    (6, [('part of 0->network', ('0->1', '0->2')), ('part of network->4', ('0->1', '2->1'))])
+    """
+    count = topology.world_size // members
+    pairs = np.array([(a, b) for a in range(count) for b in range(count) if a != b]).reshape(-1, 2)
+    ends = pairs[:, None] * members + np.arange(members)[:, None]
+    linked = topology.have_routes(ends[..., 0], ends[..., 1]).all(axis=1)
+    pairs, ends = pairs[linked], ends[linked]
+    shape = ends.shape[:2]
+    constraints, latencies_s = topology.routes(ends[..., 0].ravel(), ends[..., 1].ravel())
+    uses = _uses(constraints.reshape(*shape, constraints.shape[1]))
+    rates: dict[int, Number] = {}
+    shared: dict[tuple[tuple[str, ...], Number], str] = {}
+    names = [f"{a}->{b}" for a, b in pairs.tolist()]
+    for index, (links, most) in uses.items():
+        constraint = topology.constraints[index]
+        rate = _part(constraint.bandwidth_bytes_per_s, most)
+        for link in links:
+            rates[link] = min(rates.get(link, rate), rate)
+        if len(links) > 1:
+            shared.setdefault((tuple(names[link] for link in links), rate), constraint.name)
+    slowest_s = latencies_s.reshape(shape).max(axis=1, initial=0).tolist()
+    return Topology(
+        f"{topology.name} between groups of {members}",
+        count,
+        tuple(Link(a, b, rates[link], slowest_s[link]) for link, (a, b) in enumerate(pairs.tolist())),
+        tuple(SharedCapacity(f"part of {name}", rate, links) for (links, rate), name in shared.items()),
+    )
+
+
+def _uses(constraints: IntArray) -> dict[int, tuple[list[int], int]]:
+    """By constraint the links with a route over it, and the most members of a link whose routes pass it.
+
+    `constraints` is an int array (links, members, constraints of a route), padded with -1.
+    """
+    uses: dict[int, tuple[list[int], int]] = {}
+    for link, routes in enumerate(constraints):
+        numbers, counts = np.unique(routes[routes >= 0], return_counts=True)
+        for number, times in zip(numbers.tolist(), counts.tolist(), strict=True):
+            links, most = uses.get(number, ([], 0))
+            uses[number] = [*links, link], max(most, times)
+    return uses
+
+
+def _part(bandwidth_bytes_per_s: Number, members: int) -> Number:
+    if members == 1:
+        return bandwidth_bytes_per_s
+    exact = isinstance(bandwidth_bytes_per_s, int | Fraction)
+    return Fraction(bandwidth_bytes_per_s) / members if exact else bandwidth_bytes_per_s / members

@@ -1,0 +1,311 @@
+"""Routes: `Paths` searches one at a time, `RouteTable` has those of many hops (pairs of ranks) as arrays."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.core.errors import NoRouteError
+from tasp_lab.core.units import Number
+from tasp_lab.topology.links import Vertex, strong_components
+from tasp_lab.topology.model import TopologyModel
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The route from one rank to another: indices into `Topology.links` and `Topology.constraints`, and the latency."""
+
+    links: tuple[int, ...]
+    constraints: tuple[int, ...]
+    latency_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """The best path from a rank to a switch; `place` is its rank among all vertices, best first."""
+
+    hops: int
+    latency_s: Number
+    place: int
+    links: tuple[int, ...]
+
+
+class Paths:
+    """The paths of a topology, and the links at each vertex that they are made of."""
+
+    def __init__(self, topology: TopologyModel) -> None:
+        self._topology, self._links, self._world_size = topology, topology.links, topology.world_size
+        self._paths: dict[int, dict[Vertex, _Path]] = {}
+
+    def crossings(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Ranks that have a link to some switches, and the ranks that these switches lead to.
+
+        Switches that reach each other lead to the same ranks, so one of them is followed for all.
+        """
+        if len(self._topology.vertices) == self._world_size:
+            return
+        sources, destinations = self._topology.link_ends.T
+        between = (sources >= self._world_size) & (destinations >= self._world_size)
+        component = strong_components(self._topology.link_ends[between], len(self._topology.vertices))
+        entering: dict[int, set[int]] = defaultdict(set)
+        into_switches = (sources < self._world_size) & (destinations >= self._world_size)
+        for source, destination in self._topology.link_ends[into_switches].tolist():
+            entering[destination].add(source)
+        together: dict[int, list[int]] = defaultdict(list)
+        for switch in entering:
+            together[int(component[switch])].append(switch)
+        for switches in together.values():
+            exits = self._ranks_behind(self._topology.vertices[switches[0]])
+            yield sorted(set().union(*(entering[switch] for switch in switches))), exits
+
+    def _ranks_behind(self, switch: Vertex) -> list[int]:
+        """The ranks reachable from a switch without passing a rank."""
+        reached, waiting = {switch}, [switch]
+        while waiting:
+            onward = self._links_from[waiting.pop()].keys() - reached
+            reached |= onward
+            waiting += [vertex for vertex in onward if isinstance(vertex, str)]
+        return sorted(vertex for vertex in reached if isinstance(vertex, int))
+
+    @cached_property
+    def _links_from(self) -> dict[Vertex, dict[Vertex, int]]:
+        links: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
+        for index, link in enumerate(self._links):
+            links[link.source][link.destination] = index
+        return links
+
+    @cached_property
+    def _shared_of_link(self) -> dict[int, tuple[int, ...]]:
+        index_of = {link.name: index for index, link in enumerate(self._links)} if self._topology.shared else {}
+        groups: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        for position, shared in enumerate(self._topology.shared, start=len(self._links)):
+            for name in shared.links:
+                groups[index_of[name]] += (position,)
+        return groups
+
+    @cached_property
+    def _links_to_switches(self) -> dict[Vertex, dict[Vertex, int]]:
+        """For each vertex, the switches it has a link to, with the link."""
+        links: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
+        for index, link in enumerate(self._links):
+            if isinstance(link.destination, str):
+                links[link.source][link.destination] = index
+        return links
+
+    @cached_property
+    def _links_out_of_switches(self) -> dict[Vertex, dict[Vertex, int]]:
+        """For each rank, the switches that have a link to it, with the link."""
+        links: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
+        for index, link in enumerate(self._links):
+            if isinstance(link.source, str) and isinstance(link.destination, int):
+                links[link.destination][link.source] = index
+        return links
+
+    def path(self, source: int, destination: int) -> tuple[int, ...]:
+        """The links of the route from one rank to another: the best path, in the order of `_paths_from`.
+
+        Raises `NoRouteError` for what is no rank, and if no link and no switch leads there.
+        """
+        for rank in (source, destination):
+            if not 0 <= rank < self._world_size:
+                raise NoRouteError(
+                    f"topology {self._topology.name!r} has no rank {rank}, expected 0 to {self._world_size - 1}"
+                )
+        if (direct := self._topology.table.link(source, destination)) >= 0:
+            return (direct,)
+        if source not in self._paths:
+            self._paths[source] = self._paths_from([source])
+        paths, last = self._paths[source], self._links_out_of_switches[destination]
+        ends = [
+            (path.hops, path.latency_s + self._links[link].latency_s, path.place, (*path.links, link))
+            for switch, link in last.items()
+            if (path := paths.get(switch)) is not None and source != destination
+        ]
+        if not ends:
+            raise NoRouteError(
+                f"topology {self._topology.name!r}: no link and no switch leads from rank {source} to {destination}"
+            )
+        return min(ends)[-1]
+
+    def _paths_from(self, sources: Iterable[int], hops_per_link: int = 1) -> dict[Vertex, _Path]:
+        """The best path from any of these ranks to each switch: Dijkstra over (hops, latency, order of listing)."""
+        queue: list[tuple[int, Number, int, Vertex, tuple[int, ...]]] = [
+            (0, 0, order, source, ()) for order, source in enumerate(sources)
+        ]
+        order = len(queue)
+        settled: dict[Vertex, _Path] = {}
+        while queue:
+            hops, latency, _, vertex, path = heapq.heappop(queue)
+            if vertex in settled:
+                continue
+            settled[vertex] = _Path(hops, latency, len(settled), path)
+            for onward, link in self._links_to_switches[vertex].items():
+                if onward not in settled:
+                    order += 1
+                    latency_s = latency + self._links[link].latency_s
+                    heapq.heappush(queue, (hops + hops_per_link, latency_s, order, onward, (*path, link)))
+        return settled
+
+    def min_latencies_into_ranks_s(self) -> tuple[Number, ...]:
+        """The lowest latency of a route into each rank."""
+        if not self._topology.table.switches:
+            return self._topology.table.latencies_into_ranks_s
+        paths = self._paths_from(range(self._world_size), hops_per_link=0)
+        least = []
+        for rank, direct_s in enumerate(self._topology.table.latencies_into_ranks_s):
+            last = self._links_out_of_switches[rank].items()
+            through = (paths[switch].latency_s + self._links[link].latency_s for switch, link in last)
+            least.append(min([direct_s, *through]))
+        return tuple(least)
+
+    def route(self, path: tuple[int, ...]) -> Route:
+        """The route over these links."""
+        latency: Number = sum((self._links[link].latency_s for link in path[1:]), self._links[path[0]].latency_s)
+        return Route(path, self.constraints_of(path), latency)
+
+    def constraints_of(self, path: tuple[int, ...]) -> tuple[int, ...]:
+        """The constraints of a route over these links: the links, and the shared capacities over any of them."""
+        groups = {group for link in path for group in self._shared_of_link[link]} if self._topology.shared else ()
+        return (*path, *sorted(groups))
+
+
+class RouteTable:
+    """Routes of many hops of a topology; `sources` and `destinations` are int arrays (hops,) of ranks, in range.
+
+    `Paths` finds one route by a search from its source; here are those of all hops of many rings, without a table of
+    all pairs of ranks. Hops with a direct link need no search.
+
+    Two hops are of the same *kind* if their sources have links to the same switches with the same latencies, listed in
+    the same order, and likewise their destinations from switches. Hops of a kind pass the same switches: routes are
+    ordered by number of links, latency and order of listing, and the search depends on a rank through these links
+    only. So one route is searched per kind, and the others differ from it in the first and the last link. Of 8 ranks
+    behind one switch all 56 hops are of one kind: the route 0 -> switch -> 1 gives all others.
+    """
+
+    def __init__(self, topology: TopologyModel, search: Paths) -> None:
+        self._topology, self._search = topology, search
+        self._world_size = topology.world_size
+        self._table = topology.table
+
+    @cached_property
+    def _leaving(self) -> IntArray:
+        """The links of each rank into switches, as given by `_by_rank`."""
+        leaving = self._between_ranks_and_switches[0]
+        return _by_rank(self._table.ends[leaving, 0], leaving, self._world_size)
+
+    @cached_property
+    def _entering(self) -> IntArray:
+        """The links into each rank out of switches, as given by `_by_rank`."""
+        entering = self._between_ranks_and_switches[1]
+        return _by_rank(self._table.ends[entering, 1], entering, self._world_size)
+
+    @cached_property
+    def _between_ranks_and_switches(self) -> tuple[IntArray, IntArray]:
+        """The links from ranks into switches, and those out of switches into ranks."""
+        is_rank = self._table.ends < self._world_size
+        return np.flatnonzero(is_rank[:, 0] & ~is_rank[:, 1]), np.flatnonzero(~is_rank[:, 0] & is_rank[:, 1])
+
+    @cached_property
+    def _kind_of_source(self) -> IntArray:
+        leaving = self._between_ranks_and_switches[0]
+        return self._kinds(self._table.ends[leaving, 1], leaving, self._leaving)
+
+    @cached_property
+    def _kind_of_destination(self) -> IntArray:
+        entering = self._between_ranks_and_switches[1]
+        return self._kinds(self._table.ends[entering, 0], entering, self._entering)
+
+    def _kinds(self, switches: IntArray, links: IntArray, of_rank: IntArray) -> IntArray:
+        """The kind of each rank: equal for ranks with the same switches and latencies in the same order."""
+        described = np.zeros((len(self._topology.links) + 1, 2), dtype=np.int64)  # the last row is of no link, -1
+        number: dict[object, int] = {}
+        latencies = (self._topology.links[link].latency_s for link in links.tolist())
+        described[links, 0] = switches
+        described[links, 1] = [number.setdefault(latency_s, len(number)) for latency_s in latencies]
+        rows = described[of_rank].reshape(len(of_rank), -1)
+        return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+    def links(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """The index of the direct link of each hop; -1: none."""
+        return self._table.between(sources, destinations)
+
+    def linked(self, sources: IntArray, destinations: IntArray) -> BoolArray:
+        """Whether each hop has a route, by a direct link or through switches."""
+        linked = self.links(sources, destinations) >= 0
+        others = np.flatnonzero(~linked & (sources != destinations))
+        if len(others) and len(self._topology.vertices) > self._world_size:
+            entries, exits = self._crossings
+            # A pair is linked if some crossing has the source among its entries and the destination among its exits.
+            linked[others] = entries[sources[others]].multiply(exits[destinations[others]]).sum(axis=1) > 0
+        return linked
+
+    @cached_property
+    def _crossings(self) -> tuple[csr_array, csr_array]:
+        """Which crossings each rank enters, and to which ranks they lead: two sparse arrays (world_size, crossings)."""
+        crossings = list(self._search.crossings())
+        of_entries = _incidence([entries for entries, _ in crossings], self._world_size)
+        return of_entries, _incidence([exits for _, exits in crossings], self._world_size)
+
+    def routes(self, sources: IntArray, destinations: IntArray) -> tuple[IntArray, FloatArray]:
+        """The routes in the form of `Topology.routes`, for hops between different ranks."""
+        paths = self._paths(sources, destinations)
+        return self._with_shared(paths), self._table.latencies_s(paths).sum(axis=1)
+
+    def _paths(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """The links of each route in order, an int array (hops, most links of a route) padded with -1."""
+        direct = self.links(sources, destinations)
+        through = np.flatnonzero(direct < 0)
+        if not len(through):
+            return direct[:, None]
+        switched = self._through_switches(sources[through], destinations[through])
+        paths = np.full((len(sources), switched.shape[1]), -1)
+        paths[:, 0] = direct
+        paths[through] = switched
+        return paths
+
+    def _through_switches(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """`_paths` of hops without a direct link: one search per kind of hops."""
+        kinds = self._kind_of_source[sources] * self._world_size + self._kind_of_destination[destinations]
+        _, firsts, kind = np.unique(kinds, return_index=True, return_inverse=True)
+        models = [self._search.path(int(sources[at]), int(destinations[at])) for at in firsts]
+        lengths = np.array([len(path) for path in models])
+        table = np.array([[*path, *(-1,) * (lengths.max() - len(path))] for path in models])
+        leaves_at = (self._leaving[sources[firsts]] == table[:, :1]).argmax(axis=1)
+        last = table[np.arange(len(table)), lengths - 1]
+        enters_at = (self._entering[destinations[firsts]] == last[:, None]).argmax(axis=1)
+        paths: IntArray = table[kind]
+        paths[:, 0] = self._leaving[sources, leaves_at[kind]]
+        paths[np.arange(len(paths)), lengths[kind] - 1] = self._entering[destinations, enters_at[kind]]
+        return paths
+
+    def _with_shared(self, paths: IntArray) -> IntArray:
+        """The constraints of routes with these links: the links and their shared capacities."""
+        if not self._topology.shared:
+            return paths
+        passed = [self._search.constraints_of(tuple(path[path >= 0].tolist())) for path in paths]
+        most = max((len(constraints) for constraints in passed), default=1)
+        return np.array([[*indices, *(-1,) * (most - len(indices))] for indices in passed]).reshape(-1, most)
+
+
+def _by_rank(ranks: IntArray, links: IntArray, world_size: int) -> IntArray:
+    """The links of each rank in ascending order, an int array (world_size, most links of a rank) padded with -1."""
+    counts = np.bincount(ranks, minlength=world_size)
+    order = np.argsort(ranks, kind="stable")
+    column = np.arange(len(ranks)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = np.full((world_size, int(counts.max())), -1)
+    table[ranks[order], column] = links[order]
+    return table
+
+
+def _incidence(ranks: Sequence[Sequence[int]], world_size: int) -> csr_array:
+    """Sparse int array (world_size, groups): 1 where a rank is in a group of ranks."""
+    group = np.repeat(np.arange(len(ranks)), [len(members) for members in ranks])
+    rank = np.array([rank for members in ranks for rank in members])
+    return csr_array((np.ones(len(rank), dtype=np.int64), (rank, group)), shape=(world_size, len(ranks)))

@@ -1,0 +1,366 @@
+"""Where ranks run: starting them, calibrating their links, and whether their times can be compared with predictions.
+
+A *fabric* is ``emulated`` (network namespaces with shaped links), ``local`` (plain processes on one host) or
+``torchrun`` (this process is one of the ranks)::
+
+    with start_ranks("local", full_mesh(4)) as ranks:
+        calibration = calibrate_ranks("local", full_mesh(4), ranks, print)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from runtime.calibration import (
+    Calibration,
+    ClassFit,
+    Posting,
+    Spread,
+    calibrate,
+    calibrate_shared_medium,
+    expected_duration_s,
+    route_classes,
+)
+from runtime.protocol.jobs import RankLocation, Ranks
+from runtime.ranks.launcher import launch
+from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
+from tasp_lab.core.errors import QuantityError, RunError
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.process import usable_cores
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.units import format_bandwidth, format_time
+from tasp_lab.machines.catalogue import LAUNCH, machine_file
+from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.overrides.override import LAYER
+from tasp_lab.prediction.provenance import (
+    Provenance,
+    UsedConstant,
+    host_environment,
+    machine_inputs,
+    plain,
+)
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Work, Workload
+
+LINKS_BYTES_PER_S_PER_CORE = 40e6
+"""The bytes per second that one core can forward over all links of an emulated fabric and stay mostly idle.
+
+Two cores carried 140 MB/s over 56 links with 3 % loss of speed, and failed at 220 MB/s.
+"""
+
+
+RUNS_TAKE_S = 30.0
+
+
+SLOWEST_LINK_BYTES_PER_S = 250e3
+"""A packet of 1500 bytes takes 6 ms on such a link."""
+
+
+_START_S = 5.0
+
+
+def default_scale(topology: Topology, nominal_s: float) -> float:
+    """The scale for an emulated fabric on which all runs together would take `nominal_s` at full speed.
+
+    At most what this machine's cores can feed all links at once. Below that, slow enough for the runs to take
+    `RUNS_TAKE_S` together, since a step must be long beside its fixed cost; but no link slower than
+    `SLOWEST_LINK_BYTES_PER_S`.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> round(default_scale(full_mesh(8), nominal_s=1.0) * 56 * 50e9 / usable_cores())
+    40000000
+    >>> round(default_scale(full_mesh(8), nominal_s=0.0003), 9)
+    1e-05
+    """
+    bandwidths = [float(link.bandwidth_bytes_per_s) for link in topology.links]
+    if not bandwidths:
+        return 1.0
+    slow_enough = max(nominal_s / RUNS_TAKE_S, SLOWEST_LINK_BYTES_PER_S / min(bandwidths))
+    return min(1.0, LINKS_BYTES_PER_S_PER_CORE * usable_cores() / sum(bandwidths), slow_enough)
+
+
+def check_backend(backend: BackendKind, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for NCCL on a fabric of processes that share no GPUs."""
+    if backend == "nccl" and fabric != "torchrun":
+        raise QuantityError(f"backend: the {fabric} fabric has gloo, expected nccl with the fabric torchrun only")
+
+
+def check_fabric(scale: float | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for an impossible scale, and `RunError` for a missing package."""
+    if scale is not None and not 0 < scale <= 1:
+        raise QuantityError(f"scale: {scale}, expected more than 0 and at most 1")
+    if scale is not None and fabric != "emulated":
+        raise QuantityError(f"scale: only the emulated fabric is scaled, not {fabric!r}")
+    for module in ("torch", "pyroute2") if fabric == "emulated" else ("torch",):
+        if importlib.util.find_spec(module) is None:
+            raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
+
+
+def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
+    """Raise `QuantityError` for an impossible scale or number of repeats, and `RunError` for a missing package."""
+    if repeats < 1:
+        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
+    check_fabric(scale, fabric)
+
+
+def check_waits(work: Work, kernel: str, fabric: FabricKind) -> None:
+    """Raise `QuantityError` where kernel calls are not waits of the times of a kernel."""
+    if not isinstance(work, Workload) or fabric != "emulated":
+        raise QuantityError(
+            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
+            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
+        )
+
+
+def check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for overrides of what does not determine a run."""
+    for each in (each for each in overrides if not each.startswith(LAYER)):
+        if fabric == "local":
+            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
+        real = rate == "real" or (rate is None and fabric != "emulated")
+        if (real and ".compute" in each) or (each.startswith("compute") and (real or rate is not None)):
+            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
+
+
+def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
+    """Raise `QuantityError` for a layer that is only predicted, and where the kernels of a hybrid would be real.
+
+    Nothing makes inputs of layers of results.
+    """
+    if isinstance(work, Workload) and work.dtype == WHAT_IF_DTYPE:
+        raise QuantityError(f"dtype {work.dtype!r}: is predicted only, expected one of bf16, fp16, fp32 on a fabric")
+    if isinstance(work, Workload) and work.kind == "hybrid" and is_real(work, rate, fabric):
+        raise QuantityError(
+            f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "
+            "runs them: python -m experiments.train_gpt --layers"
+        )
+
+
+def is_real(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> bool:
+    """Whether kernels are executed."""
+    return isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
+
+
+def expected_fabric_s(topology: Topology, runs_s: float) -> float:
+    """The expected duration of runs on an emulated fabric, with its start and calibration."""
+    return _START_S + expected_duration_s(route_classes(topology)) + runs_s
+
+
+@contextlib.contextmanager
+def start_ranks(
+    fabric: FabricKind, topology: Topology, backend: BackendKind = "auto", machine: Machine | None = None
+) -> Iterator[Ranks]:
+    """Start the ranks of a fabric, and end them on exit; `machine` is the one that they stand for.
+
+    Raises `RunError` for another number than the topology's, and for a backend that cannot be used.
+    """
+    if fabric == "torchrun":
+        from runtime.ranks.torchrun import join, started_ranks
+
+        started = started_ranks()
+        if started != topology.world_size:  # before joining: a rank that left a group could fail others on their way in
+            raise RunError(f"{topology.name} has {topology.world_size} ranks, but {started} were started")
+        with join(backend, topology.name if machine is not None and machine.has_accelerators else None) as ranks:
+            yield ranks
+    elif fabric == "local":
+        with launch([RankLocation()] * topology.world_size) as launched:
+            yield launched
+    else:
+        from runtime.fabric.emulated import emulate
+
+        with emulate(topology) as built, launch(built.locations) as launched:
+            yield launched
+
+
+def calibrate_ranks(fabric: FabricKind, topology: Topology, ranks: Ranks, progress: ProgressCallback) -> Calibration:
+    """Calibrate the links of a fabric by messages between pairs of its ranks; only the reporter shows progress."""
+    measure = calibrate_shared_medium if fabric == "local" else calibrate
+    return measure(topology, ranks, progress if ranks.is_reporter else no_progress)
+
+
+# Whether ranks share cores, so that a prediction that gives each a core of its own is none.
+#
+# Kernel calls on a host are predicted by a rate of each rank, and messages of local processes by one shared medium.
+# Both need cores. With fewer cores than ranks a call lasts as long as other ranks, their copies and their threads of
+# communication let it, which depends on what runs at the same moment and on the scheduler. No engine models that.
+
+
+def why_not_comparable(
+    fabric: FabricKind, ranks: int, real_kernels: bool, environment: Mapping[str, object]
+) -> str | None:
+    """The reason why times measured on a fabric cannot be compared with predictions, or None if they can.
+
+    On the emulated fabric only real kernels need cores; waits and shaped links hardly do. Under torchrun the ranks of
+    this host count (``LOCAL_WORLD_SIZE``).
+    """
+    if environment.get("device", "cpu") != "cpu" or (fabric == "emulated" and not real_kernels):
+        return None
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if fabric == "torchrun" else ranks
+    cores = usable_cores()
+    if here <= cores:
+        return None
+    what = "kernels and messages" if real_kernels else "messages"
+    return f"{here} ranks share {cores} core{'s' * (cores != 1)} for their {what}, which predictions do not model"
+
+
+def fit_document(fit: ClassFit) -> dict[str, object]:
+    return {
+        "pairs": [list(pair) for pair in fit.route_class.pairs],
+        "links_per_route": fit.route_class.links,
+        "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
+        "bandwidth_bytes_per_s": _spread_document(fit.bandwidth_bytes_per_s),
+        "latency_s": _spread_document(fit.latency_s),
+        "launch_s": _spread_document(fit.launch_s),
+    } | ({} if fit.posting is None else {"posting": _posting_document(fit.posting)})
+
+
+def _posting_document(posting: Posting) -> dict[str, object]:
+    """The host's time to post a batch."""
+    return {"batch_s": _spread_document(posting.batch_s), "message_s": _spread_document(posting.message_s)}
+
+
+def _spread_document(spread: Spread) -> dict[str, object]:
+    return {"value": spread.value, "low": spread.low, "high": spread.high}
+
+
+def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[UsedConstant, ...]:
+    """The calibrated constants of a fabric."""
+    source = f"calibrated on the {fabric} fabric, messages between pairs of ranks"
+    found = [UsedConstant("launch", format_time(calibration.machine.comm_library.launch_s), source)]
+    for fit in calibration.fits:
+        route = f"a route of {fit.route_class.links} link{'s' * (fit.route_class.links > 1)}"
+        found.append(UsedConstant(f"bandwidth of {route}", format_bandwidth(fit.bandwidth_bytes_per_s.value), source))
+        found.append(UsedConstant(f"latency of {route}", format_time(fit.latency_s.value), source))
+    return tuple(found)
+
+
+@dataclass(frozen=True, repr=False)
+class FabricCalibration(Report):
+    """A machine measured on a fabric.
+
+    `is_reporter` is False on the ranks of a torchrun group that leave the output to rank 0.
+    """
+
+    fabric: FabricKind
+    scale: float
+    calibration: Calibration
+    machine: Machine
+    provenance: Provenance
+    is_reporter: bool = True
+
+    def save(self, path: Path | str) -> None:
+        """Write the machine as a topology file, ``.json`` or ``.toml``. Raises `OutputError`."""
+        write_whole(Path(path), machine_file(self.machine, Path(path).suffix.lower()))
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "fabric": self.fabric,
+            "scale": self.scale,
+            "calibration": list(map(fit_document, self.calibration.fits)),
+            "compute": None,
+            "launch_s": float(self.calibration.machine.comm_library.launch_s),
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per class of routes."""
+        return [
+            {
+                "pairs": pairs_of(fit),
+                "links_per_route": fit.route_class.links,
+                "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
+                "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s.value,
+                "latency_s": fit.latency_s.value,
+                "launch_s": fit.launch_s.value,
+            }
+            for fit in self.calibration.fits
+        ]
+
+    def parts(self) -> list[Part]:
+        columns = ("measured", "nominal", "bandwidth", "95 %", "latency", "quartiles", "launch", "quartiles")
+        rows = []
+        for each in self.calibration.fits:
+            rate, nominal = each.bandwidth_bytes_per_s, each.route_class.nominal_bandwidth_bytes_per_s
+            rates = (format_bandwidth(nominal), format_bandwidth(rate.value), between(rate, format_bandwidth))
+            latency, launch = (
+                (format_time(spread.value), between(spread, format_time)) for spread in (each.latency_s, each.launch_s)
+            )
+            rows.append((pairs_of(each), *rates, *latency, *launch))
+        return [Table(self.machine.summary, columns, rows)]
+
+
+def measure_fabric(
+    machine: Machine,
+    fabric: FabricKind,
+    scale: float | None = None,
+    progress: ProgressCallback = no_progress,
+    backend: BackendKind = "auto",
+) -> FabricCalibration:
+    """Calibrate a machine on real processes, as `tasp_lab.validation.validate.validate` does before it runs schedules.
+
+    The constants of the measured machine, the launch cost among them, state how they were measured.
+
+    Raises `RunError` (a rank failed), `FabricError` (no namespaces) and `QuantityError` (an impossible scale).
+    """
+    check_fabric(scale, fabric)
+    check_backend(backend, fabric)
+    inputs = {"machine": machine_inputs(machine, compute=False), "fabric": fabric, "scale": plain(scale)}
+    topology = machine.topology
+    if fabric == "emulated":
+        scale = default_scale(topology, math.inf) if scale is None else scale
+        topology = topology.scaled(scale)
+        progress(f"emulating {topology.name} at scale {scale:.3g}; latencies are not emulated")
+    with start_ranks(fabric, topology, backend, machine) as ranks:
+        calibration = calibrate_ranks(fabric, topology, ranks, progress)
+        environment = {**host_environment(), **ranks.environment, "fabric": fabric, "scale": scale or 1.0}
+        is_reporter = ranks.is_reporter
+    how = f"{fabric} fabric" + (f", scale {scale or 1.0:.6g}" if fabric == "emulated" else "")
+    where = f"on {datetime.date.today().isoformat()}, {how}"
+    constants = (_launch(calibration, where), *_of_routes(calibration, where))
+    summary = f"{calibration.machine.topology.name} as measured {where}"
+    measured = replace(calibration.machine, summary=summary, constants=constants)
+    provenance = Provenance(inputs, fabric_constants(calibration, fabric), environment=environment)
+    return FabricCalibration(fabric, scale or 1.0, calibration, measured, provenance, is_reporter)
+
+
+def _launch(calibration: Calibration, where: str) -> Constant:
+    text = CONSTANTS[LAUNCH].format(float(calibration.machine.comm_library.launch_s))
+    spreads = ", ".join(between(found.launch_s, format_time) for found in calibration.fits)
+    how = "messages of one byte posted back to back, median; quartiles"
+    if any(found.posting for found in calibration.fits):
+        how = "what a message of one byte adds to a batch on the device, slope by Theil and Sen; 95 %"
+    source = f"{how} {spreads or 'none, one rank'}; {where}"
+    return Constant(LAUNCH, text, source)
+
+
+def _of_routes(calibration: Calibration, where: str) -> Iterator[Constant]:
+    for found in calibration.fits:
+        name = f"route of {found.route_class.links} link{'s' * (found.route_class.links > 1)}"
+        rate, latency = found.bandwidth_bytes_per_s, found.latency_s
+        how = f"messages {pairs_of(found)} of several sizes, slope of time over bytes by Theil and Sen"
+        source = f"{how}, 95 % {between(rate, format_bandwidth)}; {where}"
+        yield Constant(f"bandwidth of a {name}", format_bandwidth(rate.value), source)
+        how = f"messages {pairs_of(found)} of one byte less the launch, median"
+        source = f"{how}, quartiles {between(latency, format_time)}; {where}"
+        yield Constant(f"latency of a {name}", format_time(latency.value), source)
+
+
+def pairs_of(found: ClassFit) -> str:
+    """The measured pairs of ranks, as text."""
+    return " and ".join(f"{source}->{destination}" for source, destination in found.route_class.pairs)
+
+
+def between(spread: Spread, format_one: Callable[[float], str]) -> str:
+    """The ends of a spread, as text."""
+    return f"{format_one(spread.low)} to {format_one(spread.high)}"

@@ -1,0 +1,158 @@
+"""Which columns tell rows apart, which schedule wins, and how sure that is: as probable as `compare` finds it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.prediction.interval import TIE, Interval
+from tasp_lab.prediction.residual_fit import Residual
+from tasp_lab.prediction.residuals import Regime
+from tasp_lab.study.frames import first_is_faster, varying, winners, with_derived
+from tasp_lab.study.rows import COLUMNS
+from tests.support.study_folders import BASELINE, MACHINES, SCHEDULES, not_applicable, row, settled
+
+times = st.floats(1e-5, 1e2)
+spreads = st.floats(0.01, 0.6)
+
+
+def interval(time_s: float, own: float) -> Interval:
+    regime = Regime("layer", "intra", "any", "documented", "modelled")
+    return Interval(time_s, np.zeros(0), Residual(regime, 1.3, 0.4, 0.1, own, 10, 2, regime))
+
+
+def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows).reindex(columns=COLUMNS)
+
+
+@given(times, times, spreads, spreads)
+def test_an_order_is_as_probable_as_compare_finds_it(one_s: float, two_s: float, one: float, two: float) -> None:
+    found = first_is_faster({"time_s": one_s, "order_spread": one}, {"time_s": two_s, "order_spread": two})
+    assert found == pytest.approx(interval(one_s, one).first_is_faster(interval(two_s, two)), abs=1e-12)
+
+
+@given(times, times, st.floats(0, 0.6))
+def test_either_of_two_is_the_faster_one(one_s: float, two_s: float, spread: float) -> None:
+    one, two = ({"time_s": time_s, "order_spread": spread} for time_s in (one_s, two_s))
+    assert first_is_faster(one, two) + first_is_faster(two, one) == pytest.approx(1)
+
+
+@settings(max_examples=10)
+@given(times, spreads, spreads, times)
+def test_a_speed_up_has_the_interval_of_compare(time_s: float, own: float, base: float, base_s: float) -> None:
+    rows = [
+        row("h100-8", "llama-3-8b", 8192, "tasp", time_s=time_s, order_spread=own),
+        row("h100-8", "llama-3-8b", 8192, BASELINE, time_s=base_s, order_spread=base),
+    ]
+    found = with_derived(table(rows), BASELINE).iloc[0]
+    low, middle, high = interval(base_s, base).over(interval(time_s, own))
+    shown = [found[each] for each in ("speedup_low", "speedup", "speedup_high")]
+    assert shown == pytest.approx([low, middle, high], rel=1e-6)
+
+
+NARROW = {"time_s": 1.0, "time_low_s": 0.8, "time_high_s": 1.2}
+WIDE = {"time_s": 1.0, "time_low_s": 0.8, "time_high_s": 1.4}
+SLOW = {"time_s": 2.0, "time_low_s": 1.3, "time_high_s": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        (NARROW, SLOW, 1),
+        (SLOW, NARROW, 0),
+        (WIDE, SLOW, 0.5),
+        ({"time_s": 1.0}, {"time_s": 1.0}, 0.5),
+        ({"time_s": 1.0}, {"time_s": 1.1}, 1),
+    ],
+)
+def test_without_a_spread_intervals_decide(one: dict[str, float], two: dict[str, float], expected: float) -> None:
+    assert first_is_faster(one, two) == expected
+
+
+def question(cells: dict[str, Any]) -> tuple[object, ...]:
+    return cells["seq"], cells["machine"], cells["schedule"]
+
+
+cells = st.fixed_dictionaries({
+    "seq": st.sampled_from([8192, 16384]), "machine": st.sampled_from(["h100-8", "mi300x-8"]),
+    "schedule": st.sampled_from(SCHEDULES), "time_s": st.sampled_from([1.0, 1.2, 2.0, 5.0]),
+    "fits": st.sampled_from([True, False, None]), "order_spread": st.sampled_from([0.02, 0.2, None]),
+})  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(cells, min_size=1, max_size=12, unique_by=lambda each: (each["seq"], each["machine"], each["schedule"]))
+)
+def test_winners_are_the_fastest_that_fit(drawn: list[dict[str, Any]]) -> None:
+    rows = [row(each["machine"], "llama-3-8b", each["seq"], each["schedule"]) | each for each in drawn]
+    found = winners(with_derived(table(rows), None))
+    fitting: dict[tuple[object, object], list[dict[str, Any]]] = {}
+    for each in rows:
+        if each["fits"] is not False:
+            fitting.setdefault((each["machine"], each["seq"]), []).append(each)
+    assert len(found) == len(fitting)
+    for _, winner in found.iterrows():
+        others = fitting[winner["machine"], winner["seq"]]
+        assert winner["time_s"] == min(each["time_s"] for each in others)
+        assert winner["schedules"] == len(others)
+        first = next(each for each in others if each["schedule"] == winner["schedule"])
+        close = {each["schedule"] for each in others if first_is_faster(first, each) < TIE}
+        assert set(winner["too_close"]) == close - {winner["schedule"]}
+        slower = sorted(each["time_s"] for each in others if each["schedule"] != winner["schedule"])
+        assert not slower or winner["margin"] == slower[0] / winner["time_s"]
+
+
+def test_a_row_settled_by_a_bound_wins_nothing_and_is_at_most_so_fast() -> None:
+    slow = settled(row("h100-8", "llama-3-8b", 8192, "ulysses"))
+    rows = with_derived(table([slow, row("h100-8", "llama-3-8b", 8192, BASELINE)]), BASELINE)
+    assert winners(rows)["schedule"].tolist() == [BASELINE]
+    assert rows.iloc[0]["speedup"] == rows.iloc[1]["time_s"] / slow["bound_s"]
+
+
+def test_a_bound_that_is_a_little_slower_settles_no_order() -> None:
+    first = row("h100-8", "llama-3-8b", 8192, BASELINE, time_s=1.0, order_spread=0.1)
+    for bound_s, close in ((1.1, ["ulysses"]), (1.5, [])):
+        slow = settled(row("h100-8", "llama-3-8b", 8192, "ulysses", time_s=bound_s)) | {"order_spread": None}
+        (found,) = winners(with_derived(table([slow, first]), None)).to_dict("records")
+        assert (found["schedule"], found["too_close"], found["schedules"]) == (BASELINE, close, 2)
+        assert found["second"] is None
+
+
+def test_a_question_without_its_baseline_has_no_speed_up() -> None:
+    rows = [row("h100-8", "llama-3-8b", 8192, "tasp"), row("mi300x-8", "llama-3-8b", 8192, BASELINE)]
+    found = with_derived(table(rows), BASELINE)["speedup"]
+    assert [math.isnan(each) for each in found] == [True, False]
+
+
+def test_columns_that_follow_from_no_other_tell_points_apart() -> None:
+    """`ranks` follows the machine; `kv_heads` is free where there is one model; `buffers` is an axis of its own."""
+    rows = [
+        row(machine, "llama-3-8b", 8192, "tasp", kv_heads=kv_heads, buffers=buffers)
+        for machine in MACHINES
+        for kv_heads in (1, 8)
+        for buffers in (2, 3)
+    ]
+    assert varying(pd.DataFrame(rows)) == ("machine", "kv_heads", "buffers")
+
+
+def test_a_column_that_refused_rows_lack_still_follows() -> None:
+    """Of a machine that was refused nobody knows the nodes."""
+    rows = [row(machine, "llama-3-8b", 8192, name) for machine in MACHINES for name in SCHEDULES]
+    rows += [
+        not_applicable(row(machine, "llama-3-8b", 16384, "tasp"), "no") | {"nodes": None, "ranks": None}
+        for machine in MACHINES
+    ]
+    assert varying(pd.DataFrame(rows)) == ("machine", "seq", "schedule")
+
+
+def test_what_an_override_changes_follows_its_variant() -> None:
+    variants = {"as is": "", "nic-x2": "nic.bandwidth=x2"}
+    rows = [row("h100-4x8", "llama-3-8b", 8192, "tasp", variant=v, overrides=text) for v, text in variants.items()]
+    assert varying(pd.DataFrame(rows)) == ("variant",)
