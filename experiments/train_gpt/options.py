@@ -15,8 +15,7 @@ from tasp_lab.core.errors import QuantityError, ScheduleError, WorkloadError
 from tasp_lab.core.units import parse_integer
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.registry import LINEAR, linear_spec
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.layer_pattern import expand_layers
+from tasp_lab.workload.layer import Workload, expand_layers
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"

@@ -29,7 +29,7 @@ from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.linear import task as linear
-from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 
 Tensor = torch.Tensor

@@ -56,8 +56,7 @@ from tasp_lab.schedules.objects import AnySchedule, built_in, check_schedules, n
 from tasp_lab.schedules.registry import by_kind, layer_names_on, options_for, uses_rings
 from tasp_lab.validation.fabric_runs import FabricRuns, with_measurement
 from tasp_lab.validation.fabrics import check_kernels
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.layer_pattern import LAYER_KINDS
+from tasp_lab.workload.layer import LAYER_KINDS, Workload
 
 
 def compare(

@@ -20,8 +20,7 @@ from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.passes import chunk_layout
 from tasp_lab.schedules.registry import LASP_2H, Names, names_of
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.layer_pattern import LAYER_KINDS
+from tasp_lab.workload.layer import LAYER_KINDS, Workload
 
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""

@@ -6,7 +6,8 @@ Or it may begin with a **cached prefix**, whose keys and values were computed be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from operator import index
@@ -19,8 +20,47 @@ from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
 from tasp_lab.core.errors import WorkloadError, of_type
-from tasp_lab.workload.layer_pattern import LAYER_KINDS, expand_layers
 from tasp_lab.workload.mask import Mask, mask_named
+
+LAYER_KINDS: Mapping[str, AttentionKind] = {"L": "linear", "S": "softmax"}
+"""The kind of attention of each letter."""
+
+MAX_LAYERS = 1024
+"""Maximum number of layers: more than any published model has, and few enough to be written out."""
+
+_PART = re.compile(r"(?:(\d+)x)?(.*)", re.ASCII | re.DOTALL)
+
+_EXPECTED = "a pattern such as LLSLLS or 4xLLLS"
+
+
+def expand_layers(pattern: str) -> str:
+    """The letters of all layers, in order: parts after commas, each with a COUNTx before it or without.
+
+    >>> expand_layers("LL,2xLS"), expand_layers("LLLSLLLS") == expand_layers("2xLLLS")
+    ('LLLSLS', True)
+
+    Raises `WorkloadError` for other letters, for parts without layers, a count of 0, and more than `MAX_LAYERS` layers.
+    """
+    if not isinstance(pattern, str):
+        raise WorkloadError(f"layers: {pattern!r}, expected {_EXPECTED}")
+    shown, found = f"layers {pattern[:40]!r}", ""
+    for number, part in enumerate(pattern.split(","), start=1):
+        match = _PART.fullmatch(part)
+        assert match is not None, "anything may follow the count"
+        count, letters = match.groups()
+        other = next((each for each in letters if each not in LAYER_KINDS), None)
+        if other is not None:
+            raise WorkloadError(f"{shown}: unknown layer {other!r}, expected L (linear) or S (softmax attention)")
+        if not letters:
+            raise WorkloadError(f"{shown}: no layers in part {number}, expected {_EXPECTED}")
+        if count is not None and not count.strip("0"):
+            raise WorkloadError(f"{shown}: {count} times {letters[:40]}, expected 1 or more")
+        times = 1 if count is None else int(count.lstrip("0")[:9])
+        if len(found) + times * len(letters) > MAX_LAYERS:
+            raise WorkloadError(f"{shown}: too many layers, expected at most {MAX_LAYERS}")
+        found += letters * times
+    return found
+
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes per element of each dtype."""
@@ -54,7 +94,7 @@ class Workload:
     decay : of the state of ``linear`` attention: ``none``, a constant per KV ``head``, or one that depends on the data,
         per position and KV head (``scalar``) or also per ``channel`` of the keys.
     layers : of a hybrid, the pattern of its layers, L for linear and S for softmax attention, such as ``LLSLLS`` or
-        ``4xLLLS`` (`tasp_lab.workload.layer_pattern`); expanded. A window is that of softmax layers.
+        ``4xLLLS`` (`expand_layers`); expanded. A window is that of softmax layers.
     linear_kv_heads : of a hybrid, the KV heads of its linear layers; as many as `kv_heads`, those of its softmax
         layers, if None.
 

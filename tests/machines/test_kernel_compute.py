@@ -23,8 +23,7 @@ from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelShape, clip_band, pairs_in_band
 from tasp_lab.workload.layer import Workload
 from tests.conftest import Tell
 from tests.support.systems import schedules_for

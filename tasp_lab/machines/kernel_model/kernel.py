@@ -21,8 +21,7 @@ from tasp_lab.machines.kernel_model.memory import bound_s
 from tasp_lab.machines.kernel_model.splits import splits
 from tasp_lab.machines.kernel_model.tiles import tile_columns
 from tasp_lab.machines.kernel_model.waves import last_begins, makespan
-from tasp_lab.workload.kernel_calls import pairs_in_band
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
 _FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
 """Per (query, key) pair and element of a head."""

@@ -18,7 +18,7 @@ from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.theorems import Paths
 from tasp_lab.schedules.attention.layer_blocks import query_spans
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 

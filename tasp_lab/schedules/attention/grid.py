@@ -39,13 +39,20 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import cut_by_rank
-from tasp_lab.schedules.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
+from tasp_lab.schedules.attention.gathering import (
+    all_gathers,
+    bytes_of,
+    given_back,
+    read_by,
+    shares_along,
+    steps_along,
+    trimmed,
+)
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather
-from tasp_lab.schedules.collectives.gather_steps import shares_along, trimmed
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.derived import equal_parts

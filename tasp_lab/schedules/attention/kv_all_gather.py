@@ -32,15 +32,22 @@ from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import cut_by_rank
-from tasp_lab.schedules.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
+from tasp_lab.schedules.attention.gathering import (
+    all_gathers,
+    bytes_of,
+    given_back,
+    read_by,
+    shares_along,
+    steps_along,
+    trimmed,
+)
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
-from tasp_lab.schedules.collectives.gather_steps import shares_along, trimmed
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 

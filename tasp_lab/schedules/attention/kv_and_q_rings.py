@@ -67,12 +67,12 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import circulation_plans
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_both_sides
 from tasp_lab.schedules.attention.forward import (
+    CirculationSteps,
     attention_schedule,
     check_size,
     circulation_of,
     forward_steps,
 )
-from tasp_lab.schedules.attention.forward_steps import CirculationSteps
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask

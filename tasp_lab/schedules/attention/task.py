@@ -4,7 +4,7 @@ Forward, ``attend`` reads queries and keys (with their values) and adds to the r
 block: the tiles of its rows. Backward, ``differentiate`` adds one part per key block to the gradient of the queries,
 and one per query block to that of the keys. Blocks are those of `tasp_lab.schedules.attention.layer_blocks`.
 
-A **tile** is a query block against a key block; its mask is a band (`tasp_lab.workload.kernel_calls`). Parts are
+A **tile** is a query block against a key block; its mask is a band (`tasp_lab.workload.kernel_shapes`). Parts are
 numbered among the blocks of the same document and the same KV heads; a tile with an empty mask is no part.
 """
 
@@ -27,8 +27,7 @@ from tasp_lab.schedules.attention.layer_blocks import QUERY_GRADIENTS as QUERY_G
 from tasp_lab.schedules.attention.layer_blocks import RESULTS as RESULTS
 from tasp_lab.schedules.attention.layer_blocks import TENSORS as TENSORS
 from tasp_lab.schedules.attention.layer_blocks import LayerBlocks
-from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
-from tasp_lab.workload.kernel_shapes import ShapeRows
+from tasp_lab.workload.kernel_shapes import ShapeRows, clip_band, pairs_in_band
 from tasp_lab.workload.layer import ELEMENT_BYTES
 
 ATTEND, DIFFERENTIATE = "attend", "differentiate"

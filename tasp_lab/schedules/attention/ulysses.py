@@ -28,7 +28,7 @@ from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 
 

@@ -26,9 +26,8 @@ from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.gathering import all_gathers
+from tasp_lab.schedules.attention.gathering import all_gathers, carried, shares_along, trimmed
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.collectives.gather_steps import carried, shares_along, trimmed
 from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.schedules.registry import schedule

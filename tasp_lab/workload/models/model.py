@@ -10,8 +10,7 @@ import msgspec
 from tasp_lab.core.choices import Decay
 from tasp_lab.core.errors import ModelError, WorkloadError, unknown
 from tasp_lab.core.records import Count, Record, Text
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.layer_pattern import MAX_LAYERS, expand_layers
+from tasp_lab.workload.layer import MAX_LAYERS, Workload, expand_layers
 
 
 class Latent(Record, frozen=True, forbid_unknown_fields=True):

@@ -15,8 +15,7 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
-from tasp_lab.schedules.attention.direct_attention import direct_pass
-from tasp_lab.schedules.attention.needed_keys import needed_runs
+from tasp_lab.schedules.attention.direct_attention import direct_pass, needed_runs
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask

@@ -18,7 +18,7 @@ from tasp_lab.rings.rings import split_count
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
-from tasp_lab.schedules.attention.double_ring_routes import routes_of
+from tasp_lab.schedules.attention.double_ring import routes_of
 from tasp_lab.schedules.attention.task import KEYS
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, torus
 from tasp_lab.topology.derived import with_links, without_links
