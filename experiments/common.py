@@ -15,6 +15,9 @@ from tasp_lab.core.process import usable_cores
 
 Record = dict[str, Any]
 
+RESULTS = Path(__file__).parent / "results"
+"""The folder of records and tables."""
+
 LIBRARIES = ("torch", "simpy", "numpy", "pyroute2")
 
 
@@ -40,6 +43,12 @@ def write_record(path: Path, document: dict[str, object]) -> None:
     """Write a result as JSON, together with the record of this machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps({"machine": machine_record()} | document, indent=1) + "\n").encode())
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page of Markdown, and print it."""
+    write_whole(path, f"{text.rstrip()}\n".encode())
+    print(text)
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,6 +1,6 @@
 """The account of layers: measured attention layers beside their predictions, by source, machine, regime and pass.
 
-``python -m experiments.accuracy.layers`` judges the tables in ``tasp_lab/measure/tables/layers`` and writes
+``python -m experiments.accuracy.layers`` compares the tables in ``tasp_lab/measure/tables/layers`` and writes
 ``experiments/accuracy/layers.md``, ``layers.json`` and ``layers.png``, in some minutes. All measurements are
 third-party. No constant was fitted to a row that counts. Of the rows with the largest errors it also shows what kernels
 and messages alone would take.
@@ -24,8 +24,8 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.machine import INSTANT
 from tasp_lab.measure.accuracy import TableAccuracy, accuracy, own_tables
-from tasp_lab.measure.accuracy.judged import MeasuredRow, errors_of, row_dict, summary
 from tasp_lab.measure.accuracy.layer import TIE, check_row, engine_for, groups_of, is_right, row_run
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, errors_of, row_dict, summary
 from tasp_lab.measure.readers import LayerTable
 from tasp_lab.plots.accuracy import draw_rows
 from tasp_lab.plots.timelines import render
@@ -80,10 +80,10 @@ def by_source(tables: Iterable[TableAccuracy]) -> list[Source]:
 def source_name(table: TableAccuracy) -> str:
     """The repository of a table.
 
-    >>> from tasp_lab.measure.accuracy import judge
+    >>> from tasp_lab.measure.accuracy import evaluate
     >>> from tasp_lab.measure.readers import parse_any_table
     >>> table = parse_any_table("# source: github.com/a/b 1234 README.md\\nsystem,seq_total\\n", "t.csv")
-    >>> source_name(judge(table))
+    >>> source_name(evaluate(table))
     'a/b'
     """
     source = table.table.headers.get("source", "")

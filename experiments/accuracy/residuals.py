@@ -1,10 +1,10 @@
 """The residuals of the account, which intervals of predictions are made of.
 
-``python -m experiments.accuracy.residuals`` judges every measured table of collectives by its library and by links
+``python -m experiments.accuracy.residuals`` compares every measured table of collectives by its library and by links
 alone, and every table of layers. Kernels are those of tables predicted from other tables
 (``experiments/results/kernel_accuracy.json``), and of tables that gave no constants. It writes
 ``tasp_lab/prediction/residuals.toml``: a group per regime and measured machine. ``--only PART`` keeps those of others.
-`tasp-lab accuracy` then judges the intervals, those of a table without its own source or provider.
+`tasp-lab accuracy` then checks the intervals, those of a table without its own source or provider.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import tasp_lab.prediction
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES
-from tasp_lab.measure.accuracy.collective import judge_collective
-from tasp_lab.measure.accuracy.kernel import judge_kernel
-from tasp_lab.measure.accuracy.layer import LayerJudge
+from tasp_lab.measure.accuracy.collective import evaluate_collective
+from tasp_lab.measure.accuracy.kernel import evaluate_kernel
+from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import KernelTable, LayerTable, find_all_tables, find_tables
@@ -93,7 +93,7 @@ def collectives(library: str) -> Iterator[Row]:
     """The rows in scope of all measured tables of tasp-lab."""
     for table in find_tables([own_tables()]):
         progress(f"{library}: {Path(table.name).name}")
-        for row in judge_collective(table, DEFAULT_SAMPLING, library).rows:
+        for row in evaluate_collective(table, DEFAULT_SAMPLING, library).rows:
             if row.in_scope and row.interval is not None:
                 error = math.log(row.measured_s / row.predicted_s)
                 samples_s = row.interval.samples_s
@@ -103,11 +103,11 @@ def collectives(library: str) -> Iterator[Row]:
 
 def layers() -> Iterator[Row]:
     """Measured layers that count, which GPUs and links bound; a machine is a family, in whatever number of nodes."""
-    judge = LayerJudge(FEW_SAMPLES)
+    evaluator = LayerEvaluator(FEW_SAMPLES)
     for table in find_all_tables([own_tables() / "layers"]):
         assert isinstance(table, LayerTable), "the folder has tables of layers"
         progress(Path(table.name).name)
-        for row in judge.judge(table).rows:
+        for row in evaluator.evaluate(table).rows:
             if row.in_scope and row.interval is not None and row.measured_s and row.predicted_s:
                 error = math.log(row.measured_s / row.predicted_s)
                 machine = str(row.shape["profile"])
@@ -117,7 +117,7 @@ def layers() -> Iterator[Row]:
 def kernels() -> Iterator[Row]:
     """Rows of kernels whose table gave no constant: tables predicted from others, and those that fitted nothing.
 
-    Every second row of a table is no source of its own, so tables judged by their other half are not among them.
+    Every second row of a table is no source of its own, so tables predicted by their other half are not among them.
     """
     for group in json.loads(KERNEL_ACCURACY.read_text())["kept_aside"]:
         if group["fitted_to"] != HALF:
@@ -131,7 +131,7 @@ def kernels() -> Iterator[Row]:
 
 
 def _unfitted(table: KernelTable) -> Iterator[Row]:
-    for row in judge_kernel(table, FEW_SAMPLES).rows:
+    for row in evaluate_kernel(table, FEW_SAMPLES).rows:
         if row.in_scope and row.interval is not None and row.measured_s and row.predicted_s:
             machine, error = f"{row.shape['gpu']} {row.shape['kernel']}", math.log(row.measured_s / row.predicted_s)
             variance = float(np.log(row.interval.samples_s).var())
@@ -149,7 +149,7 @@ def _kernel_table(name: str) -> KernelTable:
 def _variance(name: str) -> float:
     """What the intervals of a kernel's constants give: the mean over the rows of a table."""
     intervals = [
-        row.interval for row in judge_kernel(_kernel_table(name), FEW_SAMPLES).rows if row.interval is not None
+        row.interval for row in evaluate_kernel(_kernel_table(name), FEW_SAMPLES).rows if row.interval is not None
     ]
     return float(np.mean([np.log(each.samples_s).var() for each in intervals])) if intervals else 0.0
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.common import Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, write_record
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
 from runtime.protocol.jobs import Ranks, RunSchedule
@@ -39,7 +38,6 @@ RATIOS = (0.01, 0.1, 0.2, 0.39, 0.65, 1.0, 2.0)
 PAIRS: dict[str, tuple[str, str]] = {"full": ("ring-attention", "tasp"), "causal": ("zigzag-ring-attention", "tasp")}
 LAYER = Workload(sequence=8 * 7 * 2 * 36, batch=1, heads=4, kv_heads=4, head_dim=128, dtype="bf16")
 REPEATS = 3
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Published tables of layers: each row is run as its library runs it, beside the interval of its prediction.
 
-Tables are judged as in the account of layers (`tasp_lab.measure.accuracy`). A `Reason` names rows and what is changed
-to check it.
+Tables are compared as in the accuracy report of layers (`tasp_lab.measure.accuracy`). A `Reason` names rows and what is
+changed to check it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tasp_lab.machines.host_model.runtime import NO_PASSES
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
-from tasp_lab.measure.accuracy.judged import machine_for
-from tasp_lab.measure.accuracy.layer import LayerJudge, RowRun, check_row, groups_of, is_right, row_run
+from tasp_lab.measure.accuracy.layer import LayerEvaluator, RowRun, check_row, groups_of, is_right, row_run
+from tasp_lab.measure.accuracy.table_accuracy import machine_for
 from tasp_lab.measure.readers import LayerTable, find_all_tables
 from tasp_lab.prediction.inputs import with_runtime
 
@@ -30,30 +30,30 @@ Change = Callable[[RowRun], RowRun]
 
 @dataclass(frozen=True)
 class Row:
-    """A judged row that counts, in its table."""
+    """A row that counts, in its table."""
 
     table: LayerTable
-    judged: MeasuredRow
+    measured: MeasuredRow
 
     @property
     def what(self) -> str:
         """The layer and how it was run, in words."""
-        shape = self.judged.shape
+        shape = self.measured.shape
         packed = ", packed" if "varlen" in str(shape["mask"]) else ""
         mask = str(shape["mask"]).removeprefix("varlen ")
         batch = f", batch {shape['batch']}" if shape["batch"] not in (None, 1) else ""
         return (
-            f"{shape['profile']}, {self.judged.schedule}{packed}, {shape['pass']}, {mask}, {shape['gpus']} GPUs, "
+            f"{shape['profile']}, {self.measured.schedule}{packed}, {shape['pass']}, {mask}, {shape['gpus']} GPUs, "
             f"{shape['seq_total']} positions, {shape['heads']} heads{batch}"
         )
 
     def has(self, **columns: object) -> bool:
         """Whether columns of the row have these values."""
-        return all(self.judged.shape[name] == value for name, value in columns.items())
+        return all(self.measured.shape[name] == value for name, value in columns.items())
 
     def figure(self, reason: str, predicted_s: float | None = None) -> Figure:
         """The row as a figure; with another prediction the interval has the same width."""
-        interval, measured_s = self.judged.interval, self.judged.measured_s
+        interval, measured_s = self.measured.interval, self.measured.measured_s
         assert interval is not None, "a row that counts has an interval"
         assert measured_s is not None, "a row that counts has a time"
         interval = interval if predicted_s is None else replace(interval, time_s=predicted_s)
@@ -72,22 +72,22 @@ class Reason:
 
 def found_in(files: Iterable[Path], reasons: Sequence[Reason] = ()) -> Found:
     """The rows of all tables, each with the first reason that names it, and the trials of all reasons."""
-    judged = []
+    compared = []
     for path in files:
         progress(path.stem)
-        judged.append(judge(path))
-    rows = [Row(table.table, row) for table in judged for row in counted(table)]  # type: ignore[arg-type]
+        compared.append(evaluate(path))
+    rows = [Row(table.table, row) for table in compared for row in counted(table)]  # type: ignore[arg-type]
     texts = [next((each.text for each in reasons if each.where(row)), NOT_EXPLAINED) for row in rows]
     figures = tuple(row.figure(text) for row, text in zip(rows, texts, strict=True))
     trials = [trial for reason in reasons for trial in trials_of(reason, rows)]
-    return Found(figures, tuple(trials), (tables_text(judged), left_out_text(judged)))
+    return Found(figures, tuple(trials), (tables_text(compared), left_out_text(compared)))
 
 
-def judge(path: Path) -> TableAccuracy:
+def evaluate(path: Path) -> TableAccuracy:
     """A table beside its predictions."""
     (table,) = find_all_tables([path])
     assert isinstance(table, LayerTable), "only layers"
-    return LayerJudge(FEW_SAMPLES).judge(table)
+    return LayerEvaluator(FEW_SAMPLES).evaluate(table)
 
 
 def counted(table: TableAccuracy) -> list[MeasuredRow]:
@@ -114,9 +114,9 @@ def explains(before: Sequence[Figure], after: Sequence[Figure]) -> str:
 
 def time_s(row: Row, change: Change) -> float:
     """The predicted time of a row on a changed machine."""
-    measured = next(each for each in row.table.rows if each.line == row.judged.shape["line"])
+    measured = next(each for each in row.table.rows if each.line == row.measured.shape["line"])
     run = row_run(row.table, measured, check_row(row.table, measured))
-    return LayerJudge().time_s(change(run))
+    return LayerEvaluator().time_s(change(run))
 
 
 def tables_text(tables: Sequence[TableAccuracy]) -> str:

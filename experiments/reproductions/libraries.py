@@ -22,12 +22,12 @@ from experiments.reproductions.reproduction import Reproduction
 
 def is_ring(row: Row) -> bool:
     """Whether a row is Transformer Engine's ring."""
-    return row.judged.schedule in ("ring-attention", "zigzag-ring-attention")
+    return row.measured.schedule in ("ring-attention", "zigzag-ring-attention")
 
 
 def is_ulysses_backward(row: Row) -> bool:
     """Whether a row is Ulysses, backward."""
-    return row.judged.schedule == "ulysses" and row.has(**{"pass": "backward"})
+    return row.measured.schedule == "ulysses" and row.has(**{"pass": "backward"})
 
 
 MAGI_ATTENTION_REASONS = (
@@ -55,7 +55,7 @@ MAGI_ATTENTION = Reproduction(
 
 def on_a100_nodes(row: Row) -> bool:
     """On several nodes of A100 with 100 Gbit/s."""
-    return row.has(profile="a100_100g") and row.judged.shape["nodes"] != 1
+    return row.has(profile="a100_100g") and row.measured.shape["nodes"] != 1
 
 
 ULTRA_ATTN_REASONS = (
@@ -92,7 +92,7 @@ USP = Reproduction(
 
 def is_balanced(row: Row) -> bool:
     """A zigzag or striped ring, whose calls are on halves or masked."""
-    return row.judged.schedule != "ring-attention"
+    return row.measured.schedule != "ring-attention"
 
 
 RING_FLASH_ATTENTION_REASONS = (

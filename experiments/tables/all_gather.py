@@ -10,16 +10,14 @@ import json
 import sys
 from pathlib import Path
 
-from experiments.common import Record, comparison_table, write_record
+from experiments.common import RESULTS, Record, comparison_table, write_page, write_record
 from tasp_lab import validate
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 
 TOPOLOGIES = ("full-mesh:4", "full-mesh:5", "full-mesh:8", "switch:8", "nodes:2x4")
 SCHEDULES = ("ring", "multi-ring", "direct")
 SHARD_BYTES = 4 * 2**20
 REPEATS = 5
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main() -> None:
@@ -29,8 +27,7 @@ def main() -> None:
         write_record(_file(text), comparison.to_dict())
     records = [json.loads(_file(text).read_text()) for text in TOPOLOGIES if _file(text).exists()]
     table = _table(records)
-    write_whole(RESULTS / "all_gather.md", (table + "\n").encode())
-    print(table)
+    write_page(RESULTS / "all_gather.md", table)
 
 
 def _file(topology: str) -> Path:

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from experiments.common import markdown_table
+from experiments.common import RESULTS, markdown_table, write_page
 from sim.simulate import simulate
-from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute_rates import accelerator_constants
 from tasp_lab.machines.contention import Contention
 from tasp_lab.machines.profile_files import load_profile
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 
-RESULTS = Path(__file__).parents[1] / "results"
 MIB = 2**20
 
 
@@ -132,8 +129,7 @@ def main() -> None:
         markdown_table(beside, overlapped_matmul()),
     ]
     text = "\n\n".join(parts) + "\n"
-    write_whole(RESULTS / "contention.md", text.encode())
-    print(text)
+    write_page(RESULTS / "contention.md", text)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ import json
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from experiments.common import Record, comparison_table, markdown_table, write_record
+from experiments.common import RESULTS, Record, comparison_table, markdown_table, write_page, write_record
 from tasp_lab import decompose, predict, validate
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
@@ -28,7 +26,6 @@ from tasp_lab.topology.derived import with_links, without_links
 PREDICTED_SHARD_BYTES = 64 * 2**20
 MEASURED_SHARD_BYTES = 4 * 2**20
 REPEATS = 5
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,7 @@ def main() -> None:
     write_record(RESULTS / "decompositions.json", {"shard_bytes": PREDICTED_SHARD_BYTES, "decompositions": rows})
     measured = json.loads((RESULTS / "decompositions_measured.json").read_text())
     text = f"{_found_table(rows)}\n\n{_measured_table(measured)}\n"
-    write_whole(RESULTS / "decompositions.md", text.encode())
-    print(text)
+    write_page(RESULTS / "decompositions.md", text)
 
 
 def _find(case: Case) -> Record:

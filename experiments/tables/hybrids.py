@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from experiments.common import Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, write_record
 from experiments.train_gpt.__main__ import WARM_UP
 from experiments.train_gpt.options import Recipe, RunOptions
 from tasp_lab.core.choices import Decay
@@ -37,7 +37,6 @@ ROUNDS = {"alone": 3, "linear": 3, "softmax": 2, "losses": 1}
 
 SHOWN_STEPS = (1, 50, 100, 150)
 SOFTMAX = ("kv-all-gather", "ring-attention", "zigzag-ring-attention", "tasp", "ulysses")
-RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.common import Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, write_record
 from experiments.tables.kernel_fits import kernel_tables
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.files import write_whole
@@ -28,7 +28,6 @@ from tasp_lab.measure.fit.fit_kernels import KernelTime, Passing, fit_kernel
 from tasp_lab.measure.fit.kernel_files import LINEAR_KERNELS, split_alternately
 from tasp_lab.measure.readers.kernel_table import KernelTable
 
-RESULTS = Path(__file__).parents[1] / "results"
 _LEAST_ROWS = 4
 _WITHIN = 0.12
 

@@ -7,17 +7,14 @@ fails if the proof accepts a schedule that yields wrong numbers.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from experiments.common import markdown_table
+from experiments.common import RESULTS, markdown_table
 from tasp_lab.core.files import write_whole
 from tests.support.mutations import Findings, campaign
 from tests.support.worlds import WORLDS
 
 DOUBLE, ORDERS = 100, 2
 """Double changes of each world, chosen at random, and random orders in which each is executed."""
-
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from experiments.common import Record, write_record
 from tasp_lab import Workload, validate
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -27,8 +27,6 @@ NO_COMPUTE = 1e30
 
 TARGET = 0.05
 """The relative error that predictions are to keep."""
-
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def rows_on_fabric(part: Part, variants: Sequence[Variant], flops_per_s: float, 
 
 def row_of(variant: Variant, run: Run) -> Record:
     """A run as a row of a record."""
-    assert isinstance(run.prediction, LayerPrediction), "a layer's"
+    assert isinstance(run.prediction, Answer), "a layer's"
     return {
         "schedule": variant.label,
         "pass": run.prediction.passing,

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-from experiments.common import Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, write_record
 from tasp_lab import predict, validate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.schedules.attention.backward import Dataflow
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.validation.fabrics import default_scale
@@ -29,7 +28,6 @@ from tasp_lab.workload.layer import Workload
 LAYER = Workload(sequence=8 * 7 * 2 * 36, heads=4, kv_heads=2, head_dim=128, dtype="bf16", mask="causal")
 SCHEDULES = ("zigzag-ring-attention", "tasp")
 REPEATS = 3
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 class Case(NamedTuple):
@@ -83,7 +81,7 @@ def _rows(case: Case) -> list[Record]:
     scale = default_scale(machine.topology, nominal_s=1.0) / case.slow_motion
     scaled = Machine(machine.topology.scaled(scale), compute=ComputeRate(1e30))
     ring = predict(scaled, SCHEDULES[:1], layer, options=options)[-1]
-    assert isinstance(ring, LayerPrediction), "a layer's"
+    assert isinstance(ring, Answer), "a layer's"
     rate = ring.flops / scaled.topology.world_size / (case.ccr * float(ring.communication_s))
     progress(f"{case}: {rate / 1e9:.3g} GFLOP/s")
     comparison = validate(
@@ -94,7 +92,7 @@ def _rows(case: Case) -> list[Record]:
 
 def _row(case: Case, run: Run) -> Record:
     prediction = run.prediction
-    assert isinstance(prediction, LayerPrediction), "a layer's"
+    assert isinstance(prediction, Answer), "a layer's"
     return {
         "case": ", ".join([case.topology, case.mask, str(case.kv_heads), str(case.ccr), prediction.schedule]),
         "setting": list(case),

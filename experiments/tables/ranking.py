@@ -18,14 +18,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.common import Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, write_page, write_record
 from tasp_lab import Workload, compare
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction.ranking import SINGLE_RINGS
+from tasp_lab.prediction.compare import SINGLE_RINGS
 from tasp_lab.schedules.registry import attention_names_on
 
 MACHINES = ("mi300x-8", "h100-8", "mi300x-2x8", "h100-2x8", "mi300x-8x8", "h100-8x8")
@@ -33,7 +32,6 @@ SHAPES = ((32, 8), (64, 8), (128, 8))
 SEQUENCES = (2**14, 2**16, 2**18, 2**20)
 MANY_RANKS, SEQUENCES_OF_MANY_RANKS = 64, (2**16, 2**20)
 BEST, TIE = 3, 0.01
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 class Case(NamedTuple):
@@ -82,12 +80,12 @@ def ranking(case: Case) -> Record:
     started_s = os.times().user
     names = attention_names_on(machine.topology.world_size)
     candidates = compare(machine, layer, names, passes="both", samples=0).candidates
-    applying = [each for each in candidates if each.prediction is not None]
+    applying = [each for each in candidates if each.applies]
     return case._asdict() | {
         "seconds": os.times().user - started_s,
         "times_s": {each.schedule: each.time_s for each in applying},
-        "bound_by": {each.schedule: each.bound_by for each in applying},
-        "refused": {each.schedule: each.reason for each in candidates if each.prediction is None},
+        "bound_by": {each.schedule: each.bottleneck for each in applying},
+        "refused": {each.schedule: each.reason for each in candidates if not each.applies},
     }
 
 
@@ -114,8 +112,7 @@ def publish(folder: Path = RESULTS) -> None:
     )
     table = markdown_table(columns, [_cells(row) for row in rows])
     text = "\n\n".join((head, "\n".join(map(_winners, _by_machine(rows))), table))
-    write_whole(folder / "ranking.md", f"{text}\n".encode())
-    print(text)
+    write_page(folder / "ranking.md", text)
 
 
 def fastest_ring(row: Record) -> str:

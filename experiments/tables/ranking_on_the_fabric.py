@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
-from experiments.common import Record, markdown_table
+from experiments.common import RESULTS, Record, markdown_table, write_page
 from experiments.tables.on_the_fabric import (
-    RESULTS,
     Variant,
     chosen,
     layer_text,
@@ -27,7 +26,6 @@ from experiments.tables.on_the_fabric import (
 from experiments.tables.schedules_on_the_fabric import Part, applying
 from sim.simulate import simulate
 from tasp_lab import Workload
-from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -102,8 +100,7 @@ def publish(folder: Path = RESULTS) -> None:
         f"({record['machine']['date']})."
     )
     text = "\n\n".join([head, *map(_part_text, parts), verdict(parts)])
-    write_whole(folder / "ranking_on_the_fabric.md", f"{text}\n".encode())
-    print(text)
+    write_page(folder / "ranking_on_the_fabric.md", text)
 
 
 def _part_text(part: Record) -> str:

@@ -21,11 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common import Record, markdown_table
+from experiments.common import RESULTS, Record, markdown_table, write_page
 from experiments.tables import on_the_fabric
 from experiments.tables.on_the_fabric import (
     NO_COMPUTE,
-    RESULTS,
     Variant,
     chosen,
     layer_text,
@@ -37,7 +36,6 @@ from experiments.tables.on_the_fabric import (
 from tasp_lab import Workload
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError, NoRouteError, ScheduleError
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.schedule.schedule import Schedule
@@ -180,8 +178,7 @@ def publish(folder: Path = RESULTS) -> None:
         f"as the ring of USP does for its all-to-all. Speed-ups are over `{RING}`."
     )
     text = "\n\n".join([head, *map(_part_text, parts.values()), verdict(parts.values())])
-    write_whole(folder / "schedules_on_the_fabric.md", f"{text}\n".encode())
-    print(text)
+    write_page(folder / "schedules_on_the_fabric.md", text)
 
 
 def _part_text(part: Record) -> str:

@@ -21,14 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.common import markdown_table, write_record
+from experiments.common import RESULTS, markdown_table, write_page, write_record
 from experiments.train_gpt.options import Recipe
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.process import usable_cores
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
@@ -40,7 +39,6 @@ from tasp_lab.validation.fabrics import default_scale
 RECIPE = Recipe(seq=2048, batch=2)
 WORLD_SIZES = (4, 8)
 STEPS, STEPS_EMULATED = 12, 5
-RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]
 
 
@@ -85,8 +83,7 @@ def publish() -> None:
         ),
     ]
     text = "\n\n".join(parts) + "\n"
-    write_whole(RESULTS / "training.md", text.encode())
-    print(text)
+    write_page(RESULTS / "training.md", text)
 
 
 def _host_row(run: dict[str, Any], alone: float) -> list[str]:

@@ -7,11 +7,9 @@ compute, so they are communication times.
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
-from experiments.common import markdown_table
+from experiments.common import RESULTS, markdown_table, write_page
 from sim.event.engine import simulate
-from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
@@ -20,7 +18,6 @@ from tasp_lab.workload.layer import Workload
 TOPOLOGIES = ("full-mesh:8", "switch:8", "torus:3x3", "h100-2x8", "h100-4x8")
 SEQUENCE = 2**18
 WINDOW = SEQUENCE // 8
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main() -> None:
@@ -33,8 +30,7 @@ def main() -> None:
         "trimming over those without, made by `python -m experiments.tables.trimming`."
     )
     table = f"{head}\n\n{markdown_table(columns, rows)}\n"
-    write_whole(RESULTS / "trimming.md", table.encode())
-    print(table)
+    write_page(RESULTS / "trimming.md", table)
 
 
 def _row(topology: str, name: str, window: int | None) -> tuple[str, ...]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
-from experiments.common import markdown_table, write_record
+from experiments.common import RESULTS, markdown_table, write_record
 from experiments.tables.published_steps import PublishedStep, attention_rates, published_steps
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
-
-RESULTS = Path(__file__).parents[1] / "results"
 
 CLOSE = 0.15
 """A row whose error is larger misses, and has a reason."""

@@ -332,7 +332,7 @@ def _draw_panels(part: SubFigure, tables: Sequence[SizeTable], lines: int) -> No
 def plot_table(compared: SizeTable, axes: Axes) -> None:
     """Measured and predicted times in seconds over size in bytes, with intervals; sizes out of scope are hollow.
 
-    >>> from tasp_lab.measure.accuracy import judge
+    >>> from tasp_lab.measure.accuracy import evaluate
     >>> from tasp_lab.measure.readers import parse_table
     >>> table = parse_table('''# profile: h100-8
     ... # collective: sendrecv
@@ -340,7 +340,7 @@ def plot_table(compared: SizeTable, axes: Axes) -> None:
     ... size_B,time_us
     ... 33554432,421.45''', "h100.csv")
     >>> axes = Figure().subplots()
-    >>> plot_table(judge(table), axes)
+    >>> plot_table(evaluate(table), axes)
     >>> axes.get_title(loc="left").partition(":")[0]
     'sendrecv on h100-8'
     """

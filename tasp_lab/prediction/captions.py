@@ -1,15 +1,25 @@
-"""Titles of pictures: the work, the machine and the communication library."""
+"""Answers in words: titles of tables and pictures, what is assumed, what intervals are made of, where time went."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tasp_lab.core.choices import AttentionKind
-from tasp_lab.machines.machine import Machine
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.units import format_flops, format_time
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.answer import PASS_NAMES, Answer
+from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
+from tasp_lab.prediction.provenance import UsedConstant, compute_constants
 from tasp_lab.schedules.collectives.kinds import describe
 from tasp_lab.schedules.registry import kind_of
+from tasp_lab.timeline.critical_path import time_by_kind
+from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
+
+MIN_SHARE = 0.0005
+"""Parts of the critical path with a smaller share of the time are left out of the table."""
 
 
 def caption(work: Work, schedules: Sequence[str], topology: Topology, library: str = "") -> str:
@@ -70,3 +80,145 @@ def describe_layer(layer: Workload) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def title_of(answer: Answer, where: str) -> str:
+    """The work and the place, on one line."""
+    if not answer.computes:
+        return f"{describe(answer.collective, answer.world_size, answer.shard_bytes)} on {where}"
+    layer = answer.layer
+    linear = "" if layer.linear_kv_heads is None else f", {layer.linear_kv_heads} in linear layers"
+    kv_heads = "" if layer.kv_head_count == layer.heads and not linear else f" ({layer.kv_head_count} KV{linear})"
+    heads = f"{layer.heads} heads{kv_heads}"
+    batch = "" if layer.batch == 1 else f"{layer.batch} x "
+    window = "" if layer.window is None else f" in a window of {layer.window}"
+    documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
+    cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
+    positions = f"{batch}{layer.sequence} positions{documents}{cached}"
+    return (
+        f"{layer.mask.capitalize()} {_attention_text(layer)}{window}, {PASS_NAMES[answer.options.passes]}, "
+        f"{positions}, {heads} of {layer.head_dim}, {layer.dtype}, on {where}"
+    )
+
+
+def _attention_text(layer: Workload) -> str:
+    """The kind of attention of a layer, or of the layers of a hybrid."""
+    decay = f" (decay: {layer.decay})"
+    if layer.kind == "hybrid":
+        return f"hybrid {layer.layers}{decay if 'L' in layer.layers else ''}"
+    return "attention" if layer.kind == "softmax" else f"linear attention{decay}"
+
+
+def ranks_text(answer: Answer) -> str:
+    """The number of ranks, and how fast they compute."""
+    return f"{answer.world_size} ranks" + (f" {_computing(answer)}" if answer.computes else "")
+
+
+def kernels_text(answer: Answer, real: bool) -> tuple[str, ...]:
+    """A description of the kernel calls of a run; empty where ranks do not compute."""
+    return ("real kernels" if real else f"timed {_computing(answer)}",) if answer.computes else ()
+
+
+def _computing(answer: Answer) -> str:
+    """The kernel, and the rate that no call of it exceeds; or the rate of all calls; one per pass where they differ."""
+    rates = {passing: _flops_text(rate) for passing, rate in answer.rates.items()}
+    text = " and ".join(f"{rate} {passing}" for passing, rate in rates.items())
+    text = next(iter(rates.values())) if len(set(rates.values())) == 1 else text
+    kernels = " and ".join(dict.fromkeys(rate.kernel for rate in answer.rates.values() if rate.kernel))
+    return f"with {kernels}, up to {text}" if kernels else f"at {text}"
+
+
+def _flops_text(rate: ComputeRate) -> str:
+    return "no time" if rate.flops_per_s is None else format_flops(rate.flops_per_s)
+
+
+def assumptions(answer: Answer) -> list[str]:
+    """A line for each assumed compute rate: the rate, its dtype, its passes and its source."""
+    assumed = {passing: rate for passing, rate in answer.rates.items() if rate.assumed}
+    return [
+        f"compute: {_flops_text(rate)} in {answer.layer.dtype}, "
+        f"{' and '.join(passing for passing in assumed if assumed[passing] == rate)}, {rate.source}; "
+        f"set --{'kernel or --' if rate.kernel else ''}compute timed:RATE"
+        for rate in dict.fromkeys(assumed.values())
+    ]
+
+
+def whole(answers: Iterable[Answer]) -> Answer | None:
+    """The first answer that covers all requested passes; None if there is none."""
+    return next((each for each in answers if each.applies and each.is_all), None)
+
+
+def compute_of_passes(answers: Iterable[Answer]) -> dict[str, object] | None:
+    """The dtype, and the compute rate of each pass with its source, as JSON; None where ranks do not compute."""
+    first = whole(answers)
+    if first is None or not first.computes:
+        return None
+    return {"dtype": first.layer.dtype} | {
+        passing: {
+            "flops_per_s": None if rate.flops_per_s is None else float(rate.flops_per_s),
+            "source": rate.source,
+            "assumed": rate.assumed,
+            **({"kernel": rate.kernel} if rate.kernel else {}),
+        }
+        for passing, rate in first.rates.items()
+    }
+
+
+def layer_constants(answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
+    """The compute rates of the passes of a layer; none of a collective."""
+    first = whole(answers)
+    return () if first is None or not first.computes else compute_constants(first.layer.dtype, first.rates)
+
+
+def interval_line(interval: Interval) -> str:
+    """What an interval is made of, on one line."""
+    found, count = interval.residual, len(interval.samples_s)
+    if found.is_exact:
+        return f"5 to 95 %: {count} samples of kernel rates; {IDEAL_LINKS}" if count else IDEAL_LINKS
+    constants = f"{count} samples of constants" if count else "no samples of constants"
+    measured = f"{found.rows} rows, {found.machines} machine{'s' * (found.machines > 1)}"
+    borrowed = f"; borrowed: {found.borrowed}" if found.borrowed else ""
+    return f"5 to 95 %: {constants}, beside errors of {found.regime} ({measured}){borrowed}"
+
+
+def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
+    """The critical path of a schedule, whose shares add up to its time, and the constraints that bound its events.
+
+    Events of several ranks and lanes overlap, so their shares are of the *busy time*, the sum of all durations.
+    """
+    whole_s = float(timeline.time_s) or 1.0
+    parts = [(what, s) for what, s in time_by_kind(timeline, topology) if s / whole_s >= MIN_SHARE]
+    path = [(what, format_time(s), f"{s / whole_s:.1%}") for what, s in parts]
+    went = Table(f"where the time of {timeline.schedule} went", ("critical path", "time", "share of time"), path)
+    total = sum(float(event.end_s - event.start_s) for event in timeline.events) or 1.0
+    by_bound: dict[str, tuple[int, float]] = {}
+    for event in timeline.events:
+        count, seconds = by_bound.get(event.bound_by, (0, 0.0))
+        by_bound[event.bound_by] = (count + 1, seconds + float(event.end_s - event.start_s))
+    ranked = sorted(by_bound.items(), key=lambda item: -item[1][1])
+    rows = [(name, str(count), format_time(s / count), f"{s / total:.1%}") for name, (count, s) in ranked[:20]]
+    if len(ranked) > 20:
+        rest = [values for _, values in ranked[20:]]
+        count, seconds = sum(c for c, _ in rest), sum(s for _, s in rest)
+        rows.append((f"{len(rest)} others", str(count), format_time(seconds / count), f"{seconds / total:.1%}"))
+    counted = "transfers" if all(event.kind == SEND for event in timeline.events) else "events"
+    columns = ("bound by", counted, "mean time", "share of busy time")
+    return [
+        went,
+        Table(f"what bound {timeline.schedule}", columns, rows),
+        f"busy time adds up all {counted} of all ranks, which overlap; the critical path alone sets the time",
+        *_contention(timeline),
+    ]
+
+
+def _contention(timeline: Timeline) -> list[Part]:
+    """What kernel calls lose to messages in flight; nothing without contention."""
+    calls = [event for event in timeline.events if event.kind != SEND]
+    lost = [float(seconds) for event in calls for what, seconds in event.spent if what == CONTENTION]
+    if not lost:
+        return []
+    took_s = sum(float(event.end_s - event.start_s) for event in calls)
+    return [
+        f"contention: {len(lost)} of {len(calls)} kernel calls lose {format_time(sum(lost) / len(lost))} on average to "
+        f"messages in flight, {sum(lost) / took_s:.1%} of the time of all calls"
+    ]

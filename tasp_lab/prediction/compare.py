@@ -1,21 +1,41 @@
-"""All schedules of attention on a machine, best first: which one, for this layer?"""
+"""All schedules of a layer on a machine, the fastest first: which one, for this layer?
+
+Of a hybrid those stacks are compared whose schedules are fastest for single layers. There are 168 pairs of a schedule
+of linear and one of softmax attention on eight ranks, and a stack takes as long to simulate as all its layers. So the
+schedules of each kind are predicted for one layer alone, and only the `FASTEST` of each kind are stacked, each with
+each. One may be added: the fastest schedule of softmax layers of those that need no re-layout. So may LASP-2H, the
+published stack. Nothing is drawn and no time is taken, so the choice is the same everywhere. A pair that is chosen so
+need not be the fastest of all pairs: re-layouts count in stacks alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Unpack
+from math import inf
+from typing import Any, Unpack, overload
 
 from sim.simulate import Engine
-from tasp_lab.core.choices import AttentionKind, FabricKind
-from tasp_lab.core.errors import NoDecompositionError, ScheduleError, first_line
+from tasp_lab.core.choices import AttentionKind
+from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES, NO_SAMPLES, Sampling
-from tasp_lab.prediction.candidates import OneCandidate
+from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES, Sampling
+from tasp_lab.prediction.answer import Answer, answer, build, refusal
+from tasp_lab.prediction.captions import (
+    assumptions,
+    interval_line,
+    layer_constants,
+    ranks_text,
+    software,
+    title_of,
+)
+from tasp_lab.prediction.columns import NEAR, fields_of, refused_table, table_of
 from tasp_lab.prediction.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -26,15 +46,10 @@ from tasp_lab.prediction.inputs import (
     as_options,
     as_schedules,
     check_arguments,
-    chosen_machine,
-    parse_compute,
-    with_contention,
-    with_runtime,
 )
-from tasp_lab.prediction.predict import with_assumptions, with_compute
+from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.provenance import (
     Provenance,
-    UsedConstant,
     machine_constants,
     machine_inputs,
     overrides_inputs,
@@ -43,20 +58,47 @@ from tasp_lab.prediction.provenance import (
     runtime_constants,
     schedules_inputs,
 )
-from tasp_lab.prediction.ranking import Candidate, Ranking, Rankings, beside_first
-from tasp_lab.prediction.results import layer_constants
-from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
-from tasp_lab.prediction.stack_choice import StackChoice, choose_stacks
-from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials
-from tasp_lab.prediction.uncertainty import Uncertainty
+from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
+from tasp_lab.prediction.ring_choice import RingOptions
+from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.objects import AnySchedule, built_in, check_schedules, name_of, names_in
-from tasp_lab.schedules.registry import by_kind, layer_names_on, options_for, uses_rings
-from tasp_lab.validation.fabric_runs import FabricRuns, with_measurement
-from tasp_lab.validation.fabrics import check_kernels
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.hybrid.stack import layouts_differ
+from tasp_lab.schedules.linear.passes import chunk_layout
+from tasp_lab.schedules.objects import AnySchedule, check_schedules, name_of, names_in
+from tasp_lab.schedules.registry import (
+    LASP_2H,
+    NOT_APPLICABLE,
+    Names,
+    baselines,
+    by_kind,
+    layer_names_on,
+    names_of,
+    options_for,
+)
+from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import LAYER_KINDS, Workload
+
+SINGLE_RINGS = tuple(baselines())
+"""The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
+
+COMPUTES: Mapping[AttentionKind, str] = {
+    "softmax": "softmax attention",
+    "linear": "linear attention",
+    "hybrid": "hybrid",
+}
+"""What the schedules of a ranking compute."""
+
+MAX_TIES = 6
+"""As many schedules are named that are too close to call."""
+
+FASTEST = 3
+"""Schedules of each kind of layer that are stacked."""
+
+TimeOf = Callable[[Workload, str], float | None]
+"""The time of a schedule of a single layer in seconds; None if it does not apply."""
 
 
 def compare(
@@ -79,10 +121,6 @@ def compare(
     runtime: str | Runtime | None = None,
     engine: Engine = "auto",
     tune: bool = False,
-    measure: int = 0,
-    fabric: FabricKind = "emulated",
-    scale: float | None = None,
-    repeats: int = 5,
     samples: int = FEW_SAMPLES.samples,
     seed: int = DEFAULT_SAMPLING.seed,
     progress: ProgressCallback = no_progress,
@@ -92,7 +130,7 @@ def compare(
 ) -> Ranking:
     """Predict every schedule of attention that applies to a layer on a machine, and rank them by time.
 
-    Of a hybrid those stacks are compared that `tasp_lab.prediction.stack_choice` chooses.
+    Of a hybrid those stacks are compared that `choose_stacks` chooses.
 
     Parameters
     ----------
@@ -103,17 +141,16 @@ def compare(
         of the ranks into two factors, and tuned also in all their variants.
     decomposition, fold, lanes, rail_aligned, search_budget : the rings of schedules over rings, see `predict`.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
-    measure : how many of the best schedules to run on a fabric, beside the fastest single ring; 0 for none.
-    fabric, scale, repeats : of that run, see `tasp_lab.validation.validate.validate`. An emulated fabric scales the
-        compute rate like the links, so the ratio of both is that of the prediction.
     samples, seed : of intervals, see `predict`; schedules are compared on the same samples.
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
-    A schedule does not apply if the layer or the topology contradicts it; `Candidate.reason` says why. Options apply to
+    A schedule does not apply if the layer or the topology contradicts it; `Answer.reason` says why. Options apply to
     the schedules that have them, see `tasp_lab.schedules.registry.options_for`.
 
-    Raises `TaspLabError` for invalid inputs, see `predict` and `validate`.
+    `tasp_lab.validation.fabric_runs.run_best` runs the best schedules of a ranking on a fabric.
+
+    Raises `TaspLabError` for invalid inputs, see `predict`.
 
     >>> from tasp_lab.workload.layer import Workload
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
@@ -122,32 +159,38 @@ def compare(
     check_arguments(locals(), work="layer")
     options, work = as_options(options, **attention), overridden_layer(work, overrides)
     options.check_layer(work)
-    runs = FabricRuns(measure, fabric, scale, repeats)
-    runs.check(work, compute)
-    machine = chosen_machine(machine, library, compute, kernel, overrides, without_links, links)
-    machine = with_runtime(with_compute(with_contention(machine, contention)), runtime)
-    machine = with_assumptions(machine, work) if compute is None else machine
-    world_size = machine.topology.world_size
+    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
+    question = Question(
+        machine, "", work, options, library, kernel, runtime, contention, tuple(overrides),
+        Sampling(samples, seed) if samples else None, compute, tuple(without_links), tuple(links),
+        rings if decomposition is None else (decomposition,), engine,
+    )  # fmt: skip
+    sampling = Sampling(samples, seed)
+    on = PreparedMachine(machine_of(question), question.rings, question.sampling, compute is None)
+    machine, world_size = on.machine_for(work), on.machine.topology.world_size
+    # Without events the array engine is faster even for few transfers; SimPy alone is exact for fractions.
+    fast = engine == "auto" and not machine.topology.is_exact
+    question = replace(with_machine(question, on.machine), engine="array" if fast else engine)
     alone = _names_alone(work, world_size) if schedules is None else {}
     chosen: Sequence[AnySchedule]
     chosen = layer_names_on(world_size, work, variants=tune) if schedules is None else as_schedules(schedules)
     check_schedules(chosen, work, options.passes)
-    if measure and built_in(chosen):
-        name = built_in(chosen)[0].name
-        raise ScheduleError(f"measure: schedule {name!r} is an object, but only schedules by name run on a fabric")
-    names = names_in(chosen)
-    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
-    tried, no_rings = _rings(machine, rings, decomposition, [*names, *chain(*alone.values())], progress)
+    names = [*names_in(chosen), *chain(*alone.values())]
+    _check_rings(on, rings, decomposition, names, progress)
     count = count or count_lines(progress)
-    choice = _choice(machine, work, alone, tried, engine, options, count, progress) if alone else None
+    choice = _choice(question, on, alone, count, progress) if alone else None
     chosen = chosen if choice is None else choice.names
     if tune:
         _announce_tuning(names_in(chosen), options, progress)
-    uncertainty = Uncertainty(machine, Sampling(samples, seed))
-    one = partial(_candidate, machine, work, tried, no_rings, engine, uncertainty, options, tune)
-    candidates = _in_order(chosen, one, count)
-    measured = runs.of(candidates, machine, work, decomposition, rings, compute, progress) if measure else ()
-    candidates = [with_measurement(each, measured) for each in candidates]
+    answers = []
+    for number, schedule in enumerate(chosen):
+        count(number, len(chosen), name_of(schedule))
+        answers.append(_answer(replace(question, schedule=schedule), on, tune))
+    count(len(chosen), len(chosen), "")
+    answers.sort(key=lambda each: each.time_s)
+    best, *others = answers
+    if best.applies:
+        answers = [best, *(replace(each, first=best) if each.applies else each for each in others)]
     asked: dict[str, object] = {
         "machine": machine_inputs(machine, compute=True),
         "schedules": schedules_inputs(chosen),
@@ -155,58 +198,61 @@ def compare(
         "options": plain(options),
         "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
         "engine": engine,
-        "sampling": plain(uncertainty.sampling),
+        "sampling": plain(sampling),
         **({"searched": plain(SEARCHED)} if tune else {}),
         **overrides_inputs(overrides),
     }
-    provenance = Provenance(asked, _constants(machine, candidates), (), _search_complete(tried))
-    return Ranking(tuple(candidates), machine, provenance, measured, work.kind, choice)
+    constants = machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(answers)
+    provenance = Provenance(asked, constants, (), on.search_complete)
+    return Ranking(question, tuple(answers), machine, provenance, choice)
 
 
-def _candidate(
-    machine: Machine,
-    work: Workload,
-    tried: Sequence[Decomposition],
-    no_rings: str,
-    engine: Engine,
-    uncertainty: Uncertainty,
-    options: AttentionOptions,
-    tune: bool,
-    schedule: AnySchedule,
-) -> Candidate:
-    """A schedule with its best rings of those `tried`; `no_rings` is why there are none."""
-    takes_rings = isinstance(schedule, str) and uses_rings(schedule)
-    rings: Sequence[Decomposition | None] = tried if takes_rings else (None,)
-    one = OneCandidate(machine, work, rings, engine, uncertainty)
-    if not isinstance(schedule, str):
-        return one.given(schedule, options)
-    if not rings:
-        return Candidate(schedule, work.kind, options_for(schedule, options), reason=no_rings)
-    return one.candidate(schedule, options, tune)
+def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:
+    """The answer for a schedule with those of the options that apply to it; with `tune` with the best options."""
+    if not isinstance(question.schedule, str):
+        return _unless_refused(replace(question, options=AttentionOptions(question.options.passes)), on)
+    name, options = question.schedule, question.options
+    start = replace(question, options=options_for(name, options))
+    if not tune:
+        return _unless_refused(start, on)
+    times_s: dict[str, float] = {}
+
+    def time_s(changed: AttentionOptions) -> float:
+        return build(replace(question, options=changed), on).time_s(times_s)
+
+    try:
+        tuned = search(time_s, start.options, axes_of(name, options))
+    except NOT_APPLICABLE as error:
+        return refusal(start, error, on)
+    found = _unless_refused(replace(question, options=tuned.options), on)
+    return replace(found, untuned_s=tuned.untuned_s)
 
 
-def _in_order(
-    schedules: Sequence[AnySchedule], one: Callable[[AnySchedule], Candidate], count: CountCallback
-) -> list[Candidate]:
-    """The candidates by time, each with its order to the first; `count` is told which is next."""
-    candidates = []
-    for number, schedule in enumerate(schedules):
-        count(number, len(schedules), name_of(schedule))
-        candidates.append(one(schedule))
-    count(len(schedules), len(schedules), "")
-    candidates.sort(key=lambda each: each.time_s)
-    return [beside_first(each, candidates[0]) for each in candidates]
+def _unless_refused(question: Question, on: PreparedMachine) -> Answer:
+    """The answer. Raises an error that is no matter of the schedule."""
+    found = answer(question, on=on)
+    if found.error is not None and not isinstance(found.error, NOT_APPLICABLE):
+        raise found.error
+    return found
 
 
-def _constants(machine: Machine, candidates: Iterable[Candidate]) -> tuple[UsedConstant, ...]:
-    """The constants that the predictions of the candidates used."""
-    predictions = [each.prediction for each in candidates if each.prediction is not None]
-    return machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions)
-
-
-def _search_complete(tried: Sequence[Decomposition]) -> bool | None:
-    """Whether the search for rings was; None without rings."""
-    return all(each.search_complete for each in tried) if tried else None
+def _check_rings(
+    on: PreparedMachine,
+    rings: RingOptions,
+    decomposition: Decomposition | None,
+    names: Sequence[str],
+    progress: ProgressCallback,
+) -> None:
+    """Find the rings that some schedule needs. Raises `TaspLabError` for rings and options that cannot be used."""
+    world_size = on.machine.topology.world_size
+    if decomposition is not None and decomposition.world_size != world_size:
+        where = f"{on.machine.topology.name} has {world_size}"
+        raise ScheduleError(f"decomposition: rings of {decomposition.world_size} ranks, {where}")
+    if rings.check_needed(names, given=decomposition is not None):
+        try:
+            on.rings(progress)
+        except NoDecompositionError:
+            return  # schedules over rings do not apply, others may
 
 
 def compare_kinds(
@@ -233,33 +279,10 @@ def compare_kinds(
     if len(set(kinds)) < len(kinds):
         raise ScheduleError(f"layers of the kinds {', '.join(kinds)}, expected each kind once")
     given = None if schedules is None else by_kind(as_names(schedules), kinds)
-    if settings.get("measure"):
-        for work in layers:
-            check_kernels(work, parse_compute(settings.get("compute")), settings.get("fabric", "emulated"))
     chosen = [each for each in layers if given is None or given[each.kind]]
     return Rankings(
         tuple(compare(machine, each, None if given is None else given[each.kind], **settings) for each in chosen)
     )
-
-
-def _rings(
-    machine: Machine,
-    rings: RingOptions,
-    decomposition: Decomposition | None,
-    names: Sequence[str],
-    progress: ProgressCallback,
-) -> tuple[Sequence[Decomposition], str]:
-    """The rings to try, none if no schedule uses any, and why there are none where some does."""
-    if decomposition is not None and decomposition.world_size != machine.topology.world_size:
-        where = f"{machine.topology.name} has {machine.topology.world_size}"
-        raise ScheduleError(f"decomposition: rings of {decomposition.world_size} ranks, {where}")
-    given = () if decomposition is None else (decomposition,)
-    if not rings.check_needed(names, given=bool(given)):
-        return given, ""
-    try:
-        return ring_candidates(machine, partial(rings.find, progress=progress), with_known=rings.is_free), ""
-    except NoDecompositionError as error:
-        return (), first_line(error)
 
 
 def _announce_tuning(names: Sequence[str], options: AttentionOptions, progress: ProgressCallback) -> None:
@@ -277,30 +300,222 @@ def _names_alone(work: Workload, world_size: int) -> dict[AttentionKind, list[st
 
 
 def _choice(
-    machine: Machine,
-    work: Workload,
+    question: Question,
+    on: PreparedMachine,
     alone: Mapping[AttentionKind, list[str]],
-    found: Sequence[Decomposition],
-    engine: Engine,
-    options: AttentionOptions,
     count: CountCallback,
     progress: ProgressCallback,
 ) -> StackChoice:
     """Choose the stacks of a hybrid to compare, by the times of all schedules of its layers."""
-    total = sum(map(len, alone.values()))
+    total, work = sum(map(len, alone.values())), question.layer
     progress(f"hybrid {work.layers}: {total} schedules of its layers are predicted alone, the fastest are stacked")
     numbers = iter(range(total))
 
     def time_of(layer: Workload, name: str) -> float | None:
         count(next(numbers), total, f"one layer by {name}")
-        tried = found if uses_rings(name) else (None,)
-        return (
-            OneCandidate(machine, layer, tried, engine, Uncertainty(machine, NO_SAMPLES)).time_alone_s(name, options)
-            if tried
-            else None
-        )
+        options = options_for(name, question.options)
+        found = _unless_refused(replace(question, schedule=name, work=layer, options=options), on)
+        return float(found.time_s) if found.applies else None
 
-    choice = choose_stacks(work, machine.topology, alone, options, time_of)
+    choice = choose_stacks(work, on.machine.topology, alone, question.options, time_of)
     count(total, total, "")
     progress(str(choice))
     return choice
+
+
+@dataclass(frozen=True, repr=False)
+class Ranking(Report):
+    """All answers, the fastest first; those of schedules that do not apply last.
+
+    `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks are compared, None if they
+    were given. `fabric` are the comparisons of the schedules that were run, one for each set of options. `is_reporter`
+    is False on the ranks of a torchrun group that leave the output to rank 0.
+    """
+
+    question: Question
+    candidates: tuple[Answer, ...]
+    machine: Machine
+    provenance: Provenance
+    choice: StackChoice | None = None
+    fabric: tuple[Report, ...] = ()
+    is_reporter: bool = True
+
+    @property
+    def kind(self) -> AttentionKind:
+        """What the layers are that all candidates compute."""
+        return self.question.layer.kind
+
+    @property
+    def best(self) -> Answer:
+        """The fastest schedule."""
+        return self.candidates[0]
+
+    @property
+    def single_ring(self) -> Answer | None:
+        """The fastest schedule over one ring; None if none applies."""
+        by_name = (each for each in self._applying if isinstance(each.question.schedule, str))
+        return next((each for each in by_name if each.schedule in SINGLE_RINGS), None)
+
+    @property
+    def single_ring_s(self) -> float | None:
+        """Its time in seconds."""
+        return None if self.single_ring is None else float(self.single_ring.time_s)
+
+    @property
+    def _applying(self) -> list[Answer]:
+        return [each for each in self.candidates if each.applies]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "computes": COMPUTES[self.kind],
+            "library": self.machine.comm_library.name,
+            "runtime": self.machine.runtime.name,
+            "changes": list(self.machine.changes),
+            **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
+            "results": [fields_of(each, "ranking") for each in self.candidates],
+            "fabric": [each.to_dict() for each in self.fabric],
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        return [flat(fields_of(each, "ranking")) | {"options": each.options.arguments} for each in self.candidates]
+
+    def parts(self) -> list[Part]:
+        found: list[Part] = []
+        first = self.best
+        if first.applies:
+            title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
+            found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))
+            found += self.machine.changes
+            found += [] if self.choice is None else [str(self.choice)]
+            found += assumptions(first)
+            found += [] if first.interval is None else [interval_line(first.interval)]
+            found += self._ties()
+        refused = [each for each in self.candidates if not each.applies]
+        if refused:
+            found.append(refused_table(refused))
+        return found
+
+    def _ties(self) -> list[str]:
+        """The schedules that may be faster than the first, on one line; none without any."""
+        chances = {each.schedule: _first_is_faster(self.best, each) for each in self._applying[1:]}
+        close = [f"{name} ({chance:.0%})" for name, chance in chances.items() if chance is not None and chance < TIE]
+        named = ", ".join(close[:MAX_TIES]) + (f" and {len(close) - MAX_TIES} more" if len(close) > MAX_TIES else "")
+        line = f"too close to call: {self.best.schedule} is faster only with the probability given: {named}"
+        if close and self.best.interval is not None and self.best.interval.is_exact:
+            line = f"as fast as {self.best.schedule}: {named.replace(' (50%)', '')}"
+        return [line] if close else []
+
+
+def _first_is_faster(first: Answer, other: Answer) -> float | None:
+    """The probability that the first schedule is faster; of a much slower one by residuals alone, without samples."""
+    if other.time_s <= NEAR * first.time_s:
+        return other.first_is_faster
+    if first.unsampled is None or other.unsampled is None:
+        return None
+    return first.unsampled.first_is_faster(other.unsampled)
+
+
+@dataclass(frozen=True, repr=False)
+class Rankings(Report, Sequence[Ranking]):
+    """A ranking for each kind of attention."""
+
+    items: tuple[Ranking, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Ranking: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Ranking, ...]: ...
+    def __getitem__(self, index: int | slice) -> Ranking | tuple[Ranking, ...]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def is_reporter(self) -> bool:
+        """False on the ranks of a torchrun group that leave the output to rank 0."""
+        return all(each.is_reporter for each in self.items)
+
+    def to_dict(self) -> dict[str, object]:
+        return {"parts": [each.to_dict() for each in self.items]}
+
+    def records(self) -> list[dict[str, object]]:
+        return [row for each in self.items for row in each.records()]
+
+    def parts(self) -> list[Part]:
+        return [part for each in self.items for part in each.parts()]
+
+
+@dataclass(frozen=True)
+class StackChoice:
+    """The schedules of single layers by kind, the fastest first, with their times in seconds, and the chosen stacks.
+
+    The time of a schedule that does not apply is None.
+    """
+
+    alone: Mapping[AttentionKind, tuple[tuple[str, float | None], ...]]
+    names: tuple[str, ...]
+
+    @property
+    def stacked(self) -> Mapping[AttentionKind, tuple[str, ...]]:
+        """The schedules of each kind that are in a stack, the fastest first."""
+        sides = [names_of(name) for name in self.names]
+        used = {"linear": {each.linear for each in sides}, "softmax": {each.softmax for each in sides}}
+        return {kind: tuple(name for name, _ in rows if name in used[kind]) for kind, rows in self.alone.items()}
+
+    def to_dict(self) -> dict[str, object]:
+        """The field `layer_schedules` of ``--json``."""
+        return {
+            kind: [{"schedule": name, "time_s": time_s, "stacked": name in self.stacked[kind]} for name, time_s in rows]
+            for kind, rows in self.alone.items()
+        }
+
+    def __str__(self) -> str:
+        """What was chosen, on one line."""
+        of_kinds = (f"{', '.join(names)} of {kind} layers" for kind, names in self.stacked.items())
+        return (
+            f"stacks of the schedules that are fastest for a layer alone, {FASTEST} of each kind, of the fastest "
+            f"without a re-layout, and {LASP_2H}: {'; '.join(of_kinds)}"
+        )
+
+
+def choose_stacks(
+    work: Workload,
+    topology: Topology,
+    names: Mapping[AttentionKind, Sequence[str]],
+    options: AttentionOptions,
+    time_of: TimeOf,
+) -> StackChoice:
+    """The stacks to compare for a hybrid.
+
+    Parameters
+    ----------
+    work : the hybrid; kinds without a layer in it have the schedule of LASP-2H.
+    topology, options : they decide the sequence layouts of families with groups.
+    names : the schedules of each kind of layer.
+    time_of : how long one takes for one layer.
+    """
+    alone: dict[AttentionKind, tuple[tuple[str, float | None], ...]] = {}
+    chosen: dict[str, list[str]] = {}
+    published = names_of(LASP_2H)
+    for letter, kind in LAYER_KINDS.items():
+        if letter not in work.layers:
+            chosen[letter] = [published.of(letter)]
+            continue
+        layer = work.of(letter)
+        times_s = {name: time_of(layer, name) for name in names[kind]}
+        rows = sorted(times_s.items(), key=lambda row: inf if row[1] is None else row[1])
+        alone[kind] = tuple(rows)
+        applying = [name for name, time_s in rows if time_s is not None]
+        chosen[letter] = applying[:FASTEST]
+        if letter == "S" and "L" in work.layers:
+            chosen[letter] += [name for name in applying if not _moves(name, work, topology, options)][:1]
+    stacks = [Names(linear, softmax).together for linear in chosen["L"] for softmax in chosen["S"]]
+    return StackChoice(alone, tuple(dict.fromkeys([*stacks, LASP_2H])))
+
+
+def _moves(name: str, work: Workload, topology: Topology, options: AttentionOptions) -> bool:
+    """Whether hidden states move between linear layers and those of this schedule."""
+    layout = attention_layout(name, work.of("S"), topology, options)
+    return layouts_differ(chunk_layout(work, topology.world_size), layout)

@@ -24,11 +24,12 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.core.units import parse_flops_per_s, parse_size_bytes
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.catalogue import load_runtime, runtime_names
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
-from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.names import COMPUTE
 from tasp_lab.machines.overrides.override import parse_overrides
@@ -356,3 +357,16 @@ def chosen_machine(
         raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
     changed = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
     return as_machine(changed, missing_links=missing_links, links=links)
+
+
+def with_compute(machine: Machine) -> Machine:
+    """The machine with `ASSUMED_COMPUTE` where it has no compute rate of its own."""
+    return replace(machine, compute=ASSUMED_COMPUTE) if machine.compute == INSTANT else machine
+
+
+def with_assumptions(machine: Machine, work: Workload) -> Machine:
+    """The machine with its compute rates marked as assumed for linear layers, whose kernels have none of their own."""
+    if work.kind == "softmax" or (work.kind == "hybrid" and "L" not in work.layers):
+        return machine
+    what = f"assumed{'' if work.kind == 'linear' else ' of linear layers'}: as softmax attention"
+    return replace(machine, compute=machine.compute.as_assumed(what))

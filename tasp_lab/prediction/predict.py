@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar, Unpack
+from dataclasses import dataclass, replace
+from typing import Unpack, overload
 
-from sim.array.from_schedule import is_ring_schedule
-from sim.bounds.collectives import collective_bound_s
-from sim.bounds.least import least_s
-from sim.host import busy_s
-from sim.simulate import Engine, engine_of, simulate
-from tasp_lab.core.errors import NoDecompositionError, QuantityError, ScheduleError, TaspLabError
-from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
-from tasp_lab.core.units import Number
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
-from tasp_lab.machines.contention import NONE
+from sim.simulate import Engine, engine_of
+from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part
 from tasp_lab.machines.host_model.runtime import Runtime
-from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, Sampling
+from tasp_lab.prediction.answer import Answer, Detail, answer
+from tasp_lab.prediction.captions import (
+    assumptions,
+    compute_of_passes,
+    explanation_parts,
+    interval_line,
+    layer_constants,
+    ranks_text,
+    software,
+    title_of,
+    whole,
+)
+from tasp_lab.prediction.columns import fields_of, refused_table, table_of, view_of
 from tasp_lab.prediction.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -31,9 +38,6 @@ from tasp_lab.prediction.inputs import (
     as_schedules,
     as_work,
     check_arguments,
-    chosen_machine,
-    with_contention,
-    with_runtime,
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
@@ -45,38 +49,16 @@ from tasp_lab.prediction.provenance import (
     runtime_constants,
     schedules_inputs,
 )
-from tasp_lab.prediction.results import CollectivePrediction as CollectivePrediction
-from tasp_lab.prediction.results import LayerPrediction as LayerPrediction
-from tasp_lab.prediction.results import Prediction as Prediction
-from tasp_lab.prediction.results import Predictions as Predictions
-from tasp_lab.prediction.results import Refused, label, layer_constants, pass_of, together
-from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
-from tasp_lab.prediction.uncertainty import Uncertainty
+from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
+from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedule.buffer_layout import memory_bytes
-from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.build import build_schedules
-from tasp_lab.schedules.collectives.kinds import CollectiveKind
-from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
-from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.schedules.objects import AnySchedule, check_schedules, name_of, names_in
-from tasp_lab.schedules.registry import NOT_APPLICABLE, kind_of, reason_of, uses_rings
+from tasp_lab.schedules.objects import check_schedules, names_in
+from tasp_lab.schedules.registry import NOT_APPLICABLE, uses_rings
+from tasp_lab.timeline.critical_path import time_by_kind
+from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.workload.layer import Work, Workload
-
-_Given = TypeVar("_Given", ComputeLike | None, str | None)
-
-MANY_RANKS = 256
-"""Building and proving a schedule, and its bound, may take more than a few seconds for so many ranks or more."""
-
-MANY_TRANSFERS = {"simpy": 10_000, "array": 200_000}
-"""An engine may take more than a few seconds for more transfers than this, which is reported as progress."""
-
-MANY_EVENTS = 20_000
-"""A timeline of more events is kept on request only."""
 
 
 def predict(
@@ -132,15 +114,15 @@ def predict(
     runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.catalogue`.
     engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
     explain : include what the time was spent on, and every transfer.
-    events : keep every event, or none unless it costs nothing; by default timelines of more than `MANY_EVENTS` have a
-        time only.
+    events : keep every event, or none unless it costs nothing; by default timelines of more than
+        `tasp_lab.prediction.answer.MANY_EVENTS` have a time only.
     samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
         for none.
     progress : called with stages of searches, and before schedules are built or simulated that take long.
     options, attention : `AttentionOptions` of a layer, and its fields as keywords: ``passes="both"``.
 
-    Returns a `CollectivePrediction` or a `LayerPrediction` per schedule; with the passes ``both`` three: forward,
-    backward, and both together. Schedules that do not apply to the work or the topology are in `Predictions.refused`.
+    Returns an `Answer` per schedule; with the passes ``both`` three: forward, backward, and both together. Schedules
+    that do not apply to the work or the topology are in `Predictions.refused`.
 
     Raises `TaspLabError`: an unknown name (`TopologyError`, `ScheduleError`, `ProfileError`), a text that is no
     quantity (`QuantityError`), a schedule of other work (`ScheduleError`); and if no schedule applies, why.
@@ -152,28 +134,26 @@ def predict(
     sampling = Sampling(samples, seed)
     chosen, options = as_schedules(schedules), as_options(options, **attention)
     work = overridden_layer(as_work(work), overrides)
-    collective, names = check_schedules(chosen, work, options.passes), names_in(chosen)
+    collective = check_schedules(chosen, work, options.passes)
     _check_layer_only(work, compute=compute, kernel=kernel, contention=contention, runtime=runtime)
-    machine = chosen_machine(machine, library, compute, kernel, overrides, without_links, links)
-    machine = with_contention(with_compute(machine), contention)
-    machine = with_runtime(machine, runtime)
-    if isinstance(work, Workload) and compute is None:
-        machine = with_assumptions(machine, work)
-    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
     given = (decomposition,) if isinstance(decomposition, Decomposition) else tuple(decomposition or ())
+    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
+    names = names_in(chosen)
+    question = Question(
+        machine, chosen[0], work, options, library, kernel, runtime, contention, tuple(overrides),
+        sampling if samples else None, compute, tuple(without_links), tuple(links), given or rings, engine,
+    )  # fmt: skip
+    on = PreparedMachine(machine_of(question), question.rings, question.sampling, compute is None)
     sought = rings.check_needed(names, given=bool(given))
-    candidates, no_rings = given, None
-    if sought:
-        find = partial(rings.find, progress=progress)
-        try:
-            candidates = tuple(ring_candidates(machine, find, with_known=rings.is_free))
-        except NoDecompositionError as error:  # schedules without rings may apply
-            no_rings = error
-    uncertainty = Uncertainty(machine, sampling)
-    one_schedule = _OneSchedule(
-        machine, work, options, engine, explain, events, progress, uncertainty, candidates, no_rings, collective
-    )
-    predictions, refused = one_schedule.of_all(chosen)
+    questions = [replace(with_machine(question, on.machine), schedule=each) for each in chosen]
+    detail: Detail | None = "bottleneck" if explain else None if events is None else "events" if events else "times"
+    answers = [
+        answer(each, detail, on=on, progress=progress, all_times=True, collective=collective) for each in questions
+    ]
+    _check_some_apply(answers)
+    applying = [each for each in answers if each.applies]
+    machine = applying[0].machine or on.machine
+    items = tuple(each for found in applying for each in found.each_pass)
     provenance = Provenance(
         {
             "machine": machine_inputs(machine, compute=isinstance(work, Workload)),
@@ -185,11 +165,11 @@ def predict(
             "sampling": plain(sampling),
             **overrides_inputs(overrides),
         },
-        machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(predictions),
-        tuple(sorted(one_schedule.engines)),
-        all(each.search_complete for each in candidates) if any(map(uses_rings, names)) else None,
+        machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(items),
+        tuple(sorted({engine_of(each.schedule, machine, each.engine) for found in applying for each in found.passes})),
+        on.search_complete if any(map(uses_rings, names)) else None,
     )
-    return Predictions(tuple(predictions), machine, provenance, explain, tuple(refused))
+    return Predictions(items, machine, provenance, explain, tuple(each for each in answers if not each.applies))
 
 
 def _check_layer_only(work: Work, **given: object) -> None:
@@ -199,184 +179,138 @@ def _check_layer_only(work: Work, **given: object) -> None:
             raise QuantityError(f"{what}: applies to attention layers only, not to collectives")
 
 
-@dataclass
-class _OneSchedule:
-    """Predicts one schedule after the other; `engines` are those that were used.
+def _check_some_apply(answers: Sequence[Answer]) -> None:
+    """Raise why no schedule applies, if so; and any error that is no matter of the schedule."""
+    errors = [each.error for each in answers if each.error is not None]
+    for error in errors:
+        if not isinstance(error, NOT_APPLICABLE):
+            raise error
+    if len(errors) < len(answers):
+        return
+    if len({str(error) for error in errors}) == 1:
+        raise errors[0]
+    reasons = "; ".join(f"{each.schedule}: {each.reason}" for each in answers)
+    raise ScheduleError(f"no schedule applies: {reasons}")
 
-    `candidates` are the rings of schedules over rings, and `no_rings` is why there are none. `collective` is what all
-    schedules implement, None of a layer.
+
+@dataclass(frozen=True, repr=False)
+class Predictions(Report, Sequence[Answer]):
+    """The predictions of one work on one machine, a sequence of `Answer`; with two passes, one for each and their sum.
+
+    Parameters
+    ----------
+    items : in the order of the schedules, without those that do not apply.
+    machine : as it was simulated: with changed links and compute rates.
+    provenance : version, inputs and their hash, constants, engine, search and date.
+    explain : whether `to_dict` and the tables include what the time was spent on.
+    refused : the schedules that do not apply.
     """
 
+    items: tuple[Answer, ...]
     machine: Machine
-    work: Work
-    options: AttentionOptions
-    engine: Engine
-    explain: bool
-    events: bool | None
-    progress: ProgressCallback
-    uncertainty: Uncertainty
-    candidates: Sequence[Decomposition]
-    no_rings: NoDecompositionError | None
-    collective: CollectiveKind | None
-    engines: set[str] = field(default_factory=set)
+    provenance: Provenance
+    explain: bool = False
+    refused: tuple[Answer, ...] = ()
 
-    def of_all(self, schedules: Sequence[AnySchedule]) -> tuple[list[Prediction], list[Refused]]:
-        """The predictions of those schedules that apply, and the others. Raises why if none applies."""
-        predictions: list[Prediction] = []
-        errors: list[tuple[str, TaspLabError]] = []
-        for each in schedules:
-            try:
-                predictions += self._predictions(each)
-            except NOT_APPLICABLE as error:
-                errors.append((name_of(each), error))
-        if not predictions and len({str(error) for _, error in errors}) == 1:
-            raise errors[0][1]
-        refused = [Refused(name, reason_of(error, name)) for name, error in errors]
-        if not predictions:
-            reasons = "; ".join(f"{each.schedule}: {each.reason}" for each in refused)
-            raise ScheduleError(f"no schedule applies: {reasons}")
-        return predictions, refused
+    @overload
+    def __getitem__(self, index: int) -> Answer: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Answer, ...]: ...
+    def __getitem__(self, index: int | slice) -> Answer | tuple[Answer, ...]:
+        return self.items[index]
 
-    def _predictions(self, schedule: AnySchedule) -> list[Prediction]:
-        """The predictions of a schedule: its passes with the fastest rings, and both passes together."""
-        rings: Sequence[Decomposition | None] = [None]
-        if isinstance(schedule, str) and uses_rings(schedule):
-            if self.no_rings is not None:
-                raise self.no_rings
-            rings = self.candidates
-        tried = [self._passes(schedule, found) for found in rings]
-        fastest = min(tried, key=lambda passes: sum(each.time_s for each, _ in passes))
-        interval, most = self.uncertainty.interval, max(schedule.transfers for _, schedule in fastest)
-        passes = [replace(each, interval=interval(schedule, float(each.time_s), most)) for each, schedule in fastest]
-        return [*passes, together(*passes)] if self.options.passes == "both" else passes
+    def __len__(self) -> int:
+        return len(self.items)
 
-    def _passes(self, schedule: AnySchedule, found: Decomposition | None) -> list[tuple[Prediction, Schedule]]:
-        if isinstance(schedule, Schedule):
-            schedule.check_routes(self.machine.topology)
-            return [(self._predict(schedule), schedule)]
-        if (ranks := self.machine.topology.world_size) >= MANY_RANKS:
-            self.progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
-        schedules = build_schedules(schedule, self.machine.topology, self.work, found, self.options)
-        return [(self._predict(each), each) for each in schedules]
+    @property
+    def library(self) -> str:
+        """The name of the communication library."""
+        return self.machine.comm_library.name
 
-    def _predict(self, schedule: Schedule) -> Prediction:
-        engine, share = engine_of(schedule, self.machine, self.engine), no_share
-        if schedule.transfers > MANY_TRANSFERS[engine] and (engine == "simpy" or not is_ring_schedule(schedule)):
-            what = label(schedule, self.options)
-            self.progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
-            share = partial(self._report, what)
-        self.engines.add(engine)
-        few = schedule.transfers <= MANY_EVENTS if self.events is None else self.events
-        keep = few or self.explain
-        return predict_schedule(
-            self.machine,
-            schedule,
-            self.work,
-            self.options,
-            self.engine,
-            explain=self.explain,
-            events=keep,
-            progress=share,
-            collective=self.collective,
-        )
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "library": self.library,
+            "runtime": self.machine.runtime.name,
+            "changes": list(self.machine.changes),
+            "compute": compute_of_passes(self),
+            "predictions": [*map(self._fields, self.items), *map(self._refused_fields, self.refused)],
+            "provenance": self.provenance.to_dict(),
+        }
 
-    def _report(self, what: str, share: float) -> None:
-        self.progress(f"{what}: {share:.0%} simulated")
+    def _fields(self, each: Answer) -> dict[str, object]:
+        explained = self.explain and not each.is_sum
+        explanation = explanation_fields(each) if explained else {}
+        return fields_of(each, view_of(each)) | {"status": "ok", "reason": None} | explanation
+
+    def _refused_fields(self, each: Answer) -> dict[str, object]:
+        where = {"topology": self.machine.topology.name, "world_size": self.machine.topology.world_size}
+        return {"schedule": each.schedule, **where, "time_s": None, "status": "does not apply", "reason": each.reason}
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per schedule and pass; of a schedule that does not apply one row without numbers."""
+        rows = [fields_of(each, view_of(each)) | {"status": "ok", "reason": None} for each in self.items]
+        rows += map(self._refused_fields, self.refused)
+        return [flat(row) | {"library": self.library} for row in rows]
+
+    def parts(self) -> list[Part]:
+        if not self.items:
+            return []
+        shown = whole(self.items) or self.items[0]
+        first = {each.compared_by: each for each in reversed(self.items)}
+        title = title_of(shown, f"{shown.topology}, {ranks_text(shown)}{software(self.machine)}")
+        table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by])
+        parts: list[Part] = [table, *self.machine.changes, *assumptions(shown)]
+        parts += [interval_line(shown.interval)] if shown.interval is not None else []
+        if self.explain:
+            for each in self.items:
+                parts += [] if each.is_sum else explanation_parts(each.timeline, self.machine.topology)
+        if self.refused:
+            parts.append(refused_table(self.refused))
+        return parts
 
 
-def with_compute(machine: Machine) -> Machine:
-    """The machine with `ASSUMED_COMPUTE` where it has no compute rate of its own."""
-    return replace(machine, compute=ASSUMED_COMPUTE) if machine.compute == INSTANT else machine
+def explanation_fields(found: Answer) -> dict[str, object]:
+    """The fields of `--json --explain` of one pass: the parts of the critical path, every transfer and kernel call."""
+    spent = time_by_kind(found.timeline, found.passes[0].machine.topology)
+    explained: dict[str, object] = {
+        "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in spent],
+        "transfers": _transfers(found.timeline),
+    }
+    return explained | ({"calls": _calls(found.timeline)} if found.computes else {})
 
 
-def with_assumptions(machine: Machine, work: Workload) -> Machine:
-    """The machine with its compute rates marked as assumed for linear layers, whose kernels have none of their own."""
-    if work.kind == "softmax" or (work.kind == "hybrid" and "L" not in work.layers):
-        return machine
-    what = f"assumed{'' if work.kind == 'linear' else ' of linear layers'}: as softmax attention"
-    return replace(machine, compute=machine.compute.as_assumed(what))
+def _transfers(timeline: Timeline) -> list[dict[str, object]]:
+    return [
+        {
+            "step": e.step,
+            "rank": e.rank,
+            "peer": e.peer,
+            "lane": e.lane,
+            "block": e.block,
+            "blocks": list(e.blocks),
+            "bytes": e.bytes,
+            "start_s": float(e.start_s),
+            "end_s": float(e.end_s),
+            "bound_by": e.bound_by,
+            "waited_for": e.waited_for,
+            "spent": [{"what": what, "seconds": float(seconds)} for what, seconds in e.spent],
+        }
+        for e in timeline.events
+        if e.kind == SEND
+    ]
 
 
-def predict_schedule(
-    machine: Machine,
-    schedule: Schedule,
-    work: Work,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    engine: Engine = "auto",
-    *,
-    explain: bool = False,
-    events: bool = True,
-    progress: ShareCallback = no_share,
-    collective: CollectiveKind | None = None,
-) -> Prediction:
-    """Predict a schedule of this work that was built with these `options`; `progress` is told the share that is done.
-
-    `collective` is what a schedule of a collective does; by default what its name stands for. A layer is simulated with
-    its kernel calls and without; and with contention once more, without that.
-    """
-    slows = machine.contention.slows
-    times = 2 + slows if isinstance(work, Workload) else 1
-
-    def time_s(changed: Machine, done: int) -> Number:
-        share = partial(_report_part, progress, done, times)
-        return simulate(schedule, changed, engine, events=False, progress=share).time_s
-
-    timeline = simulate(
-        schedule, machine, engine, explain=explain, events=events, progress=partial(_report_part, progress, 0, times)
-    )
-    head = (schedule.name, machine.topology.name, machine.topology.world_size, timeline.time_s)
-    if not isinstance(work, Workload):
-        collective = collective or kind_of([schedule.name])
-        bound = collective_bound_s(collective, machine.topology, work)
-        return CollectivePrediction(*head, bound, timeline, collective, work)
-    bound = bound_s(machine, schedule, work)
-    task = schedule.task
-    assert task is not None, "a schedule of a layer has a task"
-    has_dataflow = isinstance(task, AttentionTask) and task.is_backward
-    flops, busy = schedule.flops().sum(axis=0).tolist(), busy_s(schedule, machine.compute, machine.rank_speeds)
-    rate = machine.rate_of(work, task.passing)
-    return LayerPrediction(
-        *head,
-        bound,
-        replace(timeline, schedule=label(schedule, options)),
-        layer=work,
-        options=options,
-        passing=pass_of(schedule),
-        dataflow=dataflow_of(schedule) if has_dataflow else None,
-        gradient_dtype=gradient_dtype(schedule),
-        rates={task.passing: rate},
-        compute_flops_per_s=reached(rate, flops, busy, equal=not machine.rank_speeds),
-        compute_s=max(busy),
-        communication_s=time_s(replace(machine, compute=INSTANT), 1),
-        contention_s=timeline.time_s - time_s(replace(machine, contention=NONE), 2) if slows else None,
-        bytes_sent=int(schedule.bytes_sent().sum()),
-        memory_bytes=int(memory_bytes(schedule).max()),
-        flops=sum(flops),
-        relayout_bytes=relayout_bytes(schedule) if work.kind == "hybrid" else None,
-    )
-
-
-def reached(rate: ComputeRate, flops: Sequence[int], busy_s: Sequence[Number], *, equal: bool) -> Number | None:
-    """The FLOP/s of the busiest rank; the rate itself where it is the same for all calls of `equal` ranks."""
-    busiest = max(range(len(flops)), key=lambda rank: busy_s[rank])
-    return flops[busiest] / busy_s[busiest] if (rate.kernel or not equal) and busy_s[busiest] else rate.flops_per_s
-
-
-def _report_part(progress: ShareCallback, done: int, times: int, share: float) -> None:
-    """Tell the share of all simulations, of which so many are done."""
-    progress((done + share) / times)
-
-
-def gradient_dtype(schedule: Schedule) -> str | None:
-    """The dtype of gradients on the wire, None forward; of a hybrid that of softmax layers, if there are any."""
-    tasks = [task for task, _ in layers_of(schedule)]
-    first = next((task for task in tasks if isinstance(task, AttentionTask)), tasks[0])
-    assert isinstance(first, AttentionTask | LinearTask), "there are no other layers"
-    return first.gradient_dtype
-
-
-def bound_s(machine: Machine, schedule: Schedule, work: Work) -> Number:
-    """The lower bound of the time of all schedules on a machine, in seconds; those of a layer with the same start."""
-    if not isinstance(work, Workload):
-        return collective_bound_s(kind_of([schedule.name]), machine.topology, work)
-    return least_s(schedule, machine)
+def _calls(timeline: Timeline) -> list[dict[str, object]]:
+    return [
+        {
+            "step": e.step,
+            "rank": e.rank,
+            "start_s": float(e.start_s),
+            "end_s": float(e.end_s),
+            "contention_s": float(dict(e.spent).get(CONTENTION, 0)),
+            "flops": e.flops,
+            "waited_for": e.waited_for,
+        }
+        for e in timeline.events
+        if e.kind != SEND
+    ]

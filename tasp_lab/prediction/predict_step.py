@@ -7,22 +7,22 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from sim.host import busy_s
-from sim.simulate import simulate
 from tasp_lab.core.choices import Checkpointing, MatrixDtype, Pass
 from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.answer import simulate_pass
 from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
     check_arguments,
     chosen_machine,
     parse_compute,
+    with_assumptions,
+    with_compute,
     with_contention,
 )
-from tasp_lab.prediction.predict import with_assumptions, with_compute
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
@@ -166,7 +166,7 @@ class _Simulated:
 
     def alone_s(self, schedule: Schedule) -> float:
         """The time of messages that nothing hides."""
-        return float(simulate(schedule, self._machine, events=False).time_s)
+        return float(simulate_pass(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options).time_s)
 
     def _of_run(self, run: Run, build: Callable[[int], Schedule], what: str) -> _PhaseTimes:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
@@ -183,8 +183,8 @@ class _Simulated:
         return _PhaseTimes(*(b + more * (b - a) / (few - half) for a, b in zip(first, last, strict=True)))
 
     def _simulated(self, schedule: Schedule) -> _PhaseTimes:
-        time_s = float(simulate(schedule, self._machine, events=False).time_s)
-        return _PhaseTimes(time_s, float(max(busy_s(schedule, self._machine.compute, self._machine.rank_speeds))))
+        found = simulate_pass(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options)
+        return _PhaseTimes(float(found.time_s), float(found.compute_s))
 
 
 def _times(found: _Simulated, runs: list[Run], rates: StepRates) -> StepTimes:

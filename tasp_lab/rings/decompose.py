@@ -1,5 +1,10 @@
 """A decomposition: rings over the ranks of a topology, each with the share of every shard that it carries.
 
+>>> from tasp_lab.topology.builders import full_mesh
+>>> four = decompose(full_mesh(5))
+>>> four, four.rings[:2].tolist(), four.shares[:2]
+(<Decomposition: full-mesh:5, 4 rings of fold 1>, [[0, 1, 2, 3, 4], [0, 2, 4, 1, 3]], (Fraction(1, 4), Fraction(1, 4)))
+
 A *ring* is a directed Hamiltonian cycle of the digraph whose arcs are the ordered pairs of ranks that can exchange
 data, by a link or through switches. A decomposition of fold *k* uses no pair more than *k* times. Rings that share no
 pair share no link either if every pair has its own link; behind switches they share the ports.

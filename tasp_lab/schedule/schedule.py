@@ -1,5 +1,16 @@
 """A schedule: which rank sends which block to which rank at each step, and what it computes. Proven when built.
 
+Two ranks swap their blocks in one step. Without the second transfer there is no such schedule:
+
+>>> from tasp_lab.schedule.model import Step
+>>> blocks, own, everything = Blocks.of_data(np.array([4, 4])), np.eye(2, dtype=bool), np.ones((2, 2), dtype=bool)
+>>> swap = Schedule("swap", 2, 1, blocks, own, everything, [Step.of([(0, 1, 0, 0), (1, 0, 0, 1)])])
+>>> swap.transfers
+2
+>>> Schedule("half", 2, 1, blocks, own, everything, [Step.of([(0, 1, 0, 0)])])
+Traceback (most recent call last):
+tasp_lab.core.errors.ScheduleError: after step 0: rank 0 never received block 1
+
 **Blocks** are sums of parts (`tasp_lab.schedule.blocks`). At the start ranks have copies of some blocks, complete ones
 or single parts; at the end they must have the complete copies that are promised. A **step** is a set of transfers and
 kernel calls that may run concurrently. A transfer copies what its source has of a block, or *gives* it, and then the

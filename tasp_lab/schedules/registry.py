@@ -426,7 +426,7 @@ def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -
     """The names of all schedules for the kind of a layer, of families each split of a number of ranks.
 
     With `variants` also each split of a family with each of its variants. None of hybrids, which have too many: those
-    to compare follow from the schedules of their layers (`tasp_lab.prediction.stack_choice`).
+    to compare follow from the schedules of their layers (`tasp_lab.prediction.compare`).
 
     >>> from tasp_lab.workload.layer import Workload
     >>> layer_names_on(8, Workload(sequence=64, kind="linear"))[:2]

@@ -84,7 +84,7 @@ def moved(point: Point, axis: str, value: float) -> Point:
     check_axis(axis)
     labelled = replace(point, labels=_labels(point, axis, int(value) if axis in WHOLE_AXES else value))
     if axis in LAYER_AXES:
-        return replace(labelled, layer=replace(point.layer, **_layer_fields(point, axis, int(value))))
+        return replace(labelled, work=replace(point.layer, **_layer_fields(point, axis, int(value))))
     if axis in OPTION_AXES:
         return replace(labelled, options=_with_option(point.options, axis, int(value)))
     if axis == NODES:

@@ -14,9 +14,10 @@ from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
+from tasp_lab.prediction.question import prepared
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names, options_of
-from tasp_lab.study.evaluate import evaluate, groups, prepared
+from tasp_lab.study.evaluate import evaluate, groups
 from tasp_lab.study.point import Point
 from tasp_lab.study.study import Study
 from tasp_lab.workload.layer import Workload

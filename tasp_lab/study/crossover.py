@@ -223,7 +223,7 @@ class Comparison:
 
     def binds(self, index: int) -> Binds:
         """What binds both schedules at a value."""
-        first, second = (self.row(schedule, index).get("binds") for schedule in self.schedules)
+        first, second = (self.row(schedule, index).get("bottleneck") for schedule in self.schedules)
         return (None if first is None else str(first)), (None if second is None else str(second))
 
     def refusal(self, indices: Sequence[int]) -> str:
@@ -424,8 +424,8 @@ def find_crossovers(
     progress: ProgressCallback = no_progress,
 ) -> View:
     """The crossovers of a study: a row per crossing, of a group without one its verdict. See `crossovers`."""
-    found = list(crossovers(points, question, evaluate, interval_of, progress))
-    groups = [_group(each, question) for each in found]
+    results = list(crossovers(points, question, evaluate, interval_of, progress))
+    groups = [_group(result, question) for result in results]
     document = {
         "along": question.along,
         "between": list(question.between),
@@ -439,10 +439,10 @@ def find_crossovers(
         for group in groups
         for crossing in (group["crossings"] or [{}])
     ]
-    return View(document, rows, [_table(found, question), *_notes(found, question)])
+    return View(document, rows, [_table(results, question), *_notes(results, question)])
 
 
-def _group(each: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
+def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
     between = question.between
 
     def faster(which: Faster) -> str | None:
@@ -454,73 +454,82 @@ def _group(each: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
             "last": crossing.last,
             "low": crossing.low,
             "high": crossing.high,
-            "too_close_to_call": _is_close(each, crossing),
+            "too_close_to_call": _is_close(result, crossing),
             "faster_below": faster(crossing.before),
             "faster_above": faster(crossing.after),
             "binds_below": dict(zip(between, crossing.binds_below, strict=True)),
             "binds_above": dict(zip(between, crossing.binds_above, strict=True)),
         }
-        for crossing in each.crossings
+        for crossing in result.crossings
     ]
     return {
-        "labels": dict(each.labels),
-        "from": each.ends[0],
-        "to": each.ends[1],
-        "verdict": _verdict_text(each, question),
+        "labels": dict(result.labels),
+        "from": result.ends[0],
+        "to": result.ends[1],
+        "verdict": _verdict_text(result, question),
         "crossings": crossings,
-        "speedup_from": each.speedups[0],
-        "speedup_to": each.speedups[1],
-        "refused": each.reason or None,
-        "points": each.comparison.evaluated,
-        "pairs_with_samples": each.comparison.sampled,
+        "speedup_from": result.speedups[0],
+        "speedup_to": result.speedups[1],
+        "refused": result.reason or None,
+        "points": result.comparison.evaluated,
+        "pairs_with_samples": result.comparison.sampled,
     }
 
 
-def _is_close(each: Crossover, crossing: Crossing) -> bool:
+def _is_close(result: Crossover, crossing: Crossing) -> bool:
     """Whether no value of the axis is surely on one side of the crossing."""
-    return each.comparison.interval_of is not None and crossing.low is crossing.high is None
+    return result.comparison.interval_of is not None and crossing.low is crossing.high is None
 
 
 def _name(which: Faster, question: CrossoverQuestion) -> str:
     return dict(zip(("first", "second"), question.between, strict=True)).get(which, "neither")
 
 
-def _verdict_text(each: Crossover, question: CrossoverQuestion) -> str:
-    match each.verdict:
+def _verdict_text(result: Crossover, question: CrossoverQuestion) -> str:
+    match result.verdict:
         case "does not apply":
-            return f"does not apply: {each.reason}"
+            return f"does not apply: {result.reason}"
         case "neither":
             return f"within {question.margin:.3g} throughout" if question.margin else "equal throughout"
         case "first" | "second":
-            return f"always {_name(each.verdict, question)}"
+            return f"always {_name(result.verdict, question)}"
         case "crosses":
             return "crosses"
-    predicted = _name("first" if (each.speedups[0] or 1.0) > 1 else "second", question)
+    predicted = _name("first" if (result.speedups[0] or 1.0) > 1 else "second", question)
     return f"too close to call throughout, {predicted} by prediction"
 
 
-def _table(found: Sequence[Crossover], question: CrossoverQuestion) -> Table:
+def _table(results: Sequence[Crossover], question: CrossoverQuestion) -> Table:
     axis, (first, second) = question.along, question.between
-    names = list(dict.fromkeys(name for each in found for name, _ in each.labels))
+    names = list(dict.fromkeys(name for result in results for name, _ in result.labels))
     rows = []
-    for each in found:
-        labels = dict(each.labels)
+    for result in results:
+        labels = dict(result.labels)
         head = ["" if (value := labels.get(name)) is None else str(value) for name in names]
-        speedups = " .. ".join(f"{ratio:.3g}x" for ratio in each.speedups if ratio is not None)
+        speedups = " .. ".join(f"{ratio:.3g}x" for ratio in result.speedups if ratio is not None)
         rows += [
             [
                 *head,
                 axis_text(axis, crossing.value),
-                _interval_text(each, crossing),
+                _interval_text(result, crossing),
                 _name(crossing.before, question),
                 _name(crossing.after, question),
                 _binds_text(crossing.binds_below),
                 _binds_text(crossing.binds_above),
                 speedups,
             ]
-            for crossing in each.crossings
+            for crossing in result.crossings
         ] or [
-            [*head, _verdict_text(each, question).partition(":")[0], "", "", "", _binds_text(each.binds), "", speedups]
+            [
+                *head,
+                _verdict_text(result, question).partition(":")[0],
+                "",
+                "",
+                "",
+                _binds_text(result.binds),
+                "",
+                speedups,
+            ]
         ]
     margin = f", by more than {question.margin:.3g}" if question.margin else ""
     title = f"crossovers of {first} and {second} along {axis}{margin}; binds: {first} / {second}"
@@ -528,13 +537,13 @@ def _table(found: Sequence[Crossover], question: CrossoverQuestion) -> Table:
     return Table(title, columns, rows, tuple(range(len(names))))
 
 
-def _interval_text(each: Crossover, crossing: Crossing) -> str:
-    if each.comparison.interval_of is None:
+def _interval_text(result: Crossover, crossing: Crossing) -> str:
+    if result.comparison.interval_of is None:
         return ""
-    axis, (low_end, high_end) = each.comparison.axis, each.ends
+    axis, (low_end, high_end) = result.comparison.axis, result.ends
     low = f"< {axis_text(axis, low_end)}" if crossing.low is None else axis_text(axis, crossing.low)
     high = f"> {axis_text(axis, high_end)}" if crossing.high is None else axis_text(axis, crossing.high)
-    return f"{low} .. {high}" + (" too close to call" if _is_close(each, crossing) else "")
+    return f"{low} .. {high}" + (" too close to call" if _is_close(result, crossing) else "")
 
 
 def _binds_text(binds: Binds) -> str:
@@ -542,11 +551,13 @@ def _binds_text(binds: Binds) -> str:
     return first if first == second else f"{first} / {second}"
 
 
-def _notes(found: Sequence[Crossover], question: CrossoverQuestion) -> list[Part]:
-    evaluated, sampled = (sum(getattr(each.comparison, name) for each in found) for name in ("evaluated", "sampled"))
+def _notes(results: Sequence[Crossover], question: CrossoverQuestion) -> list[Part]:
+    evaluated, sampled = (
+        sum(getattr(result.comparison, name) for result in results) for name in ("evaluated", "sampled")
+    )
     samples = f", {sampled} pairs with {question.sampling.samples} samples of constants" if sampled else ""
     notes: list[Part] = [f"{evaluated} points{samples}"]
-    if any(each.reason and each.verdict != "does not apply" for each in found):
+    if any(result.reason and result.verdict != "does not apply" for result in results):
         notes.append("values at which a schedule does not apply are left out")
-    nowhere = dict.fromkeys(each.reason for each in found if each.verdict == "does not apply")
+    nowhere = dict.fromkeys(result.reason for result in results if result.verdict == "does not apply")
     return notes + [f"does not apply: {reason}" for reason in nowhere]

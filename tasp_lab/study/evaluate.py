@@ -6,43 +6,24 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
-from tasp_lab.core.errors import (
-    OverrideError,
-    ProfileError,
-    QuantityError,
-    ScheduleError,
-    StudyError,
-    TaspLabError,
-    TopologyError,
-    WorkloadError,
-    first_line,
-)
-from tasp_lab.core.files import file_sha256
+from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
 from tasp_lab.core.version import MODEL_VERSION, VERSION
-from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.overrides import overridden, overridden_layer
-from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.layer_times import Candidate, LayerTimes, PreparedMachine, schedules_sha256
+from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.prediction.answer import Answer, Built, Status, build, refusal
+from tasp_lab.prediction.question import Value, constants_of, key_of
 from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, is_own
-from tasp_lab.study.point import Point, Value, key_of
-from tasp_lab.study.rows import COLUMNS, Row, Status
+from tasp_lab.schedules.registry import check_names, is_own
+from tasp_lab.study.point import Point
+from tasp_lab.study.rows import COLUMNS, Row
 from tasp_lab.workload.layer import Workload
-
-ENGINE = "array"
 
 CODE = f"{VERSION} with models {MODEL_VERSION}"
 """What workers need to have in common with who started the study."""
-
-DOES_NOT_APPLY = (*NOT_APPLICABLE, OverrideError, ProfileError, QuantityError, TopologyError, WorkloadError)
-"""Raised while machine, layer and schedules are made: they contradict each other, so there is nothing to predict."""
 
 
 def evaluate(point: Point) -> Row:
@@ -99,19 +80,6 @@ def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
         yield list(group)
 
 
-def constants_of(point: Point) -> str:
-    """The hash of the machine of a point; empty for a machine that is refused."""
-    try:
-        return prepared(point).constants_sha256
-    except TaspLabError:
-        return ""
-
-
-def question_of(point: Point) -> str:
-    """The hash of what a point asks, see `Point.question`."""
-    return point.question(constants_of(point))
-
-
 def sources_of(schedules: Iterable[str]) -> dict[str, str]:
     """The digest of the sources of each of these schedules, empty for one that tasp-lab does not build itself.
 
@@ -138,65 +106,39 @@ def own_sources() -> str:
     return digest.hexdigest()[:32]
 
 
-@lru_cache(maxsize=64)
-def _prepared(
-    machine: str,
-    library: str,
-    overrides: tuple[str, ...],
-    kernel: str | None,
-    contention: bool | None,
-    runtime: str | None,
-    sampling: Sampling,
-    files: tuple[str, str],
-) -> PreparedMachine:
-    """`files` are the hashes of the files that `machine` and `kernel` name: an edited file is another machine."""
-    found: Machine = overridden(load_machine(machine, library=library), overrides)
-    return PreparedMachine(found, kernel, contention, runtime, sampling)
-
-
-def prepared(point: Point) -> PreparedMachine:
-    """The machine of a point, prepared once per process. Raises `TaspLabError`."""
-    settings = point.kernel, point.contention, point.runtime, point.sampling
-    files = file_sha256(point.machine), file_sha256(point.kernel)
-    return _prepared(point.machine, point.library, point.overrides, *settings, files)
-
-
 def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row | str:
     constants = constants_of(point)
-    question = point.question(constants)
+    question = point.key(constants)
     cells: dict[str, Value] = dict.fromkeys(COLUMNS)
-    cells |= {"machine": point.machine, "schedule": point.schedule, "passes": point.options.passes}
+    cells |= {"machine": point.machine, "schedule": point.name, "passes": point.options.passes}
     cells |= {"overrides": ", ".join(point.overrides), "library": point.library, **_of_layer(point.layer)}
     cells |= {"version": VERSION, "models": MODEL_VERSION, "constants": constants}
     cells |= {"inputs": json.dumps(point.inputs(), sort_keys=True)}
-    status: Status
     try:
-        layer = overridden_layer(point.layer, point.overrides)
-        cells |= _of_layer(layer)
-        candidates = _candidates(point, layer)
+        _check_known(point)
+        built = build(point)
     except TaspLabError as error:
-        status = "does not apply" if isinstance(error, DOES_NOT_APPLY) else "failed"
+        refused = refusal(point, error)
         key = key_of(question, first_line(error))
-        return key if key in known else {**cells, "key": key, "status": status, "error": first_line(error)}
-    digest = schedules_sha256(candidates)
-    key = key_of(question, digest)
-    cells |= {"digest": digest, "key": key}
+        return key if key in known else {**cells, "key": key, "status": refused.status, "error": first_line(error)}
+    key = key_of(question, built.digest)
+    cells |= {**_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
     if key in known:
         return key
+    status: Status
     try:
-        status, found = _answered(point, candidates, best_s)
+        status, found = _answered(built, best_s)
     except TaspLabError as error:
         status, found = "failed", {"error": first_line(error)}
     return {**cells, **found, "status": status}
 
 
-def _candidates(point: Point, layer: Workload) -> list[Candidate]:
-    """The schedules of a point. Raises `DOES_NOT_APPLY`, and `StudyError` for a schedule that is unknown here."""
+def _check_known(point: Point) -> None:
+    """Raise `StudyError` for a schedule that is unknown here, which another process may know."""
     try:
-        check_names([point.schedule], layer)
+        check_names([point.name], overridden_layer(point.layer, point.overrides))
     except ScheduleError as error:
         raise StudyError(first_line(error)) from error
-    return prepared(point).candidates(point.schedule, layer, point.options)
 
 
 def _of_layer(layer: Workload) -> dict[str, Value]:
@@ -204,49 +146,46 @@ def _of_layer(layer: Workload) -> dict[str, Value]:
     return {"seq": layer.sequence, "kv_heads": layer.kv_head_count, **{name: getattr(layer, name) for name in names}}
 
 
-def _answered(point: Point, candidates: Sequence[Candidate], best_s: float | None) -> tuple[Status, dict[str, Value]]:
+def _answered(built: Built, best_s: float | None) -> tuple[Status, dict[str, Value]]:
     """The cells of the answer: settled by a bound if that is above `best_s`, else simulated."""
-    machine = prepared(point)
-    topology = machine.machine.topology
+    machine = built.on.machine
     cells: dict[str, Value] = {
-        "ranks": topology.world_size,
-        "nodes": len(set(topology.node_of_rank)),
-        "library": machine.machine.comm_library.name,
+        "ranks": machine.topology.world_size,
+        "nodes": len(set(machine.topology.node_of_rank)),
+        "library": machine.comm_library.name,
     }
-    if best_s is not None:
-        least_s = min(each.least_s for each in candidates)
-        if least_s > best_s:
-            return "settled", {**cells, "bound_s": least_s, "settled_by": "bound"}
-    found = machine.fastest(candidates)
-    memory = _memory(found, candidates[0].layer, point, machine.machine)
-    return "ok", {**cells, **_of_times(found), **memory}
+    if best_s is not None and built.least_s > best_s:
+        return "settled", {**cells, "bound_s": built.least_s, "settled_by": "bound"}
+    found = built.answer()
+    return "ok", {**cells, **_of_answer(found), **_memory(found)}
 
 
-def _of_times(found: LayerTimes) -> dict[str, Value]:
+def _of_answer(found: Answer) -> dict[str, Value]:
     interval = found.interval
     return {
-        "time_s": found.time_s,
-        "time_low_s": None if interval is None else interval.low_s,
-        "time_high_s": None if interval is None else interval.high_s,
+        "time_s": float(found.time_s),
+        "time_low_s": found.time_low_s,
+        "time_high_s": found.time_high_s,
         "order_spread": None if interval is None else interval.residual.own,
-        "compute_s": found.compute_s,
-        "communication_s": found.communication_s,
-        "exposed_s": found.time_s - found.compute_s,
-        "bound_s": found.bound_s,
-        "binds": found.binds,
+        "compute_s": float(found.compute_s),
+        "communication_s": float(found.communication_s),
+        "exposed_s": float(found.exposed_s),
+        "bound_s": float(found.bound_s),
+        "bottleneck": found.rough_bottleneck,
         "bytes_per_rank": found.bytes_per_rank,
         "buffer_bytes": found.buffer_bytes,
-        "engine": ENGINE,
+        "engine": found.passes[0].engine,
         "settled_by": "simulation",
         "search_complete": found.search_complete,
     }
 
 
-def _memory(found: LayerTimes, layer: Workload, point: Point, machine: Machine) -> dict[str, Value]:
+def _memory(found: Answer) -> dict[str, Value]:
     """Bytes of the tensors of the layer on the rank with the most positions and of buffers; whether a GPU has them."""
+    layer, machine = found.layer, found.passes[0].machine
     positions = -(-layer.sequence // machine.topology.world_size)
     tensors = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position  # queries, results, keys and values
     sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
-    passes = 1 if point.options.passes == "forward" else 2  # gradients of all four
+    passes = 1 if found.options.passes == "forward" else 2  # gradients of all four
     memory_bytes = positions * (passes * tensors + sums) + found.buffer_bytes
     return {"memory_bytes": memory_bytes, "fits": step_rates(machine).holds(memory_bytes)}

@@ -39,7 +39,8 @@ from tasp_lab.core.version import VERSION
 from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
-from tasp_lab.study.evaluate import labelled, prepared, question_of
+from tasp_lab.prediction.question import prepared
+from tasp_lab.study.evaluate import labelled
 from tasp_lab.study.file import load_study
 from tasp_lab.study.frames import varying
 from tasp_lab.study.needed import needed
@@ -186,7 +187,7 @@ class StudyFolder:
         if not (self.path / RESULTS).exists():
             raise self._nothing()
         points = list(load_study(self.path / STUDY).points())
-        questions = [question_of(point) for point in points]
+        questions = [point.key() for point in points]
         with Store(self.path) as store:
             last = store.last()
             stored = store.rows(last[question].key for question in questions if question in last)

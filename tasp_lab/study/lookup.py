@@ -16,12 +16,12 @@ from pathlib import Path
 from tasp_lab.core.errors import QuantityError, StudyError, TaspLabError, unknown
 from tasp_lab.core.units import parse_count
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.schedules.registry import is_own
 from tasp_lab.study.axis import apart_from, value_of
-from tasp_lab.study.evaluate import answers, labelled, own_sources, prepared, question_of
+from tasp_lab.study.evaluate import answers, labelled, own_sources
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
 from tasp_lab.study.frames import listed
@@ -55,11 +55,11 @@ class StudySource:
 
     def evaluate(self, point: Point) -> Row:
         """The row of a point: that of the folder if it still holds, else a new one."""
-        key = self.keys.get(question_of(point), "") if is_own(point.schedule) else ""
+        key = self.keys.get(point.key(), "") if is_own(point.schedule) else ""
         if key in self.known:
             return self.known[key]
-        (answer,) = answers([point], known=self.known)
-        return self.known[answer] if isinstance(answer, str) else labelled(answer, point)
+        (row,) = answers([point], known=self.known)
+        return self.known[row] if isinstance(row, str) else labelled(row, point)
 
 
 def study_at(path: str | Path) -> StudySource:
@@ -96,7 +96,7 @@ def _stored(folder: Path) -> tuple[dict[str, Row], dict[str, str]]:
         return {}, {}
     frame = StudyFolder(folder).rows()
     done = frame[frame["status"] == "ok"]
-    columns = [column for column in ("key", "status", "time_s", "binds") if column in done]
+    columns = [column for column in ("key", "status", "time_s", "bottleneck") if column in done]
     return {str(row["key"]): row for row in done[columns].to_dict("records")}, {}
 
 
@@ -105,15 +105,7 @@ def interval_of(sampling: Sampling) -> IntervalOf | None:
     if not sampling.samples:
         return None
 
-    def interval(point: Point) -> Interval | None:
-        sampled = replace(point, sampling=sampling)
-        try:
-            layer = overridden_layer(point.layer, point.overrides)
-            return prepared(sampled).times(point.schedule, layer, point.options).interval
-        except TaspLabError:
-            return None
-
-    return interval
+    return lambda point: answer(replace(point, sampling=sampling)).interval
 
 
 # ------------------------------------------------------------------------------------ points by values of axes

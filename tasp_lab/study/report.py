@@ -240,7 +240,7 @@ def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
             cell("speedup", row["speedup"]),
             range_of("speedup", row["speedup_low"], row["speedup_high"]),
             close_text(row, 4) or NO_VALUE,
-            *(cell(column, row[column]) for column in ("binds", "bound_share", "exposed_share")),
+            *(cell(column, row[column]) for column in ("bottleneck", "bound_share", "exposed_share")),
         ]
         for row in winners
     ]
@@ -253,7 +253,7 @@ def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> Page
     in_order = records_of(winners.sort_values(along, kind="stable"))
 
     def end(row: Cells) -> tuple[Cell, Cell, Cell]:
-        return cell(along, row[along]), row["schedule"], cell("binds", row["binds"])
+        return cell(along, row[along]), row["schedule"], cell("bottleneck", row["bottleneck"])
 
     def clear(before: Cells, after: Cells) -> str:
         """At which ends the order of both schedules is not too close to call."""
@@ -270,7 +270,7 @@ def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> Page
     return page_table([*map(title_of, others), *titles, "clear"], rows)
 
 
-POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "binds", "memory_bytes", "fits",
+POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits",
                "settled_by", "engine", "key")  # fmt: skip
 
 
@@ -374,7 +374,7 @@ def hover_text(row: Cells) -> str:
     else:
         ends = range_of("time_s", row["time_low_s"], row["time_high_s"])
         lines.append(f"{text_of('time_s', row['time_s'])} ({ends})")
-    for name in ("speedup", "binds", "exposed_share", "bound_share", "memory_bytes"):
+    for name in ("speedup", "bottleneck", "exposed_share", "bound_share", "memory_bytes"):
         if row[name] is not None:
             lines.append(f"{title_of(name)} {html.escape(text_of(name, row[name]))}")
     return "<br>".join(lines)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import get_args
 
-from tasp_lab.study.point import Value
+from tasp_lab.prediction.answer import Status
+from tasp_lab.prediction.question import Value
 
 Row = Mapping[str, Value]
 """Cells by column. Times are in seconds, sizes in bytes."""
 
-Status = Literal["ok", "settled", "does not apply", "failed"]
-"""``ok``: simulated. ``settled``: a bound decided, there is no time. ``does not apply``: the machine, the layer or the
-options contradict the schedule, so there is nothing to predict. ``failed``: something went wrong, and the next run
-tries again. `error` is the reason of the last two."""
-
 STATUSES: tuple[Status, ...] = get_args(Status)
+"""Of rows, see `tasp_lab.prediction.answer.Status`; what failed is asked again by the next run."""
 
 PREDICTED: tuple[Status, ...] = ("ok", "settled")
 """Statuses of rows with a time or a bound."""
@@ -33,8 +30,17 @@ TIMES = (
 `compute_s`. `order_spread` is the standard deviation of log(measured / predicted) that schedules on one machine do not
 have in common (`tasp_lab.prediction.residual_fit.Residual.own`): which of two is faster depends on it alone."""
 
-REST = ("binds", "bytes_per_rank", "buffer_bytes", "memory_bytes", "fits", "engine", "settled_by", "search_complete")
-"""`binds` is the largest part of the critical path; `settled_by` is ``simulation`` or ``bound``."""
+REST = (
+    "bottleneck",
+    "bytes_per_rank",
+    "buffer_bytes",
+    "memory_bytes",
+    "fits",
+    "engine",
+    "settled_by",
+    "search_complete",
+)
+"""`bottleneck` is the largest part of the critical path; `settled_by` is ``simulation`` or ``bound``."""
 
 HISTORY = ("version", "models", "constants", "digest", "status", "error", "inputs")
 """`models` is `tasp_lab.core.version.MODEL_VERSION`, `constants` the hash of the machine, `digest` that of the

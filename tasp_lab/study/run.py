@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tasp_lab.core.errors import StudyError
-from tasp_lab.study.evaluate import groups, labelled, question_of, sources_of
+from tasp_lab.study.evaluate import groups, labelled, sources_of
 from tasp_lab.study.folder import begin_folder, export, remove_exports
 from tasp_lab.study.result import StudyResult
 from tasp_lab.study.rows import STATUSES, Row
@@ -54,7 +54,7 @@ def run_study(
     points = list(study.points())
     if not points:
         raise StudyError(f"study {study.name!r} has no points, its filters skip all {study.count:,}")
-    asked = {point: question_of(point) for point in points}
+    asked = {point: point.key() for point in points}
     with ExitStack() as stack:
         kept: Store | _Memory = _Memory() if path is None else stack.enter_context(Store(path))
         progress = _Progress([asked[point] for point in points], done)

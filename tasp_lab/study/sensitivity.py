@@ -21,7 +21,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Pass
-from tasp_lab.core.errors import StudyError, TaspLabError, first_line, unknown
+from tasp_lab.core.errors import StudyError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
@@ -31,11 +31,9 @@ from tasp_lab.machines.intervals import default_width, dimension, log_ends, sour
 from tasp_lab.machines.machine import ComputeRate, Constant, Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.machines.sampling import Sampling, log_normal, rate_ends, varied
-from tasp_lab.prediction.predict import with_assumptions
-from tasp_lab.prediction.varied_times import fastest_passes, passes_s
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.prediction.answer import PassAnswer, answer
+from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
-from tasp_lab.study.evaluate import prepared
 from tasp_lab.study.needed import needed
 from tasp_lab.study.point import Point
 from tasp_lab.study.table import View
@@ -422,26 +420,29 @@ class Rivals:
 
     machine: Machine
     layer: Workload
-    passes: dict[str, tuple[Schedule, ...]] = field(default_factory=dict)
+    passes: dict[str, tuple[PassAnswer, ...]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(points: Sequence[Point]) -> Rivals:
         """The schedules of points. Raises `TaspLabError` for a machine or a layer that does not exist."""
         first = points[0]
-        machine, layer = prepared(first), overridden_layer(first.layer, first.overrides)
-        rivals = Rivals(with_assumptions(machine.machine, layer), layer)
+        layer = overridden_layer(first.layer, first.overrides)
+        rivals = Rivals(prepared(first).machine_for(layer), layer)
         for point in points:
-            try:
-                rivals.passes[point.schedule] = fastest_passes(machine, point.schedule, layer, point.options)
-            except TaspLabError as error:
-                rivals.refused[point.schedule] = first_line(error)
+            answered = answer(point)
+            if answered.applies:
+                rivals.passes[point.name] = answered.passes
+            elif answered.error is not None:
+                rivals.refused[point.name] = first_line(answered.error)
         return rivals
 
     def times_s(self, logs: Logs, schedules: Sequence[str] = ()) -> Times:
         """The times of schedules with these factors, of all unless some are given."""
         machine = changed(self.machine, logs)
-        return {name: passes_s(self.passes[name], machine) for name in schedules or self.passes}
+        return {
+            name: sum(float(each.on(machine).time_s) for each in self.passes[name]) for name in schedules or self.passes
+        }
 
 
 def find_sensitivity(

@@ -191,7 +191,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
         frame.rename(columns={"schedule": WINNER}).head(limit) if limit else frame.rename(columns={"schedule": WINNER})
     )
     cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
-    records = records_of(frame[[*axes, WINNER, *cells, "binds", "second", "margin", "schedules", "too_close"]])
+    records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", "second", "margin", "schedules", "too_close"]])
 
     def speedups(*cells: str) -> tuple[str, ...]:
         return cells if covered.baseline else ()
@@ -204,7 +204,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
             text_of("time_s", row["time_s"]),
             range_of("time_s", row["time_low_s"], row["time_high_s"]),
             *speedups(text_of("speedup", row["speedup"]), range_of("speedup", row["speedup_low"], row["speedup_high"])),
-            text_of("binds", row["binds"]),
+            text_of("bottleneck", row["bottleneck"]),
             close_text(row),
         ]
         for row in records

@@ -61,22 +61,22 @@ class NearPoint:
         return self.times_s[1] / self.times_s[0]
 
 
-def nearest(found: Iterable[Crossover], count: int) -> list[NearPoint]:
+def nearest(results: Iterable[Crossover], count: int) -> list[NearPoint]:
     """As many points, those nearest to a crossing first; of equally near ones those whose times are closest.
 
     Where nothing crosses, points are ranked by the closeness of their times alone.
     """
     near = []
-    for each in found:
-        compared = each.comparison
+    for result in results:
+        compared = result.comparison
         first, second = compared.schedules
-        for index in each.scan:
+        for index in result.scan:
             if (times_s := compared.times_s(index)) is None:
                 continue
             value = compared.values[index]
-            distances = (abs(math.log(value / crossing.value)) for crossing in each.crossings)
+            distances = (abs(math.log(value / crossing.value)) for crossing in result.crossings)
             points = compared.at(first, index), compared.at(second, index)
-            near.append(NearPoint(points, each.labels, value, times_s, min(distances, default=math.inf)))
+            near.append(NearPoint(points, result.labels, value, times_s, min(distances, default=math.inf)))
     return sorted(near, key=lambda point: (point.distance, abs(math.log(point.speedup))))[:count]
 
 

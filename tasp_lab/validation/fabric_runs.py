@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from tasp_lab.core.choices import FabricKind
-from tasp_lab.core.errors import QuantityError
-from tasp_lab.core.progress import ProgressCallback
+from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.machines.host_model.runtime import NO_RUNTIME
-from tasp_lab.machines.machine import IDEAL, Machine
+from tasp_lab.machines.machine import IDEAL
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, Rankings
 from tasp_lab.prediction.inputs import ComputeLike, parse_compute
-from tasp_lab.prediction.ranking import SINGLE_RINGS, Candidate
 from tasp_lab.prediction.ring_choice import RingOptions
-from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology
@@ -41,47 +41,86 @@ class FabricRuns:
             check_runs(self.scale, self.fabric, self.repeats)
             check_kernels(work, parse_compute(compute), self.fabric)
 
-    def of(
-        self,
-        candidates: Iterable[Candidate],
-        machine: Machine,
-        work: Workload,
-        decomposition: Decomposition | None,
-        rings: RingOptions,
-        compute: ComputeLike | None,
-        progress: ProgressCallback,
-    ) -> tuple[Comparison, ...]:
-        """The measurements, one comparison per set of options. An emulated fabric scales compute like the links."""
-        groups = _by_options(_to_run(candidates, self.count))
-        _announce(groups, machine.topology, self.fabric, self.scale, self.repeats, progress)
+    def run(self, ranking: Ranking | Rankings, progress: ProgressCallback = no_progress) -> Ranking | Rankings:
+        """The same ranking with the measurements of its best schedules beside their predictions."""
+        if isinstance(ranking, Rankings):
+            return Rankings(tuple(self._measured(each, progress) for each in ranking))
+        return self._measured(ranking, progress)
+
+    def _measured(self, ranking: Ranking, progress: ProgressCallback) -> Ranking:
+        """A ranking with a comparison per set of options. An emulated fabric scales compute like the links."""
+        question = ranking.question
+        for each in ranking.candidates:
+            if not isinstance(each.question.schedule, str):
+                name = each.schedule
+                raise ScheduleError(
+                    f"measure: schedule {name!r} is an object, but only schedules by name run on a fabric"
+                )
+        given = question.rings if isinstance(question.rings, tuple) else ()
+        rings = question.rings if isinstance(question.rings, RingOptions) else RingOptions()
+        groups = _by_options(_to_run(ranking.candidates, self.count))
+        _announce(groups, ranking.machine.topology, self.fabric, self.scale, self.repeats, progress)
         run = partial(
             validate,
-            replace(machine, comm_library=IDEAL, runtime=NO_RUNTIME),
-            work=work,
-            decomposition=decomposition,
-            compute=None if self.fabric == "emulated" else compute,
+            replace(ranking.machine, comm_library=IDEAL, runtime=NO_RUNTIME),
+            work=question.layer,
+            decomposition=given[0] if given else None,
+            compute=None if self.fabric == "emulated" else question.compute,
             fabric=self.fabric,
             scale=self.scale,
             repeats=self.repeats,
             progress=progress,
         )
-        return tuple(
+        comparisons = tuple(
             run(schedules=list(times_s), options=used, **_for_rings(rings, times_s)) for used, times_s in groups.items()
+        )
+        return replace(
+            ranking,
+            candidates=tuple(_with_measurement(each, comparisons) for each in ranking.candidates),
+            fabric=comparisons,
+            is_reporter=all(each.is_reporter for each in comparisons),
         )
 
 
-def _to_run(candidates: Iterable[Candidate], count: int) -> list[Candidate]:
+def run_best(
+    ranking: Ranking,
+    count: int,
+    fabric: FabricKind = "emulated",
+    scale: float | None = None,
+    repeats: int = 5,
+    progress: ProgressCallback = no_progress,
+) -> Ranking:
+    """Run the best schedules of a ranking on a fabric, beside the fastest single ring.
+
+    Parameters
+    ----------
+    ranking : of `tasp_lab.prediction.compare.compare`.
+    count : how many of the best schedules to run.
+    fabric, scale, repeats : see `tasp_lab.validation.validate.validate`. An emulated fabric scales the compute rate
+        like the links, so the ratio of both is that of the prediction.
+    progress : called with lines of progress.
+
+    Raises `TaspLabError` for what the fabric cannot run.
+    """
+    runs = FabricRuns(count, fabric, scale, repeats)
+    runs.check(ranking.question.layer, ranking.question.compute)
+    found = runs.run(ranking, progress) if count else ranking
+    assert isinstance(found, Ranking), "one ranking was given"
+    return found
+
+
+def _to_run(candidates: Iterable[Answer], count: int) -> list[Answer]:
     """The best candidates that apply, and the fastest single ring."""
-    applying = [each for each in candidates if each.prediction is not None]
+    applying = [each for each in candidates if each.applies]
     rings = [each for each in applying if each.schedule in SINGLE_RINGS]
     return list({each.schedule: each for each in applying[:count] + rings[:1]}.values())
 
 
-def _by_options(candidates: Iterable[Candidate]) -> dict[AttentionOptions, dict[str, float]]:
+def _by_options(candidates: Iterable[Answer]) -> dict[AttentionOptions, dict[str, float]]:
     """The predicted times of the schedules, by name, grouped by their options."""
     groups: dict[AttentionOptions, dict[str, float]] = {}
     for each in candidates:
-        groups.setdefault(each.options, {})[each.schedule] = each.time_s
+        groups.setdefault(each.options, {})[each.schedule] = float(each.time_s)
     return groups
 
 
@@ -109,7 +148,7 @@ def _announce(
     progress(f"{what}: about {seconds:.0f} s" if fabric == "emulated" else what)
 
 
-def with_measurement(each: Candidate, fabric: Iterable[Comparison]) -> Candidate:
+def _with_measurement(each: Answer, fabric: Iterable[Comparison]) -> Answer:
     """The candidate with its measurement, if it was run."""
     for run in (run for comparison in fabric for run in comparison.runs):
         if run.prediction.is_all and run.prediction.schedule == each.schedule:

@@ -327,11 +327,16 @@ def measure_fabric(
         is_reporter = ranks.is_reporter
     how = f"{fabric} fabric" + (f", scale {scale or 1.0:.6g}" if fabric == "emulated" else "")
     where = f"on {datetime.date.today().isoformat()}, {how}"
+    provenance = Provenance(inputs, fabric_constants(calibration, fabric), environment=environment)
+    measured = measured_machine(calibration, where)
+    return FabricCalibration(fabric, scale or 1.0, calibration, measured, provenance, is_reporter)
+
+
+def measured_machine(calibration: Calibration, where: str) -> Machine:
+    """The machine that was measured, with constants whose sources state how, and `where`: a date and a fabric."""
     constants = (_launch(calibration, where), *_of_routes(calibration, where))
     summary = f"{calibration.machine.topology.name} as measured {where}"
-    measured = replace(calibration.machine, summary=summary, constants=constants)
-    provenance = Provenance(inputs, fabric_constants(calibration, fabric), environment=environment)
-    return FabricCalibration(fabric, scale or 1.0, calibration, measured, provenance, is_reporter)
+    return replace(calibration.machine, summary=summary, constants=constants)
 
 
 def _launch(calibration: Calibration, where: str) -> Constant:

@@ -25,6 +25,9 @@ from tasp_lab.core.tables import Part, brief
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.prediction.answer import Answer, answer_schedule, label, one_after_the_other, together
+from tasp_lab.prediction.captions import assumptions, compute_of_passes, kernels_text, layer_constants, title_of
+from tasp_lab.prediction.columns import cells_of, fields_of, ratio, rows_table, view_of
 from tasp_lab.prediction.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -38,12 +41,6 @@ from tasp_lab.prediction.inputs import (
     chosen_machine,
     parse_compute,
     wires,
-)
-from tasp_lab.prediction.predict import (
-    LayerPrediction,
-    Prediction,
-    bound_s,
-    predict_schedule,
     with_assumptions,
     with_compute,
 )
@@ -54,15 +51,6 @@ from tasp_lab.prediction.provenance import (
     overrides_inputs,
     plain,
     rings_inputs,
-)
-from tasp_lab.prediction.results import (
-    compute_of_passes,
-    label,
-    layer_constants,
-    one_after_the_other,
-    ratio,
-    rows_table,
-    together,
 )
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
@@ -109,7 +97,7 @@ class Run:
     `not_comparable`: why the measured time cannot be compared with the prediction, None if it can.
     """
 
-    prediction: Prediction
+    prediction: Answer
     nominal_s: Number
     measured: tuple[float, ...]
     measured_timeline: Timeline
@@ -139,8 +127,8 @@ class Run:
 
     def title(self, where: str) -> str:
         """The work and the fabric, on one line."""
-        kernels = self.prediction.kernels(self.compute == "real")
-        return self.prediction.title(", ".join((self.prediction.topology, where, *kernels)))
+        kernels = kernels_text(self.prediction, self.compute == "real")
+        return title_of(self.prediction, ", ".join((self.prediction.topology, where, *kernels)))
 
     def to_dict(self) -> dict[str, object]:
         """The row of `--json`: the prediction and the measurement."""
@@ -156,13 +144,13 @@ class Run:
             "comparable": self.not_comparable is None,
             "not_comparable": self.not_comparable,
         }
-        return self.prediction.to_dict() | computed | measured
+        return fields_of(self.prediction, view_of(self.prediction)) | computed | measured
 
     def row(self, first: Run) -> dict[str, str]:
         """Texts by column; speed-ups are over `first`."""
         prediction = self.prediction
         return (
-            prediction.head()
+            cells_of(prediction, "schedule", "pass")
             | {
                 "predicted": format_time(prediction.time_s),
                 "nominal": format_time(self.nominal_s),
@@ -171,7 +159,11 @@ class Run:
                 "speed-up predicted": f"{ratio(first.prediction.time_s, prediction.time_s):.2f}x",
                 "speed-up measured": f"{ratio(first.measured_s, self.measured_s):.2f}x",
             }
-            | prediction.measured_cells(self.measured_s)
+            | (
+                cells_of(prediction, "CCR")
+                if prediction.computes
+                else {"share of bound": f"{ratio(prediction.bound_s, self.measured_s):.1%}"}
+            )
             | {"cores busy": f"{self.cpu_busy_share:.0%}"}
         )
 
@@ -217,7 +209,7 @@ class Comparison(Report):
         title = run.title(f"{self.fabric} fabric{scale}")
         reasons = dict.fromkeys(each.not_comparable for each in self.runs if each.not_comparable is not None)
         notes = [f"not a prediction: {reason}" for reason in reasons]
-        return [rows_table(title, rows), *notes, *run.prediction.assumptions()]
+        return [rows_table(title, rows), *notes, *assumptions(run.prediction)]
 
 
 def _kernel_document(run: Run) -> dict[str, object]:
@@ -433,8 +425,8 @@ class Trials:
         """Predict a schedule, run it, and compare."""
         compute, host_s = self._compute_of(schedule)
         nominal = replace(self.nominal, compute=compute)
-        prediction = predict_schedule(replace(self.calibrated, compute=compute), schedule, self.work, self.options)
-        prediction = replace(prediction, bound_s=bound_s(nominal, schedule, self.work))
+        calibrated = replace(self.calibrated, compute=compute)
+        prediction = answer_schedule(calibrated, schedule, self.work, self.options, bound_machine=nominal)
         name = label(schedule, self.options)
         self.progress(f"running {name}: {self.repeats} times {float(prediction.time_s):.3g} s, and once to warm up")
         waits = None if self.real or compute == INSTANT else compute
@@ -472,13 +464,13 @@ class Trials:
         self.progress(f"kernels of {name}: {format_flops(rate)}{beside}")
         return ComputeRate(rate, "measured: its kernel calls, alone and without communication"), host_s
 
-    def _longest_silence_s(self, schedule: Schedule, prediction: Prediction) -> float:
+    def _longest_silence_s(self, schedule: Schedule, prediction: Answer) -> float:
         """The time without progress after which a rank is considered hung, in seconds.
 
         Far more than an event takes, and time to fill and check blocks, and to wait for the compute of other ranks.
         """
         longest = max((float(event.end_s - event.start_s) for event in prediction.timeline.events), default=0.0)
-        computing = 2 * float(prediction.compute_s) if isinstance(prediction, LayerPrediction) else 0.0
+        computing = 2 * float(prediction.compute_s) if prediction.computes else 0.0
         return 5.0 + 5 * longest + _filling_s(schedule) + computing + (_slow_compute_s(schedule) if self.real else 0.0)
 
 

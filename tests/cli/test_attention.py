@@ -14,7 +14,9 @@ from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.prediction.predict import LayerPrediction, predict
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.columns import names
+from tasp_lab.prediction.predict import predict
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
@@ -30,11 +32,8 @@ ASKED = (
 )  # fmt: skip
 STATUS = {"status", "reason"}
 """The fields that tell a prediction from a schedule that does not apply."""
-PREDICTED = {
-    "schedule", "topology", "world_size", *ASKED, "compute_flops_per_s", "time_s", "bound_s", "compute_s",
-    "communication_s", "contention_s", "ccr", "bytes_sent", "memory_bytes", "flops", "computes", "decay", "time_low_s",
-    "time_high_s", "interval",
-}  # fmt: skip
+PREDICTED = set(names("layer"))
+"""The fields of every prediction of a layer."""
 MEASURED = {
     "compute", "predicted_s", "nominal_s", "measured_s", "measured_spread_s", "measured_repeats_s", "relative_error",
     "cpu_busy_share", "comparable", "not_comparable",
@@ -106,7 +105,7 @@ def test_trimming_leaves_out_what_nobody_sees(tell: Tell, schedule: str, share: 
 @pytest.mark.parametrize("buffers", [2, 5])
 def test_a_buffer_holds_the_shard_and_the_buffers(tell: Tell, buffers: int) -> None:
     row = one(tell, "full-mesh:8", "ring-attention", *LAYER, "--buffers", str(buffers))
-    assert row["memory_bytes"] == (1 + buffers) * KV_BYTES / 8
+    assert row["buffer_bytes"] == (1 + buffers) * KV_BYTES / 8
 
 
 def test_where_the_compute_rate_comes_from(tell: Tell) -> None:
@@ -188,20 +187,20 @@ def test_what_a_prediction_adds_up_to(world_size: int, layer: Workload, name: st
     mesh = full_mesh(world_size, Fraction(50), Fraction(1))
     options = AttentionOptions(buffers=buffers)
     (p,) = predict(Machine(mesh, compute=ComputeRate(Fraction(300))), [name], layer, options=options)
-    assert isinstance(p, LayerPrediction)
+    assert isinstance(p, Answer)
     (schedule,) = build_schedules(name, mesh, layer, options=options)
     assert p.bound_s <= p.time_s
     assert max(p.compute_s, p.communication_s) <= p.time_s <= p.compute_s * len(schedule.steps) + p.communication_s
     assert p.compute_s == Fraction(int(schedule.flops().sum(axis=0).max()), 300)
     assert (p.flops, p.bytes_sent) == (schedule.flops().sum(), schedule.bytes_sent().sum())
-    assert p.memory_bytes == max(rank_part(schedule, rank).memory_bytes for rank in range(world_size))
+    assert p.buffer_bytes == max(rank_part(schedule, rank).memory_bytes for rank in range(world_size))
 
 
 def test_a_machine_without_a_rate_has_the_assumed_one() -> None:
     machine = load_machine("full-mesh:4")
     assert machine.compute == INSTANT
     (p,) = predict(machine, ["tasp"], Workload(4096, heads=1))
-    assert isinstance(p, LayerPrediction)
+    assert isinstance(p, Answer)
     assert p.compute_flops_per_s == ASSUMED_COMPUTE.flops_per_s
     assert p.rates == {"forward": ASSUMED_COMPUTE}
 

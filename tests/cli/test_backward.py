@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tasp_lab.cli.options_layer import MAX_DOCUMENTS, parse_documents
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.answer import Answer, together
 from tasp_lab.prediction.predict import predict
-from tasp_lab.prediction.results import LayerPrediction, Prediction, together
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -78,7 +78,7 @@ def test_both_passes_have_three_rows(tell: Tell) -> None:
         assert set(forward) == set(backward) == set(both) == PREDICTED | STATUS
         assert backward["flops"] == forward["flops"] // 2 * 5
         assert {key: both[key] for key in SUMMED} == {key: forward[key] + backward[key] for key in SUMMED}
-        assert both["memory_bytes"] == max(forward["memory_bytes"], backward["memory_bytes"])
+        assert both["buffer_bytes"] == max(forward["buffer_bytes"], backward["buffer_bytes"])
         assert both["compute_flops_per_s"] == forward["compute_flops_per_s"] == backward["compute_flops_per_s"]
         assert both["ccr"] == both["compute_s"] / both["communication_s"]
     for which, passes in ((0, "forward"), (1, "backward")):
@@ -147,9 +147,6 @@ def test_both_passes_are_their_sum(world_size: int, layer: Workload, name: str, 
     machine = Machine(full_mesh(world_size, Fraction(50), Fraction(1)), compute=ComputeRate(Fraction(300)))
     options = AttentionOptions("both", trim, buffers=2, dataflow=dataflow)
     forward, backward, both = predict(machine, [name], layer, options=options)
-    assert isinstance(forward, LayerPrediction)
-    assert isinstance(backward, LayerPrediction)
-    assert isinstance(both, LayerPrediction)
     for key in SUMMED:
         assert getattr(both, key) == getattr(forward, key) + getattr(backward, key)
     assert backward.flops == forward.flops // 2 * 5
@@ -163,16 +160,19 @@ def test_both_passes_are_their_sum(world_size: int, layer: Workload, name: str, 
 
 
 @cache
-def _passes() -> list[LayerPrediction]:
+def _passes() -> list[Answer]:
     """A small forward and a backward pass."""
     machine = Machine(full_mesh(2), compute=ComputeRate(100.0))
     found = predict(machine, ["tasp"], Workload(8, heads=1), options=AttentionOptions("both"))
-    return [p for p in found if isinstance(p, LayerPrediction) and not p.is_sum]
+    return [p for p in found if not p.is_sum]
 
 
 def test_passes_at_different_rates_have_the_rate_at_which_both_take_as_long() -> None:
     forward, backward = _passes()
-    both = together(forward, replace(backward, compute_flops_per_s=50.0, compute_s=2 * backward.compute_s))
+    (there,) = backward.passes
+    slower = there.on(replace(there.machine, compute=ComputeRate(50.0)))
+    both = together(forward, replace(backward, passes=(slower,)))
+    assert both.compute_s == pytest.approx(forward.compute_s + 2 * backward.compute_s)
     assert both.compute_flops_per_s is not None
     assert both.flops / both.compute_flops_per_s == pytest.approx(2 * both.compute_s)
 
@@ -274,7 +274,7 @@ def test_schedules_come_in_the_order_in_which_they_run(name: str) -> None:
 # On real processes
 
 
-def _run(prediction: Prediction, *measured: float, busy: float = 0.0) -> Run:
+def _run(prediction: Answer, *measured: float, busy: float = 0.0) -> Run:
     empty = Timeline("measured", "tasp", "pair", 2, ())
     return Run(prediction, prediction.time_s, measured or (1.0,), empty, busy)
 

@@ -43,13 +43,13 @@ class Compared:
     name: str
     rows: Sequence[SizeRow]
 
-    def judged(self, reason: str = "") -> TableAccuracy:
+    def accuracy(self, reason: str = "") -> TableAccuracy:
         return TableAccuracy(parse_table(HEADERS + "1,1\n", f"{self.name}.csv"), reason, tuple(self.rows), "port")
 
 
 tables = st.lists(
     st.builds(Compared, st.sampled_from(["first", "second $x_1$", "third"]), st.lists(rows, max_size=6)), max_size=5
-).map(lambda found: [each.judged() for each in found])
+).map(lambda found: [each.accuracy() for each in found])
 
 
 def lines_of(figure: Figure) -> list[str]:
@@ -71,7 +71,7 @@ class TestPictures:
     @given(st.lists(rows, min_size=1, max_size=8))
     def test_a_panel_has_every_measured_and_predicted_time(self, found: list[SizeRow]) -> None:
         axes = Figure().subplots()
-        plot_table(Compared("table", found).judged(), axes)
+        plot_table(Compared("table", found).accuracy(), axes)
         predicted, *points = axes.get_lines()
         assert np.asarray(predicted.get_ydata()).tolist() == [row.predicted_s for row in found]
         drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in points])
@@ -82,7 +82,7 @@ class TestPictures:
             SizeRow.of(2**k, 1.0, 1.0, True, residual_interval(1.0 + k, KERNELS, "")) for k in range(FEW_SIZES + 1)
         ]
         axes = Figure().subplots()
-        plot_table(Compared("table", found).judged(), axes)
+        plot_table(Compared("table", found).accuracy(), axes)
         (band,) = axes.collections
         drawn = np.unique(band.get_paths()[0].vertices[:, 1])  # type: ignore[index]
         ends = [end for row in found if row.interval is not None for end in (row.interval.low_s, row.interval.high_s)]
@@ -91,14 +91,14 @@ class TestPictures:
     def test_a_single_time_next_to_a_power_of_ten_has_a_range(self) -> None:
         time_s = float(np.nextafter(1e-7, 1))
         axes = Figure().subplots()
-        plot_table(Compared("table", [SizeRow.of(1, time_s, time_s, True)]).judged(), axes)
+        plot_table(Compared("table", [SizeRow.of(1, time_s, time_s, True)]).accuracy(), axes)
         low, high = axes.get_ylim()
         assert low < time_s < high
 
     @pytest.mark.parametrize(("count", "sizes"), [(1, 1), (1, 9), (12, 9), (13, 9), (42, 20), (200, 1)])
     def test_sizes_stay_bounded_and_worst_tables_are_last(self, count: int, sizes: int) -> None:
         each = [
-            Compared(f"table{i}", [SizeRow.of(2**k, 1.0, 1.01 + i, True) for k in range(sizes)]).judged()
+            Compared(f"table{i}", [SizeRow.of(2**k, 1.0, 1.01 + i, True) for k in range(sizes)]).accuracy()
             for i in range(count)
         ]
         figure = draw_tables(each)
@@ -111,7 +111,7 @@ class TestPictures:
         assert (f"the 60 of {count} tables with the largest errors" in figure.get_suptitle()) == (few and count > 60)
 
     def test_axes_are_shared_and_labelled_with_units(self) -> None:
-        each = [Compared("t", [SizeRow.of(2**k, 10.0**-i, 1.0, True) for k in range(20)]).judged() for i in range(5)]
+        each = [Compared("t", [SizeRow.of(2**k, 10.0**-i, 1.0, True) for k in range(20)]).accuracy() for i in range(5)]
         figure = draw_tables(each)
         render(figure, "png")
         times = [axes for axes in figure.axes if axes.get_yscale() == "log" and axes.get_visible()]
@@ -129,16 +129,16 @@ class TestReport:
         assert all(text.count(f"| table{i} |") == 1 for i in range(len(named)))
 
     def test_the_summary_is_of_tables_in_scope(self) -> None:
-        judged = [
-            Compared(name, [SizeRow.of(2**20, 1.0, 1.0 + error, True)]).judged(reason)
+        compared = [
+            Compared(name, [SizeRow.of(2**20, 1.0, 1.0 + error, True)]).accuracy(reason)
             for name, error, reason in (("a", 0.01, ""), ("b", -0.07, ""), ("c", 0.5, ""), ("d", 0.9, "not a ring"))
         ]
-        text = summary(judged)
+        text = summary(compared)
         assert "3 of 4 tables" in text
         assert "median table is 7.0%. Within 5%: 1 tables; within 10%: 2. The worst is c: 50.0%" in text
 
     def test_families_have_what_is_predicted(self) -> None:
-        some, none = Compared("a", [SizeRow.of(1, 1.0, 1.0, True)]).judged(), Compared("b", []).judged("none")
+        some, none = Compared("a", [SizeRow.of(1, 1.0, 1.0, True)]).accuracy(), Compared("b", []).accuracy("none")
         assert families([some, none]) == {"h100": [some]}
 
 

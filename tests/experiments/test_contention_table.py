@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from experiments import common
 from experiments.tables import contention
-from tasp_lab.core.files import write_whole
 
 
 def test_slowdowns_by_hand() -> None:
@@ -20,7 +22,9 @@ def test_slowdowns_by_hand() -> None:
 
 
 def test_the_result_is_the_present_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert contention.write_whole is write_whole
-    monkeypatch.setattr(contention, "write_whole", lambda path, data: None)
+    written: list[tuple[Path, bytes]] = []
+    monkeypatch.setattr(common, "write_whole", lambda path, data: written.append((path, data)))
     contention.main()
-    assert capsys.readouterr().out == (contention.RESULTS / "contention.md").read_text() + "\n"
+    path = common.RESULTS / "contention.md"
+    assert written == [(path, path.read_bytes())]
+    assert capsys.readouterr().out == path.read_text() + "\n"

@@ -18,9 +18,9 @@ from experiments.reproductions.layers import (
     Reason,
     Row,
     counted,
+    evaluate,
     explains,
     found_in,
-    judge,
     links_alone,
     trials_of,
     with_full_mask,
@@ -127,9 +127,9 @@ def rows(tmp_path: Path) -> list[Row]:
     """Two rows of a table: a ring on eight H800, and one of twice the positions, each measured to take 3 ms."""
     path = tmp_path / "rings.csv"
     path.write_text(f"# profile: h800\n# source: github.com/a/b\n{COLUMNS}\n{ROW}\n{ROW.replace('16384', '32768')}\n")
-    judged = judge(path)
-    assert isinstance(judged.table, LayerTable)
-    return [Row(judged.table, row) for row in counted(judged)]
+    compared = evaluate(path)
+    assert isinstance(compared.table, LayerTable)
+    return [Row(compared.table, row) for row in counted(compared)]
 
 
 def test_rows_outside_have_the_first_reason_that_names_them(rows: list[Row]) -> None:

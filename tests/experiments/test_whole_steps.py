@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from experiments.common import RESULTS
 from experiments.tables.published_steps import FOLDER
-from experiments.tables.whole_steps import CLOSE, REASONS, RESULTS
+from experiments.tables.whole_steps import CLOSE, REASONS
 from tasp_lab import load_model
 from tasp_lab.workload.models.parameters import parameter_count
 

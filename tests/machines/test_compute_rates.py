@@ -20,8 +20,9 @@ from tasp_lab.machines.catalogue import catalogue_names, load_machine, topology_
 from tasp_lab.machines.compute_rates import COMPUTE_RATES, accelerator_constants, accelerator_names, compute_of
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Constant, Machine
 from tasp_lab.machines.profile_files import load_profile, profile_names
-from tasp_lab.prediction.predict import predict, with_compute
-from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.inputs import with_compute
+from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
@@ -230,7 +231,7 @@ def test_each_pass_is_computed_at_its_own_rate(forward: Fraction, backward: Frac
     machine, layer = Machine(full_mesh(1), compute=ComputeRates(rates)), Workload(sequence=6, head_dim=1, heads=1)
     options = AttentionOptions(passes="both")
     found = predict(machine, ["ring-attention"], layer, options=options)
-    one_way, back, both = (p for p in found if isinstance(p, LayerPrediction))
+    one_way, back, both = (p for p in found if isinstance(p, Answer))
     pairs = 4 * 6**2
     assert (one_way.time_s, back.time_s) == (pairs / forward, pairs * Fraction(5, 2) / backward)
     assert (one_way.bound_s, back.bound_s) == (one_way.time_s, back.time_s)

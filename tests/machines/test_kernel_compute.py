@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.bounds.least import least_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
-from tasp_lab.prediction.predict import bound_s, predict
-from tasp_lab.prediction.results import LayerPrediction
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
@@ -93,7 +94,7 @@ def test_engines_agree_and_nothing_beats_the_bound(
     (schedule,) = build_schedules(name, mesh, layer, None, AttentionOptions(passing))
     first, second = (simulate(schedule, machine, engine) for engine in ("simpy", "array"))
     assert float(first.time_s) == pytest.approx(float(second.time_s), rel=1e-9)
-    assert 0 < bound_s(machine, schedule, layer) <= float(first.time_s) * (1 + 1e-12)
+    assert 0 < least_s(schedule, machine) <= float(first.time_s) * (1 + 1e-12)
 
 
 @settings(max_examples=10)
@@ -105,7 +106,7 @@ def test_no_hybrid_beats_its_bound(compute: KernelCompute, passing: Literal["for
     (schedule,) = build_schedules(name, mesh, layer, None, AttentionOptions(passing))
     first, second = (float(simulate(schedule, machine, engine).time_s) for engine in ("simpy", "array"))
     assert first == pytest.approx(second, rel=1e-9)
-    assert 0 < bound_s(machine, schedule, layer) <= first * (1 + 1e-12)
+    assert 0 < least_s(schedule, machine) <= first * (1 + 1e-12)
 
 
 def test_one_rank_takes_the_time_of_its_call_in_both_engines() -> None:
@@ -114,7 +115,7 @@ def test_one_rank_takes_the_time_of_its_call_in_both_engines() -> None:
     layer = Workload(8192, heads=16, head_dim=128, mask="causal")
     shape = KernelShape("attend", "softmax", "forward", "bf16", 1, 16, 16, 128, 8192, 8192, 0, 8191, 0)
     (p,) = predict(machine, ["ring-attention"], layer)
-    assert isinstance(p, LayerPrediction)
+    assert isinstance(p, Answer)
     assert p.time_s == p.compute_s == attention_kernel("h100").time_s(shape)
     assert p.compute_flops_per_s == p.flops / p.compute_s
 

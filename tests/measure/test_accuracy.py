@@ -10,7 +10,7 @@ import pytest
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
-from tasp_lab.measure.accuracy import accuracy, judge, message_parts, own_tables
+from tasp_lab.measure.accuracy import accuracy, evaluate, message_parts, own_tables
 from tasp_lab.measure.fit.findings import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
 from tasp_lab.schedules.collectives.library_rings import library_schedule
@@ -32,7 +32,7 @@ def predicted_us(size: int) -> float:
 def test_errors_are_predicted_over_measured() -> None:
     """A table of twice and half the prediction: errors of -1/2 and 1."""
     rows = f"{2**20},{2 * predicted_us(2**20)}\n{2**30},{predicted_us(2**30) / 2}\n"
-    found = judge(parse_table(HEAD + rows, "t.csv")).to_dict()
+    found = evaluate(parse_table(HEAD + rows, "t.csv")).to_dict()
     assert found["mean_relative_error"] == pytest.approx(0.75)
     assert found["worst_relative_error"] == pytest.approx(1)
     assert found["bias"] == pytest.approx(0.25)
@@ -54,7 +54,7 @@ def test_errors_are_predicted_over_measured() -> None:
     ],
 )
 def test_what_is_not_compared_says_why(old: str, new: str, reason: str) -> None:
-    found = judge(parse_table(HEAD.replace(old, new) + "1048576,100\n", "t.csv"))
+    found = evaluate(parse_table(HEAD.replace(old, new) + "1048576,100\n", "t.csv"))
     assert not found.in_scope
     assert reason in found.reason
     assert found.to_dict()["mean_relative_error"] is None
@@ -62,7 +62,7 @@ def test_what_is_not_compared_says_why(old: str, new: str, reason: str) -> None:
 
 def test_sizes_that_do_not_count_are_shown_all_the_same() -> None:
     head = HEAD.replace("# source", "# from_size_B: 2000000\n# source")
-    found = judge(parse_table(f"{head}1048576,1\n4194304,{predicted_us(4194304)}\n", "t.csv"))
+    found = evaluate(parse_table(f"{head}1048576,1\n4194304,{predicted_us(4194304)}\n", "t.csv"))
     assert [row.in_scope for row in found.rows] == [False, True]
     assert found.to_dict()["worst_relative_error"] == pytest.approx(0, abs=1e-9)
 
@@ -75,7 +75,7 @@ def test_a_first_size_that_is_none(text: str) -> None:
 
 def test_rings_are_compared_where_the_table_says_ring() -> None:
     text = HEAD.replace("sendrecv", "all_reduce\n# algorithm: ring") + "1073741824,5400\n"
-    found = judge(parse_table(text, "t.csv"))
+    found = evaluate(parse_table(text, "t.csv"))
     assert found.in_scope
     assert found.dominant_rule == "ring rate"
 

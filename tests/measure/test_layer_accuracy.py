@@ -17,8 +17,8 @@ from tasp_lab.core.errors import TableError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.kernel_compute import with_kernel
-from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, judge, own_tables
-from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerJudge, ranking
+from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, evaluate, own_tables
+from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerEvaluator, ranking
 from tasp_lab.measure.readers import LayerTable, find_all_tables, parse_any_table
 from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -44,8 +44,8 @@ def row(**changes: object) -> str:
     return ",".join(str(cell) for cell in (cells | changes).values())
 
 
-def judged(*rows: str, head: str = HEAD) -> TableAccuracy:
-    return judge(parse_any_table(head + "\n".join(rows) + "\n", "t.csv"))
+def evaluated(*rows: str, head: str = HEAD) -> TableAccuracy:
+    return evaluate(parse_any_table(head + "\n".join(rows) + "\n", "t.csv"))
 
 
 def predicted_s(
@@ -64,7 +64,7 @@ def predicted_s(
 
 @pytest.mark.parametrize("passing", ["forward", "backward", "forward+backward"])
 def test_a_row_is_predicted_as_its_library_runs_it(passing: str) -> None:
-    found = judged(row(**{"pass": passing, "time_us": 5000})).rows[0]
+    found = evaluated(row(**{"pass": passing, "time_us": 5000})).rows[0]
     passes = {"forward": "forward", "backward": "backward", "forward+backward": "both"}[passing]
     backward: dict[str, str] = {} if passing == "forward" else {"dataflow": "rotate-kv", "gradient_dtype": "fp32"}
     options = AttentionOptions(passes, trim=False, direction="descending", **backward)  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_a_row_is_predicted_as_its_library_runs_it(passing: str) -> None:
 
 
 def test_the_member_of_a_family_follows_from_gpus_and_nodes() -> None:
-    found = judged(row(gpus=16, nodes=2, seq_total=32768)).rows[0]
+    found = evaluated(row(gpus=16, nodes=2, seq_total=32768)).rows[0]
     options = AttentionOptions(trim=False, direction="descending")
     expected = predicted_s("zigzag-ring-attention", options, "h100-2x8", sequence=32768)
     assert found.predicted_s == pytest.approx(expected, rel=1e-9)
@@ -87,12 +87,12 @@ def test_a_rate_is_a_time_where_the_convention_is_stated() -> None:
     pairs = 65536 * 65537 // 2
     for flops, counted in (("causal halved", pairs), ("causal full", 65536**2)):
         head = HEAD.replace("# source", f"# flops: {flops}\n# source")
-        found = judged(row(time_us="", tflops_per_gpu=100), head=head).rows[0]
+        found = evaluated(row(time_us="", tflops_per_gpu=100), head=head).rows[0]
         assert found.measured_s == pytest.approx(4 * counted * 8 * 128 / (8 * 100e12))
 
 
 def test_one_gpu_makes_one_kernel_call() -> None:
-    found = judged(row(gpus=1, system="FlashAttention", variant="single GPU", seq_total=8192)).rows[0]
+    found = evaluated(row(gpus=1, system="FlashAttention", variant="single GPU", seq_total=8192)).rows[0]
     expected = predicted_s("ring-attention", AttentionOptions(), "h100-1", "none", sequence=8192)
     assert found.predicted_s == pytest.approx(expected, rel=1e-9)
 
@@ -104,8 +104,8 @@ def test_packings_are_averaged_and_scaled_to_the_sequence() -> None:
     expected = [
         predicted_s("zigzag-ring-attention", options, documents=lengths) for lengths in ((65536,), (16384, 49152))
     ]
-    assert judged(packed, head=head).rows[0].predicted_s == pytest.approx(sum(expected) / 2, rel=1e-9)
-    assert "no header 'documents'" in judged(packed).reason
+    assert evaluated(packed, head=head).rows[0].predicted_s == pytest.approx(sum(expected) / 2, rel=1e-9)
+    assert "no header 'documents'" in evaluated(packed).reason
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_packings_are_averaged_and_scaled_to_the_sequence() -> None:
     ],
 )  # fmt: skip
 def test_a_row_that_is_not_predicted_says_why_and_leaves_others(changes: dict[str, object], reason: str) -> None:
-    found = judged(row(**changes), row())
+    found = evaluated(row(**changes), row())
     assert reason in found.rows[0].reason
     assert (found.rows[0].in_scope, found.rows[0].relative_error) == (False, None)
     assert found.in_scope
     assert len(found.errors) == 1
-    alone = judged(row(**changes))
+    alone = evaluated(row(**changes))
     assert reason in alone.reason
     assert not alone.in_scope
 
@@ -141,7 +141,7 @@ def test_a_row_that_is_not_predicted_says_why_and_leaves_others(changes: dict[st
 @pytest.mark.parametrize("cell", [{"time_us": -3}, {"gpus": "many"}, {"heads": -8}, {"time_us": "1,5"}])
 def test_a_cell_that_is_no_number_is_one_line(cell: dict[str, object]) -> None:
     with pytest.raises(TableError, match=r"t\.csv, line 4: .*expected"):
-        judged(row(**cell))
+        evaluated(row(**cell))
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,21 @@ def test_a_cell_that_is_no_number_is_one_line(cell: dict[str, object]) -> None:
     ],
 )
 def test_headers_leave_tables_out(old: str, new: str, reason: str) -> None:
-    found = judged(row(), head=HEAD.replace(old, new))
+    found = evaluated(row(), head=HEAD.replace(old, new))
     assert reason in found.reason
     assert not found.in_scope
 
 
 def test_a_member_as_the_profile_takes_rows_of_its_size() -> None:
-    assert judged(row(), head=HEAD.replace("h100", "h100-8")).rows[0].predicted_s == judged(row()).rows[0].predicted_s
+    assert (
+        evaluated(row(), head=HEAD.replace("h100", "h100-8")).rows[0].predicted_s
+        == evaluated(row()).rows[0].predicted_s
+    )
 
 
 def test_host_bound_rows_are_predicted_but_do_not_count() -> None:
     head = HEAD.replace("# source", "# host_bound_below: 4096\n# source")
-    found = judged(row(seq_total=2048, heads=8), row(), head=head)
+    found = evaluated(row(seq_total=2048, heads=8), row(), head=head)
     assert [each.regime for each in found.rows] == ["host-bound", "gpu-bound"]
     assert [each.in_scope for each in found.rows] == [False, True]
     assert found.rows[0].predicted_s is not None
@@ -175,7 +178,7 @@ def test_host_bound_rows_are_predicted_but_do_not_count() -> None:
 
 def test_a_row_whose_host_takes_long_is_host_bound_without_a_header() -> None:
     """Eight steps of one short call each: the kernels take microseconds, the host some 200 us a step."""
-    found = judged(row(seq_total=4096, heads=1, kv_heads=1), row())
+    found = evaluated(row(seq_total=4096, heads=1, kv_heads=1), row())
     assert [each.regime for each in found.rows] == ["host-bound", "gpu-bound"]
     assert [each.in_scope for each in found.rows] == [False, True]
     assert "host that takes no time" in found.rows[0].reason
@@ -187,7 +190,7 @@ def test_rows_that_gave_host_times_never_count() -> None:
     assert isinstance(table, LayerTable)
     sequences = sorted({each.sequence for each in table.rows if each.sequence and each.heads == 1})
     of_one_head = [each for each in table.rows if each.heads == 1 and each.sequence in sequences[:7]]
-    found = judge(replace(table, rows=tuple(of_one_head)))
+    found = evaluate(replace(table, rows=tuple(of_one_head)))
     longest = max(each.shape["seq_total"] for each in found.rows if not each.in_scope)  # type: ignore[type-var]
     assert not [each for each in found.rows if each.in_scope and each.shape["seq_total"] in sequences[:5]]
     assert longest in sequences[4:6]
@@ -196,21 +199,21 @@ def test_rows_that_gave_host_times_never_count() -> None:
 
 def test_rows_of_other_runtimes_are_other_rows() -> None:
     """TransformerEngine's ring and its Ulysses have runtimes of their own; so has what issues in no time."""
-    judge_of_all = LayerJudge()
+    evaluator = LayerEvaluator()
     table = parse_any_table(HEAD + row() + "\n", "t.csv")
     assert isinstance(table, LayerTable)
-    judge_of_all.judge(table)
-    names = {each.name for key in judge_of_all.known for each in key if isinstance(each, Runtime)}
-    hosts = {each.is_instant for key in judge_of_all.known for each in key if isinstance(each, Runtime)}
+    evaluator.evaluate(table)
+    names = {each.name for key in evaluator.known for each in key if isinstance(each, Runtime)}
+    hosts = {each.is_instant for key in evaluator.known for each in key if isinstance(each, Runtime)}
     assert (names, hosts) == ({"ring-flash-attention-zigzag"}, {True, False})
     assert HOST_SHARE < 1
 
 
 def test_equal_rows_are_simulated_once() -> None:
-    judge_of_all, table = LayerJudge(), parse_any_table(HEAD + "\n".join([row(), row(time_us=9), row()]), "t.csv")
+    evaluator, table = LayerEvaluator(), parse_any_table(HEAD + "\n".join([row(), row(time_us=9), row()]), "t.csv")
     assert isinstance(table, LayerTable)
-    found = judge_of_all.judge(table)
-    assert len(judge_of_all.known) == 2, "with the host and without"
+    found = evaluator.evaluate(table)
+    assert len(evaluator.known) == 2, "with the host and without"
     assert len({each.predicted_s for each in found.rows}) == 1
 
 
@@ -250,18 +253,18 @@ def test_rankings_count_groups_that_are_no_ties_and_rows_that_count() -> None:
 def test_a_ranking_is_found_in_a_table() -> None:
     """Ring attention with a causal mask leaves ranks idle, so zigzag is faster by any model."""
     rows = [row(variant="ring", time_us=9000), row(variant="zigzag", time_us=5000)]
-    assert (judged(*rows).ranking_right, judged(*rows).ranking_groups) == (1.0, 1)
+    assert (evaluated(*rows).ranking_right, evaluated(*rows).ranking_groups) == (1.0, 1)
     swapped = [row(variant="ring", time_us=5000), row(variant="zigzag", time_us=9000)]
-    assert judged(*swapped).ranking_right == 0.0
+    assert evaluated(*swapped).ranking_right == 0.0
     other_machine = [row(variant="ring", time_us=5000), row(variant="zigzag", gpus=16, nodes=2)]
-    assert judged(*other_machine).ranking_right is None
+    assert evaluated(*other_machine).ranking_right is None
 
 
 def test_shares_of_rows_within_limits() -> None:
-    time_s = judged(row()).rows[0].predicted_s
+    time_s = evaluated(row()).rows[0].predicted_s
     assert time_s is not None
     rows = [row(time_us=time_s * 1e6 / (1 + error)) for error in (0.0, 0.04, -0.1, 0.3)]
-    found = judged(*rows).to_dict()
+    found = evaluated(*rows).to_dict()
     assert (found["kind"], found["within_5"], found["within_15"]) == ("layer", 0.5, 0.75)
     assert found["median_relative_error"] == pytest.approx(0.07, abs=1e-6)
     assert found["worst_relative_error"] == pytest.approx(0.3, abs=1e-6)
@@ -308,7 +311,7 @@ KERNEL_HEAD = "gpu,kernel,pass,dtype,causal,batch,heads,kv_heads,head_dim,seq_q,
 
 
 def kernel_row(head: str, cells: str) -> MeasuredRow:
-    return judge(parse_any_table(f"# flops: causal halved\n{head}{KERNEL_HEAD}{cells}\n", "k.csv")).rows[0]
+    return evaluate(parse_any_table(f"# flops: causal halved\n{head}{KERNEL_HEAD}{cells}\n", "k.csv")).rows[0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from tasp_lab.plots.study import COLORS, MAX_LINES, Scale, Words, draw_curves, draw_maps
+from tasp_lab.plots.study import MAX_LINES, Scale, Words, draw_curves, draw_maps
 from tasp_lab.plots.timelines import render
 
 NONE = (math.nan, math.nan)
@@ -107,7 +107,3 @@ def test_title_and_caption_are_in_every_picture() -> None:
         assert figure.get_suptitle() == WORDS.title
         assert WORDS.caption in [text.get_text() for text in figure.texts]
         assert render(figure, "png").startswith(b"\x89PNG")
-
-
-def test_colours_differ() -> None:
-    assert len(set(COLORS)) == len(COLORS)

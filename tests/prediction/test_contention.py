@@ -10,6 +10,7 @@ import pytest
 from tasp_lab import predict
 from tasp_lab.cli.app import app
 from tasp_lab.core.errors import QuantityError
+from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.workload.layer import Workload
 
@@ -19,8 +20,8 @@ ARGUMENTS = ["h100-8", "--schedule", "tasp", "--seq", "16Ki", "--heads", "64", "
 
 @pytest.mark.parametrize("engine", ["simpy", "array"])
 def test_its_share_is_the_time_less_the_time_without(engine: Any) -> None:
-    on = predict("h100-8", "tasp", LAYER, engine=engine)[0].to_dict()
-    off = predict("h100-8", "tasp", LAYER, engine=engine, contention=False)[0].to_dict()
+    on = fields_of(predict("h100-8", "tasp", LAYER, engine=engine)[0], "layer")
+    off = fields_of(predict("h100-8", "tasp", LAYER, engine=engine, contention=False)[0], "layer")
     assert on["contention_s"] == on["time_s"] - off["time_s"] > 0
     assert off["contention_s"] is None
     for field in ("communication_s", "compute_s", "bound_s", "bytes_sent"):
@@ -29,12 +30,12 @@ def test_its_share_is_the_time_less_the_time_without(engine: Any) -> None:
 
 
 def test_of_both_passes_it_is_the_sum() -> None:
-    *passes, both = (each.to_dict() for each in predict("h100-8", "tasp", LAYER, passes="both"))
+    *passes, both = (fields_of(each, "layer") for each in predict("h100-8", "tasp", LAYER, passes="both"))
     assert both["contention_s"] == pytest.approx(sum(each["contention_s"] for each in passes))
 
 
 def test_what_computes_while_nothing_is_in_flight_loses_nothing() -> None:
-    assert predict("h100-8", "ulysses", LAYER)[0].to_dict()["contention_s"] == 0
+    assert predict("h100-8", "ulysses", LAYER)[0].contention_s == 0
 
 
 def test_its_inputs_are_part_of_the_hash_only_if_it_is_on() -> None:

@@ -18,7 +18,9 @@ from tasp_lab.core.choices import Dtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.machines.compute_rates import AS_16_BIT, compute_of
 from tasp_lab.machines.machine import Constant, Machine
-from tasp_lab.prediction.predict import LayerPrediction, predict
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.captions import assumptions
+from tasp_lab.prediction.predict import predict
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -89,11 +91,11 @@ def document(tell: Tell, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("machine", ["h100-8", "mi300x-8", "a10-4-pcie"])
 def test_calls_take_as_long_as_in_bf16_which_is_called_assumed(machine: str) -> None:
     (fp8,), (bf16,) = (predict(machine, ["ring-attention"], Workload(16384, dtype=each)) for each in ("fp8", "bf16"))
-    assert isinstance(fp8, LayerPrediction)
-    assert isinstance(bf16, LayerPrediction)
+    assert isinstance(fp8, Answer)
+    assert isinstance(bf16, Answer)
     assert fp8.compute_s == bf16.compute_s
     assert fp8.time_s <= bf16.time_s
-    (line,) = fp8.assumptions()
+    (line,) = assumptions(fp8)
     assert f"in fp8, forward, {AS_16_BIT} (" in line
 
 

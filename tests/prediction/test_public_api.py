@@ -191,7 +191,6 @@ def schedule(**changed: object) -> Schedule:
         (lambda: PREDICT("h100-8", "tasp", LAYER, runtime=5), ProfileError, "runtime: 5 of type int"),
         (lambda: PREDICT("h100-8", "tasp", LAYER, contention="on"), QuantityError, "expected True, False or None"),
         (lambda: COMPARE("full-mesh:4", 64), WorkloadError, "work: 64 of type int, expected an attention layer"),
-        (lambda: COMPARE("full-mesh:4", LAYER, measure="1"), QuantityError, "measure: '1' of type str"),
         (lambda: DECOMPOSE(None), TopologyError, "topology: None of type NoneType"),
         (lambda: DECOMPOSE("full-mesh:4", 1.5), QuantityError, "fold: 1.5 of type float"),
         (lambda: STEP("full-mesh:4", "llama-3-8b", "8Ki", "ulysses"), QuantityError, "sequence: '8Ki' of type str"),

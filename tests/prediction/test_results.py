@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.prediction.results import one_after_the_other
+from tasp_lab.prediction.answer import one_after_the_other
 from tasp_lab.timeline.events import SEND, Event, Timeline
 
 

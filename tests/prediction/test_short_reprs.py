@@ -45,7 +45,7 @@ def test_objects_have_one_short_line() -> None:
     assert shown.keys() >= {
         "Predictions",
         "Ranking",
-        "Candidate",
+        "Answer",
         "DecompositionReport",
         "Schedule",
         "Topology",

@@ -13,7 +13,7 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
-from tasp_lab.prediction import predict as prediction
+from tasp_lab.prediction import answer as evaluator
 from tasp_lab.schedule import calls, proof
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.calls import Calls, Effects
@@ -87,7 +87,7 @@ def test_large_worlds_are_announced_before_they_are_built(monkeypatch: pytest.Mo
     def refuse(*_: object) -> Sequence[Schedule]:
         raise ScheduleError(lines[-1])
 
-    monkeypatch.setattr(prediction, "build_schedules", refuse)
+    monkeypatch.setattr(evaluator, "build_schedules", refuse)
     with pytest.raises(ScheduleError, match=r"^building ring for 256 ranks; this may take a while$"):
         tasp_lab.predict("full-mesh:256", "ring", "1MiB", progress=lines.append)
 

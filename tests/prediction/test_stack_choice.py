@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.prediction.compare import compare, compare_kinds
-from tasp_lab.prediction.stack_choice import FASTEST, StackChoice, choose_stacks
+from tasp_lab.prediction.compare import FASTEST, StackChoice, choose_stacks, compare, compare_kinds
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS
 from tasp_lab.schedules.registry import LASP_2H, LINEAR, attention_names_on
 from tasp_lab.topology.builders import full_mesh

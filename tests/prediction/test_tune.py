@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ScheduleError
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.predict import predict
-from tasp_lab.prediction.ranking import Candidate
 from tasp_lab.prediction.tune import MAX_TRIALS, NOT_SEARCHED, SEARCHED, Axes, Tuned, axes_of, most_trials, search
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import ATTENTION
@@ -138,7 +139,7 @@ def test_what_is_searched_for_a_schedule() -> None:
 # Schedules
 
 
-def tuned(machine: Any, layer: Workload, names: Any = None, **options: Any) -> dict[str, Candidate]:
+def tuned(machine: Any, layer: Workload, names: Any = None, **options: Any) -> dict[str, Answer]:
     return {each.schedule: each for each in compare(machine, layer, names, tune=True, **options).candidates}
 
 
@@ -159,7 +160,8 @@ def test_no_combination_of_options_is_faster(name: str, passes: Pass) -> None:
     assert len(times) > 10
     assert found.time_s == pytest.approx(min(times), rel=2e-9, abs=0)
     assert found.untuned_s is not None
-    assert found.untuned_s == float(predict(machine, name, LAYER, passes=passes)[-1].time_s)
+    plain_s = float(predict(machine, name, LAYER, passes=passes)[-1].time_s)
+    assert found.untuned_s == pytest.approx(plain_s, rel=1e-9)
     assert found.time_s <= found.untuned_s
 
 
@@ -176,14 +178,14 @@ def test_tuned_is_never_slower_and_the_same_each_time(layer: Workload, machine: 
     found = tuned(machine, layer, names, passes=passes, compute=rate)
     plain = {each.schedule: each for each in compare(machine, layer, names, passes=passes, compute=rate).candidates}
     for name, each in found.items():
-        assert (each.prediction is None) == (plain[name].prediction is None)
-        if each.prediction is not None:
+        assert each.applies == plain[name].applies
+        if each.applies:
             assert each.time_s <= plain[name].time_s == each.untuned_s
             assert each.time_s < plain[name].time_s or each.options == plain[name].options
             assert [getattr(each.options, field) for field in NOT_SEARCHED] == [passes, "auto", "auto", "auto"]
     again = tuned(machine, layer, names, passes=passes, compute=rate)
-    assert {name: each.to_dict() for name, each in again.items()} == {
-        name: each.to_dict() for name, each in found.items()
+    assert {name: fields_of(each, "ranking") for name, each in again.items()} == {
+        name: fields_of(each, "ranking") for name, each in found.items()
     }
 
 

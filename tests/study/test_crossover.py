@@ -136,7 +136,7 @@ def _evaluate(point: Point) -> Row:
         return {"status": "does not apply", "error": "32 heads, expected a multiple of 5"}
     crossing = CROSSING[point.machine]
     time_s = 1.0 if point.schedule == "tasp" else (point.layer.sequence / crossing) ** -0.5
-    return {"status": "ok", "time_s": time_s, "binds": "compute" if point.layer.sequence > crossing else "link"}
+    return {"status": "ok", "time_s": time_s, "bottleneck": "compute" if point.layer.sequence > crossing else "link"}
 
 
 def _groups(question: CrossoverQuestion = QUESTION) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def test_a_factor_of_an_override_is_an_axis() -> None:
 
     def evaluate(point: Point) -> Row:
         factor = float(dict(text.split("=x") for text in point.overrides).get("nic.bandwidth", 1))
-        return {"status": "ok", "time_s": 3.0 if point.schedule == "tasp" else 4.0 / factor, "binds": "NIC"}
+        return {"status": "ok", "time_s": 3.0 if point.schedule == "tasp" else 4.0 / factor, "bottleneck": "NIC"}
 
     question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.25, end=4.0, sampling=NO_SAMPLES)
     at = next(crossovers(_points()[:3], question, evaluate)).crossings[0]

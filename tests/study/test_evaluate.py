@@ -15,9 +15,10 @@ from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.prediction.question import constants_of
 from tasp_lab.prediction.ring_choice import ring_candidates
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.study.evaluate import answers, constants_of, evaluate, groups, question_of
+from tasp_lab.study.evaluate import answers, evaluate, groups
 from tasp_lab.study.frames import first_is_faster
 from tasp_lab.study.point import Point, key_of
 from tasp_lab.study.rows import Row
@@ -49,18 +50,18 @@ def rows_of(asked: list[Point], screen: bool = False) -> list[Row]:
 @given(points())
 def test_a_row_has_the_numbers_of_predict(point: Point) -> None:
     row = evaluate(point)
-    found = predict(point.machine, point.schedule, point.layer, options=point.options, samples=0)[-1].to_dict()
+    found = predict(point.machine, point.schedule, point.layer, options=point.options, samples=0)[-1]
     assert row["status"] == "ok"
     for name in ("time_s", "compute_s", "communication_s", "bound_s"):
-        assert row[name] == pytest.approx(found[name], rel=1e-9), name
-    assert row["buffer_bytes"] == found["memory_bytes"]
+        assert row[name] == pytest.approx(float(getattr(found, name)), rel=1e-9), name
+    assert row["buffer_bytes"] == found.buffer_bytes
     assert float(row["time_low_s"] or 0) <= float(row["time_s"] or 0) <= float(row["time_high_s"] or 0)
 
 
 @settings(max_examples=15)
 @given(st.lists(points(), min_size=2, max_size=6))
 def test_screening_settles_only_what_is_slower(drawn: list[Point]) -> None:
-    like = [replace(each, machine=drawn[0].machine, layer=drawn[0].layer, options=drawn[0].options) for each in drawn]
+    like = [replace(each, machine=drawn[0].machine, work=drawn[0].layer, options=drawn[0].options) for each in drawn]
     exact, screened = rows_of(like), rows_of(like, screen=True)
     best_s = min(float(row["time_s"] or 0) for row in exact)
     for mine, other in zip(exact, screened, strict=True):
@@ -101,7 +102,7 @@ def test_a_row_repeats_the_point() -> None:
     point = Point("full-mesh:2", "tasp", Workload(4096, heads=4), AttentionOptions("both", buffers=4))
     row = evaluate(point)
     assert json.loads(str(row["inputs"])) == json.loads(json.dumps(point.inputs()))
-    assert row["key"] == key_of(question_of(point), str(row["digest"]))
+    assert row["key"] == key_of(point.key(), str(row["digest"]))
     assert (row["version"], row["models"]) == (VERSION, MODEL_VERSION)
 
 
@@ -128,8 +129,8 @@ def test_of_several_rings_a_row_has_those_of_predict(sequence: int) -> None:
     point = Point("h100-2x8", "tasp", Workload(sequence, heads=16, head_dim=128), overrides=("nic.bandwidth=x2",))
     row, machine = evaluate(point), overridden(load_machine("h100-2x8"), ["nic.bandwidth=x2"])
     assert len(ring_candidates(machine)) == 2
-    found = predict(machine, "tasp", point.layer, samples=0)[-1].to_dict()
-    assert row["time_s"] == pytest.approx(found["time_s"], rel=1e-9)
+    found = predict(machine, "tasp", point.layer, samples=0)[-1]
+    assert row["time_s"] == pytest.approx(float(found.time_s), rel=1e-9)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(8)])

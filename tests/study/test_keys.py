@@ -19,7 +19,8 @@ from tasp_lab.machines.contention import Contention
 from tasp_lab.machines.host_model.catalogue import load_runtime
 from tasp_lab.machines.kernel_model.constants import data_folder
 from tasp_lab.machines.machine import ComputeRate, Constant, Machine
-from tasp_lab.prediction.layer_times import PreparedMachine
+from tasp_lab.prediction.answer import Built, build
+from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.registry import ATTENTION, SCHEDULES, ScheduleSpec
 from tasp_lab.study.file import Study
@@ -63,8 +64,8 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: dict[str, int] = {}
-        for name in ("candidates", "fastest"):
-            monkeypatch.setattr(PreparedMachine, name, self._counting(name, getattr(PreparedMachine, name)))
+        monkeypatch.setattr(evaluation, "build", self._counting("built", build))
+        monkeypatch.setattr(Built, "answer", self._counting("simulated", Built.answer))
 
     def _counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -113,12 +114,12 @@ def test_nothing_is_built_again_while_the_sources_are_the_same(tmp_path: Path, m
     study = load_study(study_of(schedule={"name": ["ring-attention", "ulysses"]}))
     counted = Counted(monkeypatch)
     first = run_study(study, tmp_path)
-    assert counted.since() == {"candidates": 16, "fastest": 16}
+    assert counted.since() == {"built": 16, "simulated": 16}
     assert run_study(study, tmp_path).rows == first.rows
     assert counted.since() == {}
     monkeypatch.setattr(evaluation, "own_sources", lambda: "edited")
     assert run_study(study, tmp_path).rows == first.rows
-    assert counted.since() == {"candidates": 16}  # the same schedules as before: no simulation
+    assert counted.since() == {"built": 16}  # the same schedules as before: no simulation
     assert run_study(study, tmp_path).rows == first.rows
     assert counted.since() == {}
 
@@ -131,7 +132,7 @@ def test_finders_take_stored_rows_without_building(tmp_path: Path, monkeypatch: 
     assert counted.since() == {}
     (tmp_path / RESULTS).unlink()  # a folder that was passed on without its store: the files have the rows
     assert [study_at(tmp_path).evaluate(each)["key"] for each in points] == [row["key"] for row in rows]
-    assert counted.since() == {"candidates": 16}
+    assert counted.since() == {"built": 16}
     assert study_at(tmp_path).known.keys() == {row["key"] for row in rows}
 
 
@@ -141,9 +142,9 @@ def test_a_schedule_of_ones_own_is_built_but_not_simulated_again(
     monkeypatch.setitem(SCHEDULES, "mine", like("ulysses"))
     counted = Counted(monkeypatch)
     rows = run_study(study_with("mine"), tmp_path).rows
-    assert counted.since() == {"candidates": 1, "fastest": 1}
+    assert counted.since() == {"built": 1, "simulated": 1}
     assert run_study(study_with("mine"), tmp_path).rows == rows
-    assert counted.since() == {"candidates": 1}
+    assert counted.since() == {"built": 1}
 
 
 def test_sources_are_all_files_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +222,7 @@ def test_a_failed_point_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
         def missing(*_: object) -> None:
             raise MissingPackageError("a search needs ortools")
 
-        patched.setattr(PreparedMachine, "fastest", missing)
+        patched.setattr(Built, "answer", missing)
         result = run_study(study, tmp_path)
         assert result.counts == {"ok": 0, "settled": 0, "does not apply": 0, "failed": 1}
         assert result.rows[0]["error"] == "a search needs ortools"

@@ -31,7 +31,7 @@ def comparison(
     def evaluate(point: Point) -> Row:
         time_s = formulas[point.schedule](point.layer.sequence)
         bound = "compute" if point.layer.sequence > 4096 else "latency"
-        return {"status": "ok", "time_s": time_s, "binds": f"{bound} of {point.schedule}"}
+        return {"status": "ok", "time_s": time_s, "bottleneck": f"{bound} of {point.schedule}"}
 
     def interval_of(point: Point) -> Interval:
         residual = Residual(REGIME, 1.0, 0.3, 0.0, own or 0.0, 10, 2, REGIME)

@@ -17,6 +17,7 @@ from tasp_lab.core.errors import StudyError, TaspLabError, first_line
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.prediction.columns import fields_of
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import evaluate
 from tasp_lab.study.point import Point
@@ -73,7 +74,7 @@ def answers() -> dict[str, dict[str, float]]:
     """The numbers of all answers, by question."""
     found = {name: dict(_numbers(evaluate(point))) for name, point in LAYERS.items()}
     for name, (machine, schedule, size) in COLLECTIVES.items():
-        found[name] = dict(_numbers(predict(machine, schedule, size, samples=8)[-1].to_dict()))
+        found[name] = dict(_numbers(fields_of(predict(machine, schedule, size, samples=8)[-1], "collective")))
     step = predict_step("h100-8", "llama-3-8b", 16384, "ulysses")
     return found | {"step of a model": dict(_numbers(step.to_dict()))}
 

@@ -198,6 +198,11 @@ class Case(NamedTuple):
         )  # fmt: skip
 
 
+def built_once(cases: Sequence[Case], world_size: int) -> list[Case]:
+    """Cases of softmax attention whose schedules this process builds; else every rank builds them, which takes long."""
+    return [case._replace(passes=Passes(*case.built(world_size))) for case in cases]
+
+
 Run = tuple[Squares, int, int]
 """The errors of a case on a rank, and the bytes that it sent in the forward and in the backward pass."""
 

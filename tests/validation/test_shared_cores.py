@@ -10,7 +10,8 @@ import pytest
 from runtime.calibration import Calibration
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.predict import predict, predict_schedule
+from tasp_lab.prediction.answer import answer_schedule
+from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import Timeline
@@ -54,7 +55,7 @@ def test_ranks_of_other_hosts_have_other_cores(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _run(reason: str | None) -> Run:
-    prediction = predict_schedule(MACHINE, collective("ring", MACHINE.topology, 1000), 1000)
+    prediction = answer_schedule(MACHINE, collective("ring", MACHINE.topology, 1000), 1000)
     return Run(prediction, 1.0, (2.0,), Timeline("measured", "ring", "mesh", 4, ()), 1.0, not_comparable=reason)
 
 

@@ -15,9 +15,9 @@ from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.residual_fit import Residual, residual_of
 from tasp_lab.prediction.residuals import Regime, layer_regime
-from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.topology.graph import SharedCapacity
 
 # Published iterations of LASP-2 (arXiv:2502.07563), and how much longer those of other systems take.
@@ -108,7 +108,7 @@ def layer(sequence: int) -> Workload:
 
 
 @cache
-def both_passes(fabric: str, schedule: str, sequence: int) -> LayerPrediction:
+def both_passes(fabric: str, schedule: str, sequence: int) -> Answer:
     """Both passes of a layer by a schedule, as published: nothing trimmed, gradients of keys in 16 bits."""
     options: dict[str, object] = {} if schedule in ("lasp", "all-scan") else {"trim": False}
     if schedule.startswith("ring"):
@@ -116,7 +116,7 @@ def both_passes(fabric: str, schedule: str, sequence: int) -> LayerPrediction:
     found = predict(
         a100_nodes(FABRICS[fabric]), schedule, layer(sequence), passes="both", events=False, samples=0, **options,  # type: ignore[arg-type]
     )[-1]  # fmt: skip
-    assert isinstance(found, LayerPrediction)
+    assert isinstance(found, Answer)
     return found
 
 

@@ -12,8 +12,8 @@ from experiments.reproductions.reproduction import Figure, Found, Reproduction, 
 from tasp_lab import Workload
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, machine_samples
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.results import LayerPrediction
 
 MACHINE = "mi300x-8"
 LAYER = Workload(8, 48, 32, 32, 128, "bf16", "full")
@@ -64,7 +64,7 @@ def figures(row: dict[str, str], layer: Workload, change: dict[str, Any]) -> tup
     )
 
 
-def ccr(ring: LayerPrediction) -> tuple[float, float, float]:
+def ccr(ring: Answer) -> tuple[float, float, float]:
     """Compute over communication, and its interval: that of the kernels' rate over that of messages."""
     assert ring.ccr is not None, "a ring communicates"
     samples = machine_samples(load_machine(MACHINE), DEFAULT_SAMPLING)

@@ -11,8 +11,8 @@ from tasp_lab import Workload
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.results import LayerPrediction
 
 LAYER = Workload(24000, 1, 32, 32, 128, "fp16", "causal")
 RING, TOKEN_RING = "zigzag-ring-attention", "zigzag-token-ring"
@@ -64,7 +64,7 @@ def figures(machine: Machine) -> tuple[Figure, ...]:
     )
 
 
-def own(prediction: LayerPrediction) -> Interval:
+def own(prediction: Answer) -> Interval:
     """The interval without residuals of these pictures."""
     return without("token_ring_a10", interval_of(prediction))
 

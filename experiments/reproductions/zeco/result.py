@@ -18,10 +18,10 @@ from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.measure.accuracy import own_tables
 from tasp_lab.measure.readers.table import read_table
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.residual_fit import residual_of
 from tasp_lab.prediction.residuals import layer_regime
-from tasp_lab.prediction.results import LayerPrediction
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
 
@@ -144,7 +144,7 @@ def forward_ms(gpus: int, schedule: str, library: str = "auto", pieces: int | No
     machine = h100(gpus, library)
     if schedule == "multi-ring-lasp-2":  # on rings that the simulation finds
         prediction = predict(machine, schedule, layer(gpus), events=False)[-1]
-        assert isinstance(prediction, LayerPrediction)
+        assert isinstance(prediction, Answer)
         return 1e3 * float(prediction.communication_s)
     options = AttentionOptions(pieces=pieces) if pieces else AttentionOptions()
     (found,) = linear_schedules(schedule, machine.topology, layer(gpus), None, options)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.common import Record, markdown_table
+from experiments.common import RESULTS, Record, markdown_table
 from experiments.tables.linear_on_the_fabric.layers import (
     LAYER,
     MESH,
@@ -19,7 +19,6 @@ from experiments.tables.linear_on_the_fabric.layers import (
     times_of,
 )
 from experiments.tables.on_the_fabric import (
-    RESULTS,
     Part,
     Variant,
     passes_of,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.common import Record
+from experiments.common import RESULTS, Record, write_page
 from experiments.tables.linear_on_the_fabric.crossovers import SWEEPS, measure_sweep, sweep_text
 from experiments.tables.linear_on_the_fabric.hops import HOPS, hops_text, measure_hops
 from experiments.tables.linear_on_the_fabric.layers import (
@@ -14,12 +14,10 @@ from experiments.tables.linear_on_the_fabric.layers import (
 )
 from experiments.tables.linear_on_the_fabric.overlap import OVERLAPS, measure_overlap, overlap_text
 from experiments.tables.on_the_fabric import (
-    RESULTS,
     chosen,
     replace_part,
     verdict,
 )
-from tasp_lab.core.files import write_whole
 
 NAME = "linear_on_the_fabric"
 
@@ -53,8 +51,7 @@ def publish(folder: Path = RESULTS) -> None:
         "repeat minus the fastest."
     )
     text = "\n\n".join([head, *(_text(key, part) for key, part in parts.items()), verdict(parts.values())])
-    write_whole(folder / f"{NAME}.md", f"{text}\n".encode())
-    print(text)
+    write_page(folder / f"{NAME}.md", text)
 
 
 def _text(key: str, part: Record) -> str:

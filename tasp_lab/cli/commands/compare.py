@@ -34,7 +34,7 @@ from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import QuantityError
 
 if TYPE_CHECKING:
-    from tasp_lab.prediction.ranking import Ranking, Rankings
+    from tasp_lab.prediction.compare import Ranking, Rankings
 
 
 def compare(
@@ -80,7 +80,9 @@ def compare(
 
     Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
     """
+    from tasp_lab.machines.overrides import overridden_layer
     from tasp_lab.prediction import compare as comparison
+    from tasp_lab.validation.fabric_runs import FabricRuns
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
@@ -100,21 +102,21 @@ def compare(
             "contention": None if contention is None else contention == "on",
             "runtime": layer.runtime,
             "tune": tune,
-            "measure": validate,
-            "fabric": fabric,
-            "scale": scale,
-            "repeats": repeat,
             "progress": shown.line,
             "count": shown.count,
         }
+        runs = FabricRuns(validate, fabric, scale, repeat)
+        for each in layers:
+            runs.check(overridden_layer(each, overrides), layer.compute)
         found: Ranking | Rankings
         if layer.kind == "all":
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
         else:
             found = comparison.compare(machine, layers[0], schedule, **settings)
-    if not found.is_reporter:
-        return
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts())
+        found = runs.run(found, shown.line) if validate else found
+        # What only the output needs is simulated while it is made.
+        output = (found.to_dict() if json else found.parts()) if found.is_reporter else None
+    if isinstance(output, dict):
+        print_json(output)
+    elif output is not None:
+        print_parts(output)

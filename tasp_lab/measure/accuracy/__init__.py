@@ -1,12 +1,12 @@
 """The accuracy report: measured tables beside their predictions.
 
 A table is never used to fit the constants that predict it: these are from documents or from other measurements. There
-is a module for each kind of table, `collective`, `layer` and `kernel`, which judges it, and one report for all.
+is a module for each kind of table, `collective`, `layer` and `kernel`, which predicts it, and one report for all.
 """
 
 from tasp_lab.measure.accuracy.collective import message_parts
-from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, MeasuredRow, SizeRow, TableAccuracy
-from tasp_lab.measure.accuracy.report import AccuracyReport, accuracy, judge, own_tables
+from tasp_lab.measure.accuracy.report import AccuracyReport, accuracy, evaluate, own_tables
+from tasp_lab.measure.accuracy.table_accuracy import CollectiveAccuracy, MeasuredRow, SizeRow, TableAccuracy
 
 __all__ = [
     "AccuracyReport",
@@ -15,7 +15,7 @@ __all__ = [
     "SizeRow",
     "TableAccuracy",
     "accuracy",
-    "judge",
+    "evaluate",
     "message_parts",
     "own_tables",
 ]

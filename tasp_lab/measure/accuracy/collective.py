@@ -8,7 +8,7 @@ from sim.messages import LibraryMessages
 from sim.simulate import simulate
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import CollectiveAccuracy, SizeRow, machine_of, no_profile
+from tasp_lab.measure.accuracy.table_accuracy import CollectiveAccuracy, SizeRow, machine_of, no_profile
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.uncertainty import Uncertainty
@@ -20,7 +20,7 @@ MAX_EXPLAINED = 20_000
 """With more transfers the longest of the first messages stands for all, as if its sender were alone."""
 
 
-def judge_collective(
+def evaluate_collective(
     table: MeasuredTable, sampling: Sampling = NO_SAMPLES, library: str = "auto"
 ) -> CollectiveAccuracy:
     """A table beside its prediction by a library, if there is one."""

@@ -17,7 +17,7 @@ from tasp_lab.machines.kernel_model.constants import KernelConstant
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.kernel_samples import kernel_samples
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import MeasuredRow, TableAccuracy, reason_of
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import KernelRow, KernelTable
 from tasp_lab.prediction.interval import Interval, residual_interval
@@ -29,7 +29,7 @@ FITTED = "this table gave constants of the kernel"
 """Why a row that is predicted does not count."""
 
 
-def judge_kernel(table: KernelTable, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
+def evaluate_kernel(table: KernelTable, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
     """A table beside its prediction; rows without one keep the reason."""
     refused = (MeasuredRow(None, None, row.reason, None, {"line": row.line, **row.cells}) for row in table.refused)
     rows = (*(_row(table, row, sampling) for row in table.rows), *refused)

@@ -27,14 +27,13 @@ from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, Worklo
 from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.judged import MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
 from tasp_lab.measure.readers.layer_table import PASSES
-from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.prediction.inputs import with_compute, with_runtime
 from tasp_lab.prediction.interval import residual_interval
-from tasp_lab.prediction.predict import with_compute
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -341,13 +340,13 @@ FEW_RANKS = 8
 
 
 @dataclass
-class LayerJudge:
+class LayerEvaluator:
     """Judges tables of layers; what several rows have in common is simulated once."""
 
     sampling: Sampling = NO_SAMPLES
     known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def judge(self, table: LayerTable) -> TableAccuracy:
+    def evaluate(self, table: LayerTable) -> TableAccuracy:
         """A table beside its prediction; rows without one keep the reason."""
         if table.reason:
             return TableAccuracy(table, table.reason, ())

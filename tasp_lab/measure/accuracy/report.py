@@ -19,10 +19,10 @@ from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.collective import judge_collective
-from tasp_lab.measure.accuracy.judged import Kind, TableAccuracy, is_inside, machines_of, on_profile, summary
-from tasp_lab.measure.accuracy.kernel import judge_kernel
-from tasp_lab.measure.accuracy.layer import LayerJudge
+from tasp_lab.measure.accuracy.collective import evaluate_collective
+from tasp_lab.measure.accuracy.kernel import evaluate_kernel
+from tasp_lab.measure.accuracy.layer import LayerEvaluator
+from tasp_lab.measure.accuracy.table_accuracy import Kind, TableAccuracy, is_inside, machines_of, on_profile, summary
 from tasp_lab.measure.fit.cases import choose
 from tasp_lab.measure.inputs import table_inputs
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, find_all_tables
@@ -230,25 +230,25 @@ def accuracy(
         choose(profile)
     files = [Path(path) for path in paths]
     named = [on_profile(table, profile) for table in find_all_tables(files or [own_tables()])]
-    measured, layers, tables = [table for table, _ in named], LayerJudge(sampling), []
+    measured, layers, tables = [table for table, _ in named], LayerEvaluator(sampling), []
     count = count or (lambda done, total, name: progress(name) if name else None)
     is_whole = [not getattr(table, "reason", "") for table in measured]
     total = sum(is_whole)
     for number, table in enumerate(measured):
         if total > 1 and is_whole[number]:
             count(sum(is_whole[:number]), total, Path(table.name).name)
-        tables.append(judge(table, layers, sampling))
+        tables.append(evaluate(table, layers, sampling))
     count(total, total, "")
     if not any(table.rows for table in tables):
         raise TableError(_nothing_to_compare(files, tables))
     return AccuracyReport(tuple(tables), _provenance(tables), tuple(note for _, note in named if note))
 
 
-def judge(table: AnyTable, layers: LayerJudge | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
+def evaluate(table: AnyTable, layers: LayerEvaluator | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
     """A table beside its prediction, if there is one; `layers` caches what was simulated before."""
     if isinstance(table, LayerTable):
-        return (layers or LayerJudge(sampling)).judge(table)
-    return judge_kernel(table, sampling) if isinstance(table, KernelTable) else judge_collective(table, sampling)
+        return (layers or LayerEvaluator(sampling)).evaluate(table)
+    return evaluate_kernel(table, sampling) if isinstance(table, KernelTable) else evaluate_collective(table, sampling)
 
 
 def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:

@@ -26,6 +26,7 @@ from tasp_lab.machines.overrides.machine import constant_names
 from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.profile_files import load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
+from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.inputs import chosen_machine
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.topology.builders import full_mesh, nodes, switch
@@ -309,7 +310,9 @@ def test_a_factor_of_compute_holds_for_every_kernel() -> None:
     before = overridden(with_kernel(load_machine("h100-8"), "flash-attention-3"), ["compute.rate=x0.5"])
     assert after.compute == before.compute
     plain, slow = (
-        predict("h100-8", "ulysses", LAYER, kernel="flash-attention-3", overrides=each, samples=0)[0].to_dict()
+        fields_of(
+            predict("h100-8", "ulysses", LAYER, kernel="flash-attention-3", overrides=each, samples=0)[0], "layer"
+        )
         for each in ((), ("compute.rate=x0.5",))
     )
     assert slow["compute_s"] == pytest.approx(2 * plain["compute_s"])  # type: ignore[operator]

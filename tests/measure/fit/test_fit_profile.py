@@ -36,7 +36,6 @@ from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import switch
 from tasp_lab.validation.fabrics import measured_machine
-from tasp_lab.validation.validate import Comparison
 from tests.conftest import Command
 from tests.runtime.test_calibration import LAUNCH_S, FakeRanks
 
@@ -403,7 +402,7 @@ def test_a_machine_that_runs_becomes_a_machine_file(tmp_path: Path, ending: str)
     """The file has the links and the launch cost that were found; without a library only the links."""
     topology = switch(3, 1e9, 0.0)
     found = calibrate_pairs(topology, FakeRanks(topology, {2: 0.9}))
-    machine = measured_machine(Comparison("torchrun", 1.0, found, ()), "2026-01-15")
+    machine = measured_machine(found, "on 2026-01-15, torchrun fabric")
     plain = topology_document(machine)
     path = tmp_path / f"my{ending}"
     path.write_bytes(msgspec.json.encode(plain) if ending == ".json" else msgspec.toml.encode(plain))

@@ -23,7 +23,8 @@ from tasp_lab.cli.process import main
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
-from tasp_lab.prediction.predict import CollectivePrediction, predict
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.predict import predict
 from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
@@ -355,7 +356,7 @@ def test_predictions_of_all_reduce() -> None:
     machine = Machine(full_mesh(4, Fraction(2), Fraction(1)))
     shard = lcm(3, 6) * 4
     ring_way, rings_way = predict(machine, ["ring-all-reduce", "multi-ring-all-reduce"], shard)
-    assert isinstance(rings_way, CollectivePrediction)
+    assert isinstance(rings_way, Answer)
     assert (ring_way.time_s, rings_way.time_s) == (6 * (1 + Fraction(shard, 2)), 6 * (1 + Fraction(shard, 6)))
     assert rings_way.bound_s == 1 + Fraction(2 * shard, 2)
     assert rings_way.busbw_bytes_per_s == pytest.approx(6 * shard / float(rings_way.time_s))

@@ -307,16 +307,16 @@ def _named(profile: str, gpus: int, nodes: int) -> Machine:
         raise TaspLabError(f"there is no profile {profile!r}") from None
 
 
-def machines_of(judged: TableAccuracy) -> dict[str, Machine]:
+def machines_of(compared: TableAccuracy) -> dict[str, Machine]:
     """The machines that predicted a table, by name."""
-    if isinstance(judged.table, MeasuredTable):
-        machine = machine_of(judged.table)[0] if judged.rows else None
-        return {} if machine is None else {str(judged.profile): machine}
+    if isinstance(compared.table, MeasuredTable):
+        machine = machine_of(compared.table)[0] if compared.rows else None
+        return {} if machine is None else {str(compared.profile): machine}
     machines = {}
-    for row in judged.rows:
-        if row.predicted_s is not None and isinstance(judged.table, LayerTable):
+    for row in compared.rows:
+        if row.predicted_s is not None and isinstance(compared.table, LayerTable):
             where = (str(row.shape["profile"]), int(str(row.shape["gpus"])), int(str(row.shape["nodes"])))
-            machine = machine_for(*where, Path(judged.table.name).parent)
+            machine = machine_for(*where, Path(compared.table.name).parent)
             machines[machine.topology.name] = machine
     return machines
 

@@ -1,0 +1,849 @@
+"""Answers: what the simulator predicts for a question.
+
+    answer(Question("h100-8", "tasp", Workload(8192, mask="causal"), AttentionOptions("both"))).time_s
+
+There is one evaluator. `predict`, `compare`, tuning, studies and their finders build the schedules of a question around
+each of the rings that may be fastest (`build`), simulate them (`Built.answer`) and read the numbers of an `Answer`.
+Only the time is simulated at once. What needs further simulations is computed when it is first read: the time without
+compute, the time without contention, the interval, and what the critical path was spent on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from operator import add
+from typing import Literal
+
+import numpy as np
+
+from sim.array.from_schedule import is_ring_schedule
+from sim.bounds.collectives import collective_bound_s
+from sim.bounds.least import least_s
+from sim.host import busy_s
+from sim.simulate import Engine, engine_of, simulate
+from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.choices import Dataflow, Pass
+from tasp_lab.core.errors import (
+    OverrideError,
+    ProfileError,
+    QuantityError,
+    TaspLabError,
+    TopologyError,
+    WorkloadError,
+)
+from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
+from tasp_lab.core.tables import brief
+from tasp_lab.core.units import Number, format_time
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.kernel_compute import MERGE, PARTS
+from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.prediction.interval import TIE, Interval
+from tasp_lab.prediction.provenance import sha256
+from tasp_lab.prediction.question import PreparedMachine, Question, prepared
+from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.schedule.model import LazySteps
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import dataflow_of
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
+from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
+from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.objects import check_schedules
+from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, reason_of, uses_rings
+from tasp_lab.timeline.critical_path import time_by_kind
+from tasp_lab.timeline.events import Event, Timeline
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Work, Workload
+
+Detail = Literal["times", "events", "bottleneck"]
+"""How much a simulation records: ``times`` alone; ``events``, the start and end of every transfer and kernel call; or
+``bottleneck``, also what each event waited for and was limited by."""
+
+Status = Literal["ok", "settled", "does not apply", "failed"]
+"""``ok``: simulated. ``settled``: a bound decided, there is no time. ``does not apply``: the machine, the layer or the
+options contradict the schedule, so there is nothing to predict. ``failed``: something went wrong. There is a reason for
+the last two."""
+
+PASS_NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
+
+DOES_NOT_APPLY = (*NOT_APPLICABLE, OverrideError, ProfileError, QuantityError, TopologyError, WorkloadError)
+"""Raised while machine, layer and schedules are made: they contradict each other, so there is nothing to predict."""
+
+MANY_RANKS = 256
+"""Building and proving a schedule, and its bound, may take more than a few seconds for so many ranks or more."""
+
+MANY_TRANSFERS = {"simpy": 10_000, "array": 200_000}
+"""An engine may take more than a few seconds for more transfers than this, which is reported as progress."""
+
+MANY_EVENTS = 20_000
+"""A timeline of more events is kept on request only, and the critical path of a longer schedule is not explained."""
+
+MANY_EXPLAINED = 5_000
+"""Of a schedule with more transfers a rough bottleneck tells only computing and communicating apart."""
+
+MANY_KEPT = 200_000
+"""Steps of a schedule with more transfers are made anew each time they are needed: they take too much memory."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PassAnswer:
+    """One pass of a layer, or a collective, on one machine. Times are in seconds.
+
+    Parameters
+    ----------
+    machine, schedule, work, options : what was simulated.
+    timeline : what happened; with the detail ``times`` only its total time.
+    engine : simulates the same schedule again where other numbers need it.
+    uncertainty : of the interval; None without one. `transfers` are those of the longest pass, by which all passes have
+        equally many samples, so that they can be added sample by sample.
+    collective : what a schedule of a collective does.
+    bound_machine : the machine of the lower bound, if that is another one: of a fabric it is the one that it emulates.
+    progress : called with the share of all simulations that is done.
+    """
+
+    machine: Machine
+    schedule: Schedule
+    work: Work
+    options: AttentionOptions
+    timeline: Timeline
+    engine: Engine = "auto"
+    uncertainty: Uncertainty | None = None
+    transfers: int = 0
+    collective: CollectiveKind | None = None
+    bound_machine: Machine | None = None
+    progress: ShareCallback = no_share
+
+    @cached_property
+    def time_s(self) -> Number:
+        """When the last transfer or kernel call ends."""
+        return self.timeline.time_s
+
+    def on(self, machine: Machine) -> PassAnswer:
+        """The same schedule on another machine."""
+        return simulate_pass(machine, self.schedule, self.work, self.options, self.engine)
+
+    @property
+    def passing(self) -> Pass:
+        """The pass of the layer."""
+        return pass_of(self.schedule)
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The interval of the time on a real machine; None where none was asked for."""
+        time_s = float(self.time_s)
+        if self.uncertainty is None or not time_s > 0:
+            return None
+        if not self.uncertainty.sampling.samples:
+            return self.unsampled
+        return self.uncertainty.interval(self.schedule, time_s, self.transfers)
+
+    @cached_property
+    def unsampled(self) -> Interval | None:
+        """The interval by residuals alone, which needs no simulation."""
+        if self.uncertainty is None or not self.time_s > 0:
+            return None
+        time_s = float(self.time_s)
+        return Interval(time_s, np.zeros(0), residual_on(self.uncertainty.machine, self.schedule, time_s))
+
+    @cached_property
+    def busy_s(self) -> list[Number]:
+        """The time of all kernel calls of each rank."""
+        return list(busy_s(self.schedule, self.machine.compute, self.machine.rank_speeds))
+
+    @property
+    def compute_s(self) -> Number:
+        """The compute time of the busiest rank."""
+        return max(self.busy_s)
+
+    @cached_property
+    def communication_s(self) -> Number:
+        """The time of the same schedule with instant compute."""
+        return self._time_s(replace(self.machine, compute=INSTANT), 1)
+
+    @cached_property
+    def contention_s(self) -> Number | None:
+        """By how much the time would be less without contention; None if messages slow nothing."""
+        if not self.machine.contention.slows:
+            return None
+        return self.time_s - self._time_s(replace(self.machine, contention=NONE), 2)
+
+    def _time_s(self, machine: Machine, done: int) -> Number:
+        """The time on another machine; `done` of all simulations of this pass have ended before."""
+        share = partial(_report_part, self.progress, done, simulations(self.machine, self.work))
+        return simulate(self.schedule, machine, self.engine, events=False, progress=share).time_s
+
+    @cached_property
+    def bound_s(self) -> Number:
+        """The lower bound of the time of all schedules; of a layer of those with the same start."""
+        machine = self.bound_machine or self.machine
+        if isinstance(self.work, Workload):
+            return least_s(self.schedule, machine)
+        kind = self.collective or kind_of([self.schedule.name])
+        return collective_bound_s(kind, machine.topology, self.work)
+
+    @cached_property
+    def bytes_sent(self) -> IntArray:
+        """The bytes that each rank sends, an int array (ranks,)."""
+        sent: IntArray = self.schedule.bytes_sent().sum(axis=(0, 2))
+        return sent
+
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """The largest memory of a rank for blocks of others and sums that are sent."""
+        return int(memory_bytes(self.schedule).max())
+
+    @cached_property
+    def flops(self) -> list[int]:
+        """The FLOPs of each rank."""
+        flops: list[int] = self.schedule.flops().sum(axis=0).tolist()
+        return flops
+
+    @cached_property
+    def spent(self) -> Mapping[str, float]:
+        """The seconds of the critical path by what they were spent on."""
+        events = self.timeline.events
+        explained = bool(events) and any(event.spent for event in events)
+        timeline = self.timeline if explained else simulate(self.schedule, self.machine, explain=True)
+        return dict(time_by_kind(timeline, self.machine.topology))
+
+    @property
+    def rate(self) -> ComputeRate:
+        """The compute rate of a rank in this pass."""
+        assert isinstance(self.work, Workload), "collectives do not compute"
+        assert self.passing != "both", "a schedule is of one pass"
+        return self.machine.rate_of(self.work, self.passing)
+
+    @property
+    def compute_flops_per_s(self) -> Number | None:
+        """The FLOP/s of the busiest rank; the rate itself where it is the same for all calls of equal ranks."""
+        rate, busy = self.rate, self.busy_s
+        busiest = max(range(len(busy)), key=lambda rank: busy[rank])
+        varies = rate.kernel or self.machine.rank_speeds
+        return self.flops[busiest] / busy[busiest] if varies and busy[busiest] else rate.flops_per_s
+
+    @property
+    def dataflow(self) -> Dataflow | None:
+        """What circulates in a backward pass of softmax attention, if one side does."""
+        task = self.schedule.task
+        return dataflow_of(self.schedule) if isinstance(task, AttentionTask) and task.is_backward else None
+
+    @property
+    def gradient_dtype(self) -> str | None:
+        """The dtype of gradients that are sent, None forward; of a hybrid that of softmax layers, if there are any."""
+        tasks = [task for task, _ in layers_of(self.schedule)]
+        first = next((task for task in tasks if isinstance(task, AttentionTask)), tasks[0])
+        assert isinstance(first, AttentionTask | LinearTask), "there are no other layers"
+        return first.gradient_dtype
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer:
+    """The answer to a question: its passes, or why there are none. Times are in seconds, and sums over the passes.
+
+    Parameters
+    ----------
+    question : what was asked.
+    machine : as it was simulated: with changed links and compute rates; None where it does not exist.
+    passes : in the order of execution; later layers run between a forward and a backward pass.
+    status, error : whether there is an answer, and if not, why.
+    search_complete : whether a larger search budget would give the same rings; None where no rings were used.
+    untuned_s : the time with the options as they were given, where they were tuned.
+    first : the fastest answer of the ranking that this one is part of.
+    measured_s, measured_prediction_s : the median time on a fabric, and what was predicted for it there; None unless it
+        was run. `not_comparable` is why these two cannot be compared, if so.
+    """
+
+    question: Question
+    machine: Machine | None
+    passes: tuple[PassAnswer, ...] = ()
+    status: Status = "ok"
+    error: TaspLabError | None = None
+    search_complete: bool | None = None
+    untuned_s: float | None = None
+    first: Answer | None = None
+    measured_s: float | None = None
+    measured_prediction_s: float | None = None
+    not_comparable: str | None = None
+
+    def __repr__(self) -> str:
+        if not self.passes:
+            return brief(self, self.schedule, f"{self.status}: {self.reason}")
+        passing = f" {self.passing}" if self.computes else ""
+        return brief(self, f"{self.schedule}{passing} on {self.topology}", format_time(self.time_s))
+
+    # What was asked.
+
+    @property
+    def schedule(self) -> str:
+        """The name of the schedule."""
+        return self.question.name
+
+    @property
+    def options(self) -> AttentionOptions:
+        """The options that were asked for; of a tuned schedule the best ones."""
+        return self.question.options
+
+    @property
+    def computes(self) -> bool:
+        """Whether ranks compute, so that a rate and kernels matter: in a layer, not in a collective."""
+        return isinstance(self.question.work, Workload)
+
+    @property
+    def layer(self) -> Workload:
+        """The layer, with its overrides."""
+        work = self.passes[0].work if self.passes else self.question.work
+        assert isinstance(work, Workload), "an answer about a layer"
+        return work
+
+    @property
+    def shard_bytes(self) -> int:
+        """The bytes that a rank has of a collective."""
+        assert not isinstance(self.question.work, Workload), "an answer about a collective"
+        return self.question.work
+
+    @property
+    def collective(self) -> CollectiveKind:
+        """What the schedule of a collective does."""
+        return self.passes[0].collective or kind_of([self.schedule])
+
+    @property
+    def topology(self) -> str:
+        """The name of the topology."""
+        return self._machine.topology.name
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._machine.topology.world_size
+
+    @property
+    def _machine(self) -> Machine:
+        assert self.machine is not None, "the machine exists"
+        return self.machine
+
+    @property
+    def applies(self) -> bool:
+        """Whether the schedule applies to the work and the machine, so that there are numbers."""
+        return bool(self.passes)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no answer, on one line; empty where there is one."""
+        return "" if self.error is None else reason_of(self.error, self.schedule)
+
+    # Which passes it covers.
+
+    @property
+    def each_pass(self) -> tuple[Answer, ...]:
+        """The answer for each pass alone, and then this one, if there are several passes."""
+        if len(self.passes) < 2:
+            return (self,)
+        return (*(replace(self, passes=(each,)) for each in self.passes), self)
+
+    @property
+    def passing(self) -> Pass:
+        """The pass of the layer that it covers."""
+        return "both" if len(self.passes) > 1 else self.passes[0].passing
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it covers all requested passes, not one of two."""
+        return not self.computes or self.passing == self.options.passes
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is the sum of two passes, one after the other."""
+        return len(self.passes) > 1
+
+    @property
+    def compared_by(self) -> str:
+        """A key: speed-ups are over the first prediction with the same key."""
+        return self.passing if self.computes else ""
+
+    # Times.
+
+    @cached_property
+    def time_s(self) -> Number:
+        """When the last transfer or kernel call ends; infinite where the schedule does not apply."""
+        return sum(each.time_s for each in self.passes) if self.passes else float("inf")
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The time of a real machine in 90 of 100 cases; None where it was not asked for."""
+        return _sum_of([each.interval for each in self.passes])
+
+    @property
+    def unsampled(self) -> Interval | None:
+        """The interval by residuals alone, which needs no simulation."""
+        return _sum_of([each.unsampled for each in self.passes])
+
+    @property
+    def time_low_s(self) -> float | None:
+        """The 5 % point of the time on a real machine; None without an interval."""
+        return None if self.interval is None else self.interval.low_s
+
+    @property
+    def time_high_s(self) -> float | None:
+        """The 95 % point."""
+        return None if self.interval is None else self.interval.high_s
+
+    @property
+    def bound_s(self) -> Number:
+        """The lower bound of the time of all schedules; of a layer of those with the same start."""
+        return sum(each.bound_s for each in self.passes)
+
+    @property
+    def compute_s(self) -> Number:
+        """The compute time of the busiest rank."""
+        return sum(each.compute_s for each in self.passes)
+
+    @property
+    def communication_s(self) -> Number:
+        """The time of the same schedule with instant compute."""
+        return sum(each.communication_s for each in self.passes)
+
+    @property
+    def exposed_s(self) -> Number:
+        """What messages add to the compute time of the busiest rank."""
+        return self.time_s - self.compute_s
+
+    @property
+    def contention_s(self) -> Number | None:
+        """By how much the time would be less without contention; None if messages slow nothing."""
+        lost = [each.contention_s for each in self.passes]
+        return sum(each for each in lost if each is not None) if lost[-1] is not None else None
+
+    @property
+    def ccr(self) -> float | None:
+        """Compute time over communication time; None when there is no communication."""
+        return float(self.compute_s / self.communication_s) if self.communication_s else None
+
+    @property
+    def first_is_faster(self) -> float | None:
+        """The probability that the first schedule of a ranking is faster, on the same samples of constants.
+
+        None of the first itself, and without intervals.
+        """
+        if self.first is None or self.interval is None or self.first.interval is None:
+            return None
+        return self.first.interval.first_is_faster(self.interval)
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the order of this schedule and the first one is too close to call."""
+        return self.first_is_faster is not None and self.first_is_faster < TIE
+
+    # What it takes.
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """Bus bandwidth of a collective as nccl-tests defines it."""
+        return busbw_bytes_per_s(self.world_size, self.shard_bytes, self.time_s, self.collective)
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that all ranks send."""
+        return sum(int(each.bytes_sent.sum()) for each in self.passes)
+
+    @property
+    def bytes_per_rank(self) -> int:
+        """The most bytes that a rank sends."""
+        return int(reduce(add, (each.bytes_sent for each in self.passes)).max())
+
+    @property
+    def link_bytes(self) -> int:
+        """The bytes on the link that all transfers together occupy longest."""
+        return busiest_link_bytes([each.schedule for each in self.passes], self._machine.topology)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The largest memory of a rank for blocks of others and sums that are sent; the larger one of two passes."""
+        return max(each.buffer_bytes for each in self.passes)
+
+    @property
+    def relayout_bytes(self) -> int | None:
+        """Those of `bytes_sent` that re-layouts of a hybrid send; None of a layer."""
+        if not self.computes or self.layer.kind != "hybrid":
+            return None
+        return sum(relayout_bytes(each.schedule) for each in self.passes)
+
+    @property
+    def flops(self) -> int:
+        """The FLOPs of all ranks."""
+        return sum(sum(each.flops) for each in self.passes)
+
+    @property
+    def rates(self) -> dict[str, ComputeRate]:
+        """The compute rate of each pass; with a kernel the highest one."""
+        return {each.passing: each.rate for each in self.passes} if self.computes else {}
+
+    @property
+    def compute_flops_per_s(self) -> Number | None:
+        """The rate of a rank, with a kernel what its busiest rank reaches; None when computing takes no time.
+
+        Of two passes the rate at which they take as long together.
+        """
+        rates = [each.compute_flops_per_s for each in self.passes]
+        if len(set(rates)) == 1 or None in rates:
+            return rates[0]
+        flops = [sum(each.flops) for each in self.passes]
+        return sum(flops) / sum(count / rate for count, rate in zip(flops, rates, strict=True) if rate is not None)
+
+    @property
+    def dataflow(self) -> Dataflow | None:
+        """The dataflow of the backward pass, if one side circulates."""
+        return self.passes[-1].dataflow
+
+    @property
+    def gradient_dtype(self) -> str | None:
+        """The dtype of gradients that are sent; None in a forward pass."""
+        return self.passes[-1].gradient_dtype
+
+    @property
+    def bottleneck(self) -> str:
+        """What the critical path spends most on; of very long schedules only compute or communication."""
+        if sum(each.schedule.transfers for each in self.passes) > MANY_EVENTS:
+            return "compute" if self.compute_s >= self.communication_s else "communication"
+        if self.communication_s < self.time_s / 2:
+            return "compute"  # all messages together are less than half of the path
+        return self._largest_part
+
+    @property
+    def rough_bottleneck(self) -> str:
+        """``compute`` where that takes at least half of the time, else the bottleneck; for many answers."""
+        if self.compute_s >= self.time_s / 2:
+            return "compute"
+        if sum(each.schedule.transfers for each in self.passes) > MANY_EXPLAINED:
+            return "communication"
+        return self._largest_part
+
+    @property
+    def _largest_part(self) -> str:
+        spent: dict[str, float] = {}
+        for part, seconds in (part for each in self.passes for part in each.spent.items()):
+            kind = "compute" if part in PARTS.values() or part == MERGE else part
+            spent[kind] = spent.get(kind, 0.0) + seconds
+        return max(spent, key=lambda kind: spent[kind], default="nothing")
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened; of two passes one after the other."""
+        if not self.is_sum:
+            return self.passes[0].timeline
+        both = f"{self.schedule} {PASS_NAMES['both']}"
+        return reduce(partial(one_after_the_other, schedule=both), (each.timeline for each in self.passes))
+
+
+def _sum_of(intervals: Sequence[Interval | None]) -> Interval | None:
+    known = [each for each in intervals if each is not None]
+    return reduce(add, known) if known and len(known) == len(intervals) else None
+
+
+def together(forward: Answer, backward: Answer) -> Answer:
+    """Both passes of a schedule, one after the other: later layers run between them."""
+    return replace(forward, passes=(*forward.passes, *backward.passes))
+
+
+# Simulations.
+
+
+def answer_schedule(
+    machine: Machine,
+    schedule: Schedule,
+    work: Work,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    engine: Engine = "auto",
+    detail: Detail = "events",
+    *,
+    bound_machine: Machine | None = None,
+) -> Answer:
+    """Simulate a schedule of this work that was built with these `options`, on a machine as it is.
+
+    `bound_machine` is that of the lower bound, if it is another one.
+    """
+    question = Question(machine, schedule, work, options, sampling=None, engine=engine)
+    found = simulate_pass(machine, schedule, work, options, engine, detail)
+    return Answer(question, machine, (replace(found, bound_machine=bound_machine),))
+
+
+def simulate_pass(
+    machine: Machine,
+    schedule: Schedule,
+    work: Work,
+    options: AttentionOptions,
+    engine: Engine = "auto",
+    detail: Detail = "times",
+    *,
+    uncertainty: Uncertainty | None = None,
+    transfers: int = 0,
+    collective: CollectiveKind | None = None,
+    progress: ShareCallback = no_share,
+) -> PassAnswer:
+    """Simulate one pass; see `PassAnswer` for the arguments."""
+    share = partial(_report_part, progress, 0, simulations(machine, work))
+    timeline = simulate(schedule, machine, engine, explain=detail == "bottleneck", events=detail != "times",
+                        progress=share)  # fmt: skip
+    if isinstance(work, Workload):
+        timeline = replace(timeline, schedule=label(schedule, options))
+    return PassAnswer(machine, schedule, work, options, timeline, engine, uncertainty, transfers, collective,
+                      progress=progress)  # fmt: skip
+
+
+def simulations(machine: Machine, work: Work) -> int:
+    """How often a pass is simulated for all of its times: also without compute, and without contention if any."""
+    return 2 + machine.contention.slows if isinstance(work, Workload) else 1
+
+
+def _report_part(progress: ShareCallback, done: int, times: int, share: float) -> None:
+    """Report the share of all simulations, of which so many are done."""
+    progress((done + share) / times)
+
+
+# Questions.
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """The passes of a schedule around some rings (or none); `search_complete` is None without rings."""
+
+    passes: tuple[Schedule, ...]
+    machine: Machine
+    search_complete: bool | None = None
+
+    @property
+    def transfers(self) -> int:
+        """The number of transfers of all passes."""
+        return sum(each.transfers for each in self.passes)
+
+    @cached_property
+    def least_s(self) -> float:
+        """A time that these very passes do not fall below: of the busiest rank, and of the busiest link."""
+        machine, least_s = self.machine, 0.0
+        for schedule in self.passes:
+            busiest_s = max(map(float, busy_s(schedule, machine.compute, machine.rank_speeds)))
+            least_s += max(busiest_s, link_busy_s(schedule, machine.topology))
+        return least_s
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """The schedules of a question, around each of the rings that may be fastest, that with the fewest transfers first.
+
+    `collective` is what a schedule of a collective does.
+    """
+
+    question: Question
+    on: PreparedMachine
+    work: Work
+    candidates: tuple[Candidate, ...]
+    collective: CollectiveKind | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of all schedules, by what they are and not by what built them."""
+        return sha256([[each.digest for each in found.passes] for found in self.candidates])
+
+    @cached_property
+    def least_s(self) -> float:
+        """A time that no candidate falls below."""
+        return min(each.least_s for each in self.candidates)
+
+    def answer(
+        self, detail: Detail | None = "times", progress: ProgressCallback = no_progress, *, all_times: bool = False
+    ) -> Answer:
+        """The answer of the fastest candidate; one whose bound is slower is not simulated.
+
+        Without a `detail` events are kept of schedules with few. With `all_times`, other times that need a simulation
+        of their own are computed at once, so that their progress is reported.
+        """
+        first, *others = self.candidates
+        best = self._simulated(first, detail, progress, all_times)
+        for other in others:
+            if other.least_s <= float(best.time_s):
+                best = min(best, self._simulated(other, detail, progress, all_times), key=lambda found: found.time_s)
+        return best
+
+    def time_s(self, times_s: dict[str, float]) -> float:
+        """The time alone; `times_s` has those of passes by digest, for passes that several questions have in common."""
+
+        def pass_s(schedule: Schedule, machine: Machine) -> float:
+            if schedule.digest not in times_s:
+                found = simulate_pass(machine, schedule, self.work, self.question.options, self.question.engine)
+                times_s[schedule.digest] = float(found.time_s)
+            return times_s[schedule.digest]
+
+        return min(sum(pass_s(each, found.machine) for each in found.passes) for found in self.candidates)
+
+    def _simulated(
+        self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback, all_times: bool
+    ) -> Answer:
+        most = max(each.transfers for each in candidate.passes)
+        passes = []
+        for schedule in candidate.passes:
+            few = schedule.transfers <= MANY_EVENTS
+            recorded = detail or ("events" if few else "times")
+            found = simulate_pass(
+                candidate.machine, schedule, self.work, self.question.options, self.question.engine, recorded,
+                uncertainty=self.on.uncertainty_for(self.work), transfers=most, collective=self.collective,
+                progress=self._shares(schedule, candidate.machine, progress),
+            )  # fmt: skip
+            if all_times and isinstance(self.work, Workload):
+                # Simulations of one schedule follow each other: they share what waits for what.
+                _ = found.communication_s, found.contention_s
+            passes.append(found)
+        return Answer(self.question, self.on.machine_for(self.work), tuple(passes),
+                      search_complete=candidate.search_complete)  # fmt: skip
+
+    def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
+        """Announce a long simulation, and report how far it is; nothing for a short one."""
+        engine = engine_of(schedule, machine, self.question.engine)
+        if schedule.transfers <= MANY_TRANSFERS[engine] or (engine == "array" and is_ring_schedule(schedule)):
+            return no_share
+        what = label(schedule, self.question.options)
+        progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
+        return lambda share: progress(f"{what}: {share:.0%} simulated")
+
+
+def build(
+    question: Question,
+    on: PreparedMachine | None = None,
+    progress: ProgressCallback = no_progress,
+    collective: CollectiveKind | None = None,
+) -> Built:
+    """Build the schedules of a question. Raises `TaspLabError` where they contradict the work or the machine.
+
+    `on` is the machine of the question, where it is at hand. `collective` is what a schedule of a collective does;
+    a schedule object may be of several kinds, as AllGather and SendRecv are the same on two ranks.
+    """
+    on = prepared(question) if on is None else on
+    work, schedule = question.work, question.schedule
+    if isinstance(work, Workload):
+        work = overridden_layer(work, question.overrides)
+        question.options.check_layer(work)
+    machine = on.machine_for(work)
+    if isinstance(schedule, Schedule):
+        kind = check_schedules([schedule], work, question.options.passes)
+        collective = collective or kind
+        schedule.check_routes(machine.topology)
+        return Built(question, on, work, (Candidate((schedule,), machine),), collective)
+    check_names([schedule], work)
+    rings: Sequence[Decomposition | None] = on.rings(progress) if uses_rings(schedule) else [None]
+    candidates = []
+    for found in rings:
+        if (ranks := machine.topology.world_size) >= MANY_RANKS:
+            progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
+        passes = build_schedules(schedule, machine.topology, work, found, question.options)
+        for each in passes:
+            if isinstance(each.steps, LazySteps) and each.transfers <= MANY_KEPT:
+                each.steps.keep()
+        candidates.append(Candidate(passes, machine, None if found is None else found.search_complete))
+    candidates.sort(key=lambda each: each.transfers)
+    return Built(question, on, work, tuple(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
+
+
+def answer(
+    question: Question,
+    detail: Detail | None = "times",
+    *,
+    on: PreparedMachine | None = None,
+    progress: ProgressCallback = no_progress,
+    all_times: bool = False,
+    collective: CollectiveKind | None = None,
+) -> Answer:
+    """The answer to a question. Never raises for a schedule that does not apply: then `Answer.reason` is why.
+
+    Parameters
+    ----------
+    question : what is asked.
+    detail : what the timeline records, see `Built.answer`.
+    on : the machine of the question, where it is at hand; see `tasp_lab.prediction.question.prepared`.
+    progress : called before schedules are built or simulated that take long.
+    all_times : see `Built.answer`.
+    collective : see `build`.
+
+    >>> found = answer(Question("full-mesh:4", "ulysses", Workload(4096, heads=4)))
+    >>> found.status, found.time_s > found.compute_s
+    ('ok', True)
+    >>> answer(Question("full-mesh:4", "ulysses", Workload(4096, heads=3))).status
+    'does not apply'
+    """
+    try:
+        on = prepared(question) if on is None else on
+        return build(question, on, progress, collective).answer(detail, progress, all_times=all_times)
+    except TaspLabError as error:
+        return refusal(question, error, on)
+
+
+def refusal(question: Question, error: TaspLabError, on: PreparedMachine | None = None) -> Answer:
+    """The answer where there are no numbers, and why."""
+    status: Status = "does not apply" if isinstance(error, DOES_NOT_APPLY) else "failed"
+    return Answer(question, None if on is None else on.machine, status=status, error=error)
+
+
+# Parts of answers.
+
+
+def pass_of(schedule: Schedule) -> Pass:
+    """The pass of a layer that a schedule computes."""
+    return "forward" if schedule.task is None else schedule.task.passing
+
+
+def label(schedule: Schedule, options: AttentionOptions) -> str:
+    """The name of a schedule, with its pass unless only a forward pass is requested."""
+    return schedule.name if options.passes == "forward" else f"{schedule.name} {PASS_NAMES[pass_of(schedule)]}"
+
+
+def one_after_the_other(first: Timeline, second: Timeline, schedule: str) -> Timeline:
+    """Two timelines as one, with the given name of a schedule. The steps of the second follow those of the first.
+
+    >>> from tasp_lab.timeline.events import SEND
+    >>> one = Timeline("predicted", "a", "pair", 2, (Event(0, 0, 0, SEND, 1, 0, 8, 1.0, 3.0, "0->1", ""),))
+    >>> [(event.step, event.start_s, event.end_s) for event in one_after_the_other(one, one, "twice").events]
+    [(0, 1.0, 3.0), (1, 4.0, 6.0)]
+    """
+    steps = 1 + max((event.step for event in first.events), default=-1)
+    time_s = first.time_s  # a maximum over all events
+
+    def later(event: Event) -> Event:
+        return event._replace(step=event.step + steps, start_s=event.start_s + time_s, end_s=event.end_s + time_s)
+
+    total_s = None if first.total_s is None and second.total_s is None else time_s + second.time_s
+    return replace(first, schedule=schedule, events=first.events + tuple(map(later, second.events)), total_s=total_s)
+
+
+def link_bytes(schedules: Sequence[Schedule], topology: Topology) -> IntArray:
+    """The bytes on each constraint of the topology, of all schedules together: int array (constraints,)."""
+    load = np.zeros(len(topology.constraints), dtype=np.int64)
+    n = topology.world_size
+    for schedule in schedules:
+        between = np.zeros(n * n, dtype=np.int64)
+        for step in schedule.steps:
+            np.add.at(between, step.source * n + step.destination, schedule.block_bytes[step.block])
+        pairs = np.flatnonzero(between)
+        routes, _ = topology.routes(pairs // n, pairs % n)
+        hop, column = np.nonzero(routes >= 0)
+        np.add.at(load, routes[hop, column], between[pairs[hop]])
+    return load
+
+
+def link_rates(topology: Topology) -> FloatArray:
+    """The line rate of each constraint in bytes/s: float array (constraints,)."""
+    return np.array([float(each.bandwidth_bytes_per_s) for each in topology.constraints])
+
+
+def busiest_link_bytes(schedules: Sequence[Schedule], topology: Topology) -> int:
+    """The bytes on the link that all transfers together occupy longest."""
+    load = link_bytes(schedules, topology)
+    return int(load[np.argmax(load / link_rates(topology))]) if len(load) else 0
+
+
+def link_busy_s(schedule: Schedule, topology: Topology) -> float:
+    """How long the busiest link or shared capacity carries the bytes of a schedule at its line rate, in seconds."""
+    return float((link_bytes([schedule], topology) / link_rates(topology)).max(initial=0.0))

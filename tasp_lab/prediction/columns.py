@@ -1,0 +1,488 @@
+"""The columns of answers: what each is called, where it stands, and what it means.
+
+    Column("flops", "of all ranks", lambda a: a.flops, json=LAYER)
+
+``--json``, data frames, the tables of the command line, the key sets of tests and `docs/json.md` follow from `COLUMNS`,
+so a new column is one entry. The unit follows from the name: seconds (``_s``), bytes (``_bytes``), bytes or FLOPs per
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasp_lab.core.tables import Table
+from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.schedules.registry import options_of
+
+View = Literal["collective", "layer", "ranking"]
+"""Where columns stand: in predictions of collectives, in predictions of layers, or in a ranking of `compare`."""
+
+COLLECTIVE: tuple[View, ...] = ("collective",)
+LAYER: tuple[View, ...] = ("layer",)
+RANKING: tuple[View, ...] = ("ranking",)
+PREDICTED = COLLECTIVE + LAYER
+LAYERS = LAYER + RANKING
+ALL = PREDICTED + RANKING
+
+NEAR = 1.3
+"""A ranking shows intervals of schedules that take at most this much longer than the first; others decide nothing."""
+
+NOT_SAMPLED = "not sampled"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of answers.
+
+    Parameters
+    ----------
+    name : of the field of ``--json`` and the column of a data frame; empty for a column of tables alone.
+    meaning : one line of `docs/json.md`.
+    value : of an answer, for JSON; of one that does not apply it is not asked, unless `always`.
+    json : the views whose JSON has the field.
+    title : of the column of tables; empty without one.
+    tables : the views whose tables have the column.
+    cell : the text in a table; the second answer is the one that speed-ups are over. By default by the name's unit.
+    when : whether an answer has this column, where not all have.
+    always : whether the value of an answer that does not apply is asked for, too; otherwise it is null.
+    """
+
+    name: str
+    meaning: str
+    value: Callable[[Answer], object]
+    json: tuple[View, ...] = ()
+    title: str = ""
+    tables: tuple[View, ...] = ()
+    cell: Callable[[Answer, Answer | None], str] | None = None
+    when: Callable[[Answer], bool] | None = None
+    always: bool = False
+
+    def text(self, answer: Answer, first: Answer | None) -> str:
+        """The cell of a table."""
+        if self.cell is not None:
+            return self.cell(answer, first)
+        value = self.value(answer)
+        if value is None:
+            return "-"
+        if self.name.endswith("_bytes_per_s"):
+            return format_bandwidth(value)  # type: ignore[arg-type]
+        if self.name.endswith("_s"):
+            return format_time(value)  # type: ignore[arg-type]
+        return format_size_about(value) if isinstance(value, int) else str(value)
+
+
+def ratio(a: Number, b: Number) -> float:
+    """a / b for times; 1 when b is 0."""
+    return float(a) / float(b) if float(b) else 1.0
+
+
+def _number(value: Number | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _interval_text(answer: Answer, _: Answer | None) -> str:
+    """The interval; in a ranking only of schedules that may be as fast as the first."""
+    if answer.first is not None and answer.time_s > NEAR * answer.first.time_s:
+        return NOT_SAMPLED if answer.unsampled is not None and answer.unsampled.text else ""
+    return "" if answer.interval is None else answer.interval.text
+
+
+def _pass_text(answer: Answer, _: Answer | None) -> str:
+    """The pass with its dataflow."""
+    return answer.passing + (f", {answer.dataflow}" if answer.passing == "backward" and answer.dataflow else "")
+
+
+def _contention_text(answer: Answer, _: Answer | None) -> str:
+    assert answer.contention_s is not None, "only with contention"
+    return f"{ratio(answer.contention_s, answer.time_s):.1%}" if answer.time_s else "-"
+
+
+def _ccr_text(answer: Answer, _: Answer | None) -> str:
+    return "-" if answer.ccr is None else f"{answer.ccr:.3g}"
+
+
+def _speed_up(answer: Answer, first: Answer | None) -> str:
+    return "-" if first is None else f"{ratio(first.time_s, answer.time_s):.2f}x"
+
+
+def _share_of_bound(answer: Answer, _: Answer | None) -> str:
+    return f"{ratio(answer.bound_s, answer.time_s):.1%}"
+
+
+def _is_hybrid(answer: Answer) -> bool:
+    return answer.computes and answer.layer.kind == "hybrid"
+
+
+def _is_object(answer: Answer) -> bool:
+    return not isinstance(answer.question.schedule, str)
+
+
+def _options(answer: Answer) -> dict[str, object]:
+    """The options that apply to the schedule; of one that was given as an object its name does not say which."""
+    names = () if _is_object(answer) else options_of(answer.schedule)
+    return {name: getattr(answer.options, name) for name in names}
+
+
+COLUMNS: tuple[Column, ...] = (
+    # What was asked.
+    Column("schedule", "its name", lambda a: a.schedule, ALL, "schedule", ALL, always=True),
+    Column(
+        "",
+        "the pass",
+        lambda a: a.passing,
+        (),
+        "pass",
+        LAYER,
+        _pass_text,
+        when=lambda a: a.options.passes != "forward",
+    ),
+    Column(
+        "options",
+        "the options of this schedule that were used, an object by name: `buffers`, `trim`, `dataflow` and others",
+        _options,
+        RANKING,
+        always=True,
+    ),
+    Column(
+        "collective",
+        "what the schedule does: `AllGather`, `ReduceScatter`, `AllReduce`, `AllToAll` or `SendRecv`",
+        lambda a: a.collective,
+        COLLECTIVE,
+    ),
+    Column("topology", "the name of the topology", lambda a: a.topology, PREDICTED, always=True),
+    Column("world_size", "the number of ranks", lambda a: a.world_size, PREDICTED, always=True),
+    Column(
+        "shard_bytes",
+        "what one rank owns of the whole: of AllGather and ReduceScatter a rank's shard, of AllReduce a message / "
+        "world size, of AllToAll what goes from each rank to each, of SendRecv a message",
+        lambda a: a.shard_bytes,
+        COLLECTIVE,
+    ),
+    Column("seq", "the positions of the layer, spread over all ranks", lambda a: a.layer.sequence, LAYER),
+    Column("batch", "sequences", lambda a: a.layer.batch, LAYER),
+    Column("heads", "query heads", lambda a: a.layer.heads, LAYER),
+    Column("kv_heads", "key and value heads", lambda a: a.layer.kv_head_count, LAYER),
+    Column("head_dim", "elements per head", lambda a: a.layer.head_dim, LAYER),
+    Column("dtype", "of queries, keys, values and results", lambda a: a.layer.dtype, LAYER),
+    Column(
+        "computes",
+        "`softmax` or `linear` attention, or a `hybrid`",
+        lambda a: a.layer.kind,
+        LAYERS,
+        always=True,
+    ),
+    Column(
+        "applies",
+        "whether the schedule applies to the layer; if not, all numbers are null",
+        lambda a: a.applies,
+        RANKING,
+        always=True,
+    ),
+    Column("reason", "why it does not apply; else null", lambda a: a.reason or None, RANKING, always=True),
+    Column(
+        "decay",
+        "how the state of linear attention decays: `none`, `head`, `scalar` or `channel`",
+        lambda a: a.layer.decay,
+        LAYER,
+    ),
+    Column("layers", "of a hybrid: its layers, such as `LLSLLS`", lambda a: a.layer.layers, LAYER, when=_is_hybrid),
+    Column(
+        "linear_kv_heads",
+        "of a hybrid: the KV heads of linear layers",
+        lambda a: a.layer.of("L").kv_head_count,
+        LAYER,
+        when=_is_hybrid,
+    ),
+    Column("mask", "`full` or `causal`", lambda a: a.layer.mask, LAYER),
+    Column(
+        "window", "the most keys that a query attends to; null when there is no limit", lambda a: a.layer.window, LAYER
+    ),
+    Column(
+        "documents",
+        "the lengths of packed documents; null when there is one",
+        lambda a: None if a.layer.documents is None else list(a.layer.documents),
+        LAYER,
+    ),
+    Column(
+        "cached_keys",
+        "with `--cached-keys`: how many of the `seq` positions have keys and values only",
+        lambda a: a.layer.cached_keys,
+        LAYER,
+        when=lambda a: bool(a.layer.cached_keys),
+    ),
+    Column("pass", "`forward`, `backward` or `both`", lambda a: a.passing, LAYER),
+    Column(
+        "dataflow",
+        "of the backward pass: `rotate-kv`, `rotate-kv-back` or `rotate-q`; null in a forward pass, where neither side "
+        "circulates, and of hybrids",
+        lambda a: a.dataflow,
+        LAYER,
+    ),
+    Column(
+        "gradient_dtype",
+        "of gradients that are sent, of a hybrid those of softmax layers if it has any; null in a forward pass",
+        lambda a: a.gradient_dtype,
+        LAYER,
+    ),
+    Column(
+        "trim",
+        "whether a block is dropped after the last rank whose mask needs it; never in a forward pass before a "
+        "`rotate-kv-back` backward pass",
+        lambda a: a.options.trim,
+        LAYER,
+    ),
+    Column("buffers", "receive buffers per rank", lambda a: a.options.buffers, LAYER),
+    Column(
+        "compute_flops_per_s",
+        "the rate of a rank, with a kernel by shape that of the busiest rank; of both passes the rate at which they "
+        "take as long together",
+        lambda a: _number(a.compute_flops_per_s),
+        LAYER,
+    ),
+    # Times.
+    Column(
+        "time_s",
+        "when the last transfer or kernel call ends; of both passes the sum, as of all times",
+        lambda a: float(a.time_s),
+        ALL,
+        "time",
+        ALL,
+    ),
+    Column(
+        "time_low_s",
+        "the 5 % point of the time on a real machine ([decision 23](why/predictions.md#23-intervals)); null with "
+        "`--samples 0`; equal to the time on ideal links",
+        lambda a: a.time_low_s,
+        ALL,
+    ),
+    Column("time_high_s", "its 95 % point, as above", lambda a: a.time_high_s, ALL),
+    Column(
+        "interval",
+        "what it is made of: `regime` of the residuals, its `rows` and `machines`, what of it is `borrowed` from other "
+        "regimes (null for nothing), and `samples` of constants, 0 where the schedule is too large; on ideal links "
+        "`regime` is `ideal links: exact` and the numbers are 0; null with `--samples 0`",
+        lambda a: None if a.interval is None else a.interval.to_dict(),
+        PREDICTED,
+        "5 to 95 %",
+        ALL,
+        _interval_text,
+    ),
+    Column(
+        "first_is_faster",
+        "the probability that the first schedule is faster than this one, on the same samples; null of the first",
+        lambda a: a.first_is_faster,
+        RANKING,
+    ),
+    Column("too_close_to_call", "whether that is less than 0.95", lambda a: a.is_close, RANKING, always=True),
+    Column(
+        "untuned_time_s",
+        "with `--tune`: the time with the options as they were given; else null",
+        lambda a: a.untuned_s,
+        RANKING,
+        "untuned",
+        RANKING,
+        lambda a, _: "" if a.untuned_s is None else format_time(a.untuned_s),
+    ),
+    Column("", "over the first row", lambda a: None, (), "speed-up", ALL, _speed_up),
+    Column(
+        "busbw_bytes_per_s",
+        "(world size - 1) x shard bytes / time, of AllReduce twice that, of SendRecv shard bytes / time: as nccl-tests "
+        "defines it",
+        lambda a: a.busbw_bytes_per_s,
+        COLLECTIVE,
+        "busbw",
+        COLLECTIVE,
+    ),
+    Column("", "compute / communication", lambda a: a.ccr, (), "CCR", LAYER, _ccr_text),
+    Column(
+        "compute_s",
+        "kernel time of the busiest rank: the sum of its calls",
+        lambda a: float(a.compute_s),
+        LAYER,
+        "compute",
+        LAYER,
+    ),
+    Column(
+        "communication_s",
+        "the time of the same schedule if kernels took none",
+        lambda a: float(a.communication_s),
+        LAYER,
+        "communication",
+        LAYER,
+    ),
+    Column(
+        "contention_s",
+        "by how much `time_s` would be less if messages took nothing from kernel calls; null where they take nothing, "
+        "and with `--contention off`",
+        lambda a: _number(a.contention_s),
+        LAYERS,
+        "contention",
+        LAYER,
+        _contention_text,
+    ),
+    Column("ccr", "compute / communication; null when there is no communication", lambda a: a.ccr, LAYERS),
+    # What it takes.
+    Column("bytes_sent", "of all ranks", lambda a: a.bytes_sent, LAYER, "bytes sent", LAYER),
+    Column(
+        "bytes_per_rank",
+        "the most bytes that a rank sends",
+        lambda a: a.bytes_per_rank,
+        RANKING,
+        "sent by a rank",
+        RANKING,
+    ),
+    Column(
+        "relayout_bytes",
+        "of a hybrid: those of `bytes_sent` that move hidden states between layers of different layouts",
+        lambda a: a.relayout_bytes,
+        LAYERS,
+        "re-layout",
+        LAYER,
+        when=_is_hybrid,
+    ),
+    Column(
+        "link_bytes",
+        "the bytes on the link that all transfers together occupy longest",
+        lambda a: a.link_bytes,
+        RANKING,
+        "busiest link",
+        RANKING,
+    ),
+    Column(
+        "buffer_bytes",
+        "the largest memory of a rank for blocks of other ranks and for sums that are sent: keys and values, or "
+        "queries with what their gradients need, and gradients; of linear attention states and their gradients; of "
+        "a hybrid those of all layers, and hidden states of re-layouts; without stationary blocks and results; "
+        "of both passes the larger one",
+        lambda a: a.buffer_bytes,
+        LAYERS,
+        "buffers",
+        RANKING,
+    ),
+    Column("", "compute / communication", lambda a: a.ccr, (), "CCR", RANKING, _ccr_text),
+    Column("flops", "of all ranks", lambda a: a.flops, LAYER),
+    Column(
+        "bound_s",
+        "the least time: of a collective the bottleneck cut and one latency, or of AllToAll and SendRecv the busiest "
+        "constraint of their routes; of a layer that of any schedule whose blocks start where this one has them",
+        lambda a: float(a.bound_s),
+        ALL,
+        "bound",
+        PREDICTED,
+    ),
+    Column("", "bound / time", lambda a: None, (), "share of bound", ALL, _share_of_bound),
+    Column(
+        "bottleneck",
+        "what most of the critical path was spent on: `compute`, `link`, `port`, `NIC`, `latency` and others; "
+        "`compute` or `communication` where a schedule has too many events to tell",
+        lambda a: a.bottleneck,
+        RANKING,
+        "bottleneck",
+        RANKING,
+    ),
+    # What ran on a fabric.
+    Column(
+        "measured_s",
+        "with `--validate`, of the schedules that were run: the median time on the fabric; else null",
+        lambda a: a.measured_s,
+        RANKING,
+        "on the fabric",
+        RANKING,
+        lambda a, _: "" if a.measured_s is None else format_time(a.measured_s),
+    ),
+    Column(
+        "measured_prediction_s",
+        "its prediction there",
+        lambda a: a.measured_prediction_s,
+        RANKING,
+        "error",
+        RANKING,
+        lambda a, _: _error_text(a),
+    ),
+    Column("", "of a tuned schedule", _options, (), "options", RANKING, lambda a, _: a.options.arguments,
+           when=lambda a: a.untuned_s is not None),
+)  # fmt: skip
+
+
+def _error_text(answer: Answer) -> str:
+    if answer.measured_s is None or answer.measured_prediction_s is None:
+        return ""
+    if answer.not_comparable is not None:
+        return "not a prediction"
+    return f"{ratio(answer.measured_prediction_s, answer.measured_s) - 1:+.1%}"
+
+
+def view_of(answer: Answer) -> View:
+    """Where predictions of this work stand."""
+    return "layer" if answer.computes else "collective"
+
+
+def fields_of(answer: Answer, view: View) -> dict[str, object]:
+    """The object of ``--json``; of a schedule that does not apply numbers are None.
+
+    >>> from tasp_lab.prediction.answer import answer
+    >>> from tasp_lab.prediction.question import Question
+    >>> list(fields_of(answer(Question("full-mesh:2", "ring", 64)), "collective"))[:4]
+    ['schedule', 'collective', 'topology', 'world_size']
+    """
+    found: dict[str, object] = {}
+    for column in columns(view):
+        if column.when is None or column.when(answer):
+            found[column.name] = column.value(answer) if answer.applies or column.always else None
+    return found
+
+
+def columns(view: View) -> tuple[Column, ...]:
+    """The columns of the JSON of a view."""
+    return tuple(column for column in COLUMNS if view in column.json)
+
+
+def names(view: View) -> tuple[str, ...]:
+    """The fields of ``--json`` that all objects of a view have."""
+    return tuple(column.name for column in columns(view) if column.when is None)
+
+
+def table_of(title: str, view: View, answers: Sequence[Answer], first: Callable[[Answer], Answer | None]) -> Table:
+    """The table of answers that apply; `first` is the one that speed-ups of a row are over, None without one.
+
+    A column without any text is left out, and one that not all rows have.
+    """
+    titles, rows = [], [list[str]() for _ in answers]
+    for column in (column for column in COLUMNS if view in column.tables):
+        if column.when is not None and not all(column.when(answer) for answer in answers):
+            continue
+        if column.name == "contention_s" and any(answer.contention_s is None for answer in answers):
+            continue
+        cells = [column.text(answer, first(answer)) for answer in answers]
+        if any(cells):
+            titles.append(column.title)
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+    texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck")]
+    return Table(title, titles, rows, texts)
+
+
+def cells_of(answer: Answer, *titles: str) -> dict[str, str]:
+    """Some cells of a table of predictions, by title, for tables with further columns."""
+    view = view_of(answer)
+    return {
+        column.title: column.text(answer, None)
+        for column in COLUMNS
+        if column.title in titles and view in column.tables and (column.when is None or column.when(answer))
+    }
+
+
+def rows_table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """A table of rows that all have the same columns."""
+    shared = [column for column in rows[0] if all(column in row for row in rows)]
+    texts = [position for position, column in enumerate(shared) if column in ("schedule", "pass", "options")]
+    return Table(title, shared, [[row[column] for column in shared] for row in rows], texts)
+
+
+def refused_table(answers: Iterable[Answer]) -> Table:
+    """The table of the schedules that do not apply, each with the reason."""
+    return Table("do not apply", ("schedule", "reason"), [(each.schedule, each.reason) for each in answers], (0, 1))

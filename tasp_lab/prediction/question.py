@@ -1,0 +1,256 @@
+"""A question: one schedule for one collective or layer on one machine, and the machine on which it is answered.
+
+    answer(Question("h100-8", "tasp", Workload(8192, heads=8, mask="causal"))).time_s
+
+`predict` asks one question per schedule, `compare` one for each schedule that may apply, a study one for each
+combination of its axes. Equal questions have equal keys, and a file or a function that changes under the same name
+gives another key: an answer follows from the inputs of the question, from all constants of its machine, from the
+schedules that are built (`key_of`), and from the version of the engines and models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache, partial
+from typing import Literal
+
+from tasp_lab.core.errors import NoDecompositionError, TaspLabError
+from tasp_lab.core.files import file_sha256
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.version import MODEL_VERSION
+from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.sampling import Sampling
+from tasp_lab.prediction.inputs import (
+    ComputeLike,
+    MachineLike,
+    chosen_machine,
+    with_assumptions,
+    with_compute,
+    with_contention,
+    with_runtime,
+)
+from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
+from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
+from tasp_lab.prediction.uncertainty import Uncertainty
+from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.objects import AnySchedule, name_of
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Work, Workload, is_left_out
+
+NO_SAMPLES = Sampling(0)
+
+ANY_RINGS = RingOptions()
+"""Rings of any kind, sought with the default budget."""
+
+Value = str | int | float | bool | None
+"""A value of an axis of a study, or of a cell of a row."""
+
+Rings = RingOptions | tuple[Decomposition, ...]
+"""Which rings are sought, or the rings themselves."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Parameters
+    ----------
+    machine : a name, an expression or a file, as `tasp_lab.machines.catalogue.load_machine` takes it, or an object.
+    schedule : a name of `tasp_lab.schedules.registry`, or a schedule that was built for this machine and work.
+    work : a layer, or the bytes per rank of a collective.
+    options : of the schedule; its passes among them.
+    library, kernel, runtime, contention, compute, without_links, links : see `tasp_lab.prediction.predict.predict`.
+    overrides : texts such as ``nic.bandwidth=x2``, applied in order, see `tasp_lab.machines.overrides`.
+    sampling : of the constants, for the interval; no samples for an interval of residuals alone, None for no interval.
+    rings : which rings schedules over rings may take, or the rings themselves; the fastest are taken.
+    engine : of the simulator, see `sim.simulate.simulate`.
+    labels : the values of a study's axes, by name, for tables. They are no inputs: equal questions have equal keys.
+    """
+
+    machine: MachineLike
+    schedule: AnySchedule
+    work: Work
+    options: AttentionOptions = DEFAULT_OPTIONS
+    library: str = "auto"
+    kernel: str | None = None
+    runtime: str | Runtime | None = None
+    contention: bool | None = None
+    overrides: tuple[str, ...] = ()
+    sampling: Sampling | None = NO_SAMPLES
+    compute: ComputeLike | None = None
+    without_links: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    rings: Rings = ANY_RINGS
+    engine: Literal["auto", "simpy", "array"] = "auto"
+    labels: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the schedule."""
+        return name_of(self.schedule)
+
+    @property
+    def layer(self) -> Workload:
+        """The work, which is a layer."""
+        assert isinstance(self.work, Workload), "a question about a layer"
+        return self.work
+
+    def label(self, name: str, default: Value = None) -> Value:
+        """The value of an axis, or `default`."""
+        return dict(self.labels).get(name, default)
+
+    def inputs(self) -> dict[str, object]:
+        """What is asked, by name, ready for JSON; fields that only some questions have are left out elsewhere."""
+        found: dict[str, object] = {
+            "machine": self.machine if isinstance(self.machine, str) else _name(self.machine),
+            "schedule": self.schedule if isinstance(self.schedule, str) else self.schedule.digest,
+            "library": self.library,
+            "kernel": self.kernel,
+            "runtime": self.runtime.name if isinstance(self.runtime, Runtime) else self.runtime,
+            "contention": self.contention,
+        }
+        if isinstance(self.work, Workload):
+            known = (each for each in fields(self.work) if not is_left_out(self.work, each))
+            found["layer"] = {each.name: getattr(self.work, each.name) for each in known}
+            found["options"] = {each.name: getattr(self.options, each.name) for each in fields(self.options)}
+        else:
+            found["shard_bytes"] = self.work
+        found["overrides"] = list(self.overrides)
+        found |= {} if self.sampling is None else {"samples": self.sampling.samples, "seed": self.sampling.seed}
+        if isinstance(self.rings, tuple):
+            found["rings"] = rings_inputs(self.rings)
+        elif self.rings != ANY_RINGS:
+            found["rings"] = plain(self.rings)
+        for name in ("compute", "without_links", "links"):
+            if value := getattr(self, name):
+                found[name] = list(value) if isinstance(value, tuple) else value
+        return found | ({} if self.engine == type(self).engine else {"engine": self.engine})
+
+    def key(self, constants: str | None = None, models: int = MODEL_VERSION) -> str:
+        """The hash of the inputs, of the machine (`constants` is its hash) and of the version of engines and models.
+
+        >>> question = Question("h100-8", "tasp", Workload(8192))
+        >>> question.key() == Question("h100-8", "tasp", Workload(8192), labels=(("seq", 8192),)).key()
+        True
+        >>> question.key("", models=1) == question.key("", models=2)
+        False
+        """
+        return _sha256([self.inputs(), constants_of(self) if constants is None else constants, models])
+
+
+def key_of(question: str, schedules: str) -> str:
+    """The key of an answer: of a question and the hash of the schedules that were built for it."""
+    return _sha256([question, schedules])
+
+
+def _name(machine: Machine | Topology) -> str:
+    return machine.topology.name if isinstance(machine, Machine) else machine.name
+
+
+def _sha256(document: object) -> str:
+    """32 hexadecimal digits."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class PreparedMachine:
+    """A machine as schedules run on it, with its rings and the samples of its constants, found once.
+
+    `assumes` is whether the compute rates of linear layers are marked as assumed; not where the question gives a rate.
+    """
+
+    def __init__(
+        self, machine: Machine, rings: Rings = ANY_RINGS, sampling: Sampling | None = None, assumes: bool = True
+    ) -> None:
+        self.machine, self.sampling, self._rings, self._assumes = machine, sampling, rings, assumes
+        self._found: Sequence[Decomposition] | NoDecompositionError | None = None
+        self._uncertainties: dict[str, Uncertainty] = {}
+
+    def rings(self, progress: ProgressCallback = no_progress) -> Sequence[Decomposition]:
+        """The rings that may be fastest. Raises `NoDecompositionError`; the search runs once in either case."""
+        if isinstance(self._rings, tuple):
+            return self._rings
+        if self._found is None:
+            find = partial(self._rings.find, progress=progress)
+            try:
+                self._found = tuple(ring_candidates(self.machine, find, with_known=self._rings.is_free))
+            except NoDecompositionError as error:
+                self._found = error
+        if isinstance(self._found, NoDecompositionError):
+            raise self._found
+        return self._found
+
+    @property
+    def search_complete(self) -> bool | None:
+        """Whether the search for rings was; None where none was needed, or none exist."""
+        found = self._rings if isinstance(self._rings, tuple) else self._found
+        if not found or isinstance(found, NoDecompositionError):
+            return None
+        return all(each.search_complete for each in found)
+
+    @cached_property
+    def constants_sha256(self) -> str:
+        """The hash of all of this machine that answers follow from."""
+        return sha256(machine_content(self.machine))
+
+    def machine_for(self, work: Work) -> Machine:
+        """The machine with the assumptions for this work."""
+        return with_assumptions(self.machine, work) if self._assumes and isinstance(work, Workload) else self.machine
+
+    def uncertainty_for(self, work: Work) -> Uncertainty | None:
+        """What makes the intervals of times of this work; None where none are asked for."""
+        if self.sampling is None:
+            return None
+        # Machines for different kinds of layers differ in what is assumed, and so in what is sampled.
+        kind = f"{work.kind}{'L' in work.layers}" if isinstance(work, Workload) else ""
+        if kind not in self._uncertainties:
+            self._uncertainties[kind] = Uncertainty(self.machine_for(work), self.sampling)
+        return self._uncertainties[kind]
+
+
+def machine_of(question: Question) -> Machine:
+    """The machine of a question with all that it changes. Raises `TaspLabError`."""
+    machine = chosen_machine(question.machine, question.library, question.compute, question.kernel, question.overrides,
+                             question.without_links, question.links)  # fmt: skip
+    return with_runtime(with_contention(with_compute(machine), question.contention), question.runtime)
+
+
+def with_machine(question: Question, machine: Machine) -> Question:
+    """The question on a machine that has all the changes of the question already; overrides of the layer, too."""
+    return replace(
+        question, machine=machine, library="auto", kernel=None, runtime=None, contention=None, overrides=(),
+        without_links=(), links=(),
+    )  # fmt: skip
+
+
+def prepared(question: Question) -> PreparedMachine:
+    """The machine of a question; one given by name is prepared once per process. Raises `TaspLabError`."""
+    if not isinstance(question.machine, str) or isinstance(question.rings, tuple):
+        return _prepare(question)
+    # Questions that differ in their schedules and layers have the same machine.
+    alike = replace(question, schedule="", work=0, options=DEFAULT_OPTIONS, engine="auto", labels=())
+    files = file_sha256(question.machine), file_sha256(question.kernel)
+    return _prepared(alike, files)
+
+
+@lru_cache(maxsize=64)
+def _prepared(question: Question, files: tuple[str, str]) -> PreparedMachine:
+    """`files` are the hashes of the files that machine and kernel name: an edited file is another machine."""
+    return _prepare(question)
+
+
+def _prepare(question: Question) -> PreparedMachine:
+    return PreparedMachine(machine_of(question), question.rings, question.sampling, question.compute is None)
+
+
+def constants_of(question: Question) -> str:
+    """The hash of the machine of a question; empty for a machine that is refused."""
+    try:
+        return prepared(question).constants_sha256
+    except TaspLabError:
+        return ""
