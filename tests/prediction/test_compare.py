@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tasp_lab
 from runtime.calibration import expected_duration_s, route_classes
+from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError
 from tasp_lab.core.units import format_time
@@ -20,7 +21,9 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.answer import busiest_link_bytes
 from tasp_lab.prediction.compare import SINGLE_RINGS, compare
 from tasp_lab.prediction.predict import predict
+from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import decompose
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import attention_names_on
@@ -211,3 +214,25 @@ def test_tuned_options_are_measured() -> None:
     assert all(each.measured_s for each in found.candidates)
     run = [(run.prediction.schedule, run.prediction.options) for each in found.fabric for run in each.runs]  # type: ignore[union-attr]
     assert sorted(run, key=str) == sorted(((each.schedule, each.options) for each in found.candidates), key=str)
+
+
+def test_a_table_samples_the_schedules_that_may_be_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals of much slower schedules decide nothing, so only ``--json`` has them."""
+    sampled = list[str]()
+    samples_s = Uncertainty.samples_s
+
+    def counted(self: Uncertainty, schedule: Schedule, transfers: int = 0) -> FloatArray:
+        sampled.append(schedule.name)
+        return samples_s(self, schedule, transfers)
+
+    monkeypatch.setattr(Uncertainty, "samples_s", counted)
+    found = compare("h100-4", LAYER, passes="both")
+    assert sampled == []
+    table = str(found)
+    near = [each.schedule for each in found.candidates if each.time_s <= 1.3 * found.best.time_s]
+    assert 1 < len(near) < len(found.candidates)
+    assert sorted(sampled) == sorted(2 * near), "each pass once"
+    assert table.count("not sampled") == len([each for each in found.candidates if each.applies]) - len(near)
+    rows: Any = found.to_dict()["results"]
+    assert all(row["time_low_s"] <= row["time_s"] <= row["time_high_s"] for row in rows if row["applies"])
+    assert len(sampled) == 2 * len([each for each in found.candidates if each.applies])
