@@ -22,11 +22,11 @@ import numpy as np
 
 from experiments.common import markdown_table
 from tasp_lab.core.files import write_whole
-from tasp_lab.machines.compute_rates import accelerator_constants, accelerator_names
+from tasp_lab.machines.compute import accelerator_names, accelerator_parameters
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import WIDTHS, dimension, source_kind
-from tasp_lab.machines.library_constants import library_constants
-from tasp_lab.machines.profile_files import load_profile, profile_names
+from tasp_lab.machines.parameters import library_parameters
+from tasp_lab.machines.profile import load_profile, profile_names
 
 FOLDER = Path(__file__).parent
 SMALL_BYTES = 2**20
@@ -93,11 +93,11 @@ def _of_profiles() -> Iterator[Value]:
     """Constants that are proportional to a line rate, as shares of it; ring rates only behind a switch."""
     for name in profile_names():
         profile = load_profile(name)
-        for constant in profile.constants:
+        for constant in profile.parameters.values():
             spec = CONSTANTS[constant.name]
             if not spec.is_part and not (constant.name == "ring_rate" and profile.inside == "switch"):
                 continue
-            share = profile.number(constant.name) / profile.number(spec.depends_on)
+            share = profile.parameters.numbers[constant.name] / profile.parameters.numbers[spec.depends_on]
             kind = source_kind(constant.source)
             yield Value("rate", kind, f"{constant.name}, {profile.library}", constant.source, share)
 
@@ -105,10 +105,10 @@ def _of_profiles() -> Iterator[Value]:
 def _of_libraries() -> Iterator[Value]:
     """Latencies and launches of both libraries: what the code of each states is no error of the other's."""
     for library in ("nccl", "rccl"):
-        for constant in library_constants(library):
+        for constant in library_parameters(library):
             kind = source_kind(constant.source)
             if dimension(CONSTANTS[constant.name]) == "time":
-                yield Value("time", kind, constant.name, library, CONSTANTS[constant.name].parse(constant.value))
+                yield Value("time", kind, constant.name, library, constant.number)
 
 
 def _of_kernels() -> Iterator[Value]:
@@ -122,7 +122,7 @@ def _of_kernels() -> Iterator[Value]:
 def _other_errors() -> Iterator[tuple[tuple[str, str], float]]:
     """Errors that no second source tells, by what constants are and their source."""
     for name in accelerator_names():
-        rates = {each.name: CONSTANTS[each.name].parse(each.value) for each in accelerator_constants(name)}
+        rates = {each.name: each.number for each in accelerator_parameters(name)}
         if {"compute_rate", "compute_rate_backward"} <= set(rates):
             yield ("compute", "assumed"), abs(math.log(rates["compute_rate"] / rates["compute_rate_backward"]))
     for table in json.loads((FOLDER / "accuracy.json").read_text())["tables"]:

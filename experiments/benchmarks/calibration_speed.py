@@ -25,11 +25,10 @@ import numpy as np
 
 from experiments.common import machine_record, markdown_table
 from tasp_lab.core.files import write_whole
-from tasp_lab.machines.profile_files import load_profile
-from tasp_lab.measure.fit.cases import Case
-from tasp_lab.measure.fit.findings import with_numbers
+from tasp_lab.machines.parameters import Change, changed
+from tasp_lab.machines.profile import load_profile
+from tasp_lab.measure.fit.cases import Case, Simulated
 from tasp_lab.measure.readers import MeasuredTable, Row
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 COLLECTIVES: tuple[NcclTestsName, ...] = ("all_gather", "alltoall")
@@ -71,11 +70,11 @@ def main() -> None:
 def write_tables(folder: Path) -> None:
     """A CSV table per collective."""
     profile, random = load_profile("h100"), np.random.default_rng(0)
-    changed = with_numbers(profile, [(name, profile.number(name) * factor) for name, factor in CHANGED.items()])
+    slower = changed(profile.parameters, {name: Change(factor) for name, factor in CHANGED.items()})
     for name in COLLECTIVES:
         rows = tuple(Row(size, 1.0) for size in SIZES)
         case = Case(MeasuredTable(name, "h100-10x8", name, 80, None, {}, rows), name, "10x8", rows)
-        times_us = Simulated(changed, [case])(changed) * np.exp(NOISE * random.normal(size=len(rows))) * 1e6
+        times_us = Simulated(profile, [case])(slower) * np.exp(NOISE * random.normal(size=len(rows))) * 1e6
         lines = [f"{size},{time_us!r}" for size, time_us in zip(SIZES, times_us.tolist(), strict=True)]
         head = f"# profile: h100-10x8\n# collective: {name}\n# ranks: 80\n# source: simulated\nsize_B,time_us\n"
         (folder / f"{name}.csv").write_text(head + "\n".join(lines) + "\n")

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from experiments.common import RESULTS, markdown_table, write_page
 from sim.simulate import simulate
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import accelerator_constants
+from tasp_lab.machines.compute import accelerator_parameters
 from tasp_lab.machines.contention import Contention
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.profile import load_profile
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 
 MIB = 2**20
@@ -52,13 +52,13 @@ class Slowdown:
 
 def contention(gpu: str, channels: int) -> Contention:
     """The contention of a GPU whose messages have at most so many channels."""
-    sms = next(int(each.value) for each in accelerator_constants(gpu) if each.name == "sms")
+    sms = next(int(each.number) for each in accelerator_parameters(gpu) if each.name == "sms")
     return Contention(sms, 1, channels)
 
 
 def _channels(family: str) -> int:
     """The channels of a collective within one node, by the profile."""
-    return int(load_profile(family).number("channels"))
+    return int(load_profile(family).parameters.numbers["channels"])
 
 
 def slowdowns() -> list[Slowdown]:

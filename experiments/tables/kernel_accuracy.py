@@ -22,9 +22,9 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
-from tasp_lab.machines.kernel_model.constants import gpus
+from tasp_lab.machines.kernel_model.constants import Passing, gpus
 from tasp_lab.machines.kernel_model.kernel import call_parts, nearest_variant
-from tasp_lab.measure.fit.fit_kernels import KernelTime, Passing, fit_kernel
+from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.fit.kernel_files import LINEAR_KERNELS, split_alternately
 from tasp_lab.measure.readers.kernel_table import KernelTable
 

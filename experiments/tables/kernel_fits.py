@@ -10,8 +10,8 @@ from pathlib import Path
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress
 from tasp_lab.machines.kernel_model.constants import data_folder, gpus
-from tasp_lab.machines.kernel_model.linear import LinearKernel, linear_document
-from tasp_lab.measure.fit.fit_linear_kernels import fit_linear_kernel
+from tasp_lab.machines.kernel_model.memory import LinearKernel, linear_document
+from tasp_lab.measure.fit.fit_kernels import fit_linear_kernel
 from tasp_lab.measure.fit.kernel_files import fit_files, write_files
 from tasp_lab.measure.readers.file_position import read_text
 from tasp_lab.measure.readers.kernel_table import KernelTable, is_kernel_table, read_kernel_table

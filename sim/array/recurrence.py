@@ -8,7 +8,7 @@ step are maxima and sums of those of earlier steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,17 +42,32 @@ def is_contention_free(program: Program) -> bool:
 
 def end_s(program: Program) -> float:
     """The end of the last transfer of a contention-free program, in seconds; the times are those of `_steps`."""
-    variants = list(zip(*_durations(program), strict=True))
-    before, lag = _hop_before(program)
+    operations = program.operations
+    variants = [operations.variant(step) for step in range(operations.repeats)]
+    return float(last_end_s(_durations(program), variants, *hop_before(program)))
+
+
+def last_end_s(
+    durations_s: tuple[FloatArray, FloatArray, FloatArray], variants: Sequence[int], before: IntArray, lag: int
+) -> FloatArray:
+    """The end of the last transfer, in seconds.
+
+    Parameters
+    ----------
+    durations_s : of launches, flows and latencies; float arrays (variants, classes, ...). Further axes are other sizes
+        of the same rings, and axes of the result.
+    variants : the variant of each step.
+    before, lag : see `hop_before`.
+    """
+    launches_s, flows_s, latencies_s = durations_s
     ends: deque[FloatArray] = deque(maxlen=lag)
-    sent_s = latest_s = np.zeros(len(before))
-    for step in range(program.operations.repeats):
-        launch_s, flow_s, latency_s = variants[program.operations.variant(step)]
+    sent_s = latest_s = np.zeros(launches_s.shape[1:])
+    for step, variant in enumerate(variants):
         start_s = np.maximum(sent_s, ends[0][before]) if step >= lag else sent_s
-        sent_s = start_s + launch_s + flow_s
-        ends.append(sent_s + latency_s)
+        sent_s = start_s + launches_s[variant] + flows_s[variant]
+        ends.append(sent_s + latencies_s[variant])
         latest_s = np.maximum(latest_s, ends[-1])
-    return float(latest_s.max())
+    return np.asarray(latest_s.max(axis=0))
 
 
 def record_of(program: Program) -> Record:
@@ -68,11 +83,14 @@ def record_of(program: Program) -> Record:
 
 def _rates(program: Program) -> FloatArray:
     """The rate of each class in bytes/s, without contention; a float array (variants, classes)."""
-    plan = program.plan
-    first = plan.rows["first_pass"]
-    capacity = np.append(program.capacity_bytes_per_s[plan.passes["constraint"]], np.inf)
-    narrowest = np.where(np.diff(first) > 0, np.minimum.reduceat(capacity, first[:-1]), np.inf)
-    return np.minimum(narrowest, _of_costs(program, "limit"))
+    return np.minimum(narrowest_bytes_per_s(program), _of_costs(program, "limit"))
+
+
+def narrowest_bytes_per_s(program: Program) -> FloatArray:
+    """The capacity of the narrowest constraint that each class passes; a float array (classes,)."""
+    first = program.plan.rows["first_pass"]
+    capacity = np.append(program.capacity_bytes_per_s[program.plan.passes["constraint"]], np.inf)
+    return np.where(np.diff(first) > 0, np.minimum.reduceat(capacity, first[:-1]), np.inf)
 
 
 def _bottlenecks(program: Program) -> IntArray:
@@ -95,7 +113,7 @@ def _of_costs(program: Program, column: str) -> FloatArray:
 
 def _steps(program: Program) -> Iterator[_Step]:
     launch_s, flow_s, latency_s = _durations(program)
-    before, lag = _hop_before(program)
+    before, lag = hop_before(program)
     none = np.zeros(len(before))
     past: deque[_Step] = deque(maxlen=lag)
     for step in range(program.operations.repeats):
@@ -123,7 +141,7 @@ def _durations(program: Program) -> tuple[FloatArray, FloatArray, FloatArray]:
     return launch_s, wire_bytes / _rates(program), latency_s
 
 
-def _hop_before(program: Program) -> tuple[IntArray, int]:
+def hop_before(program: Program) -> tuple[IntArray, int]:
     """For each class the one whose block it forwards, and the number of steps between them."""
     plan = program.plan
     first = plan.rows["if_arrived"][:-1]

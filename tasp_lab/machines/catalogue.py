@@ -10,7 +10,7 @@ A file has one of two forms. The *explicit* form lists every link, where an inte
 (`Topology.switch_kinds`, `Topology.node_of_rank`), never from names. The *expression* form has an expression and each
 number it needs as a constant with its source. Numbers are SI; bandwidths and latencies may also be texts with a unit
 (``50GB/s``, ``1us``).
-In both forms, `accelerator` is one of `tasp_lab.machines.compute_rates`, and the constants `COMPUTE_RATES` are the
+In both forms, `accelerator` is one of `tasp_lab.machines.compute`, and the constants `COMPUTE_RATES` are the
 attention rates of a rank. In the explicit form, `profile` is a family of machines, which has the library, the kernels
 and the constants that the file does not state (`tasp_lab.machines.own_links`); without it, the constant `LAUNCH` is the
 time to post a message, as measured by `tasp-lab calibrate` on running ranks.
@@ -32,17 +32,14 @@ from typing import Annotated
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, alternatives, nearest, of_type
+from tasp_lab.core.records import Record, Text
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
-from tasp_lab.machines.compute_rates import COMPUTE_RATES, with_accelerator
-from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.intervals import stated_interval
-from tasp_lab.machines.kernel_compute import compute_on
-from tasp_lab.machines.library_constants import gloo
-from tasp_lab.machines.machine import IDEAL, CommLibrary, Constant, Machine, NetworkKind
+from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
+from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine, NetworkKind
 from tasp_lab.machines.own_links import family_of, machine_of_family
-from tasp_lab.machines.profile import LIBRARIES
-from tasp_lab.machines.profile_files import listed_members, load_profile, member
-from tasp_lab.machines.records import ConstantRecord, Record, Text
+from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
+from tasp_lab.machines.profile import listed_members, load_profile, member
+from tasp_lab.machines.system import LIBRARIES, gloo
 from tasp_lab.topology.expressions import (
     EXPRESSION_DEFAULTS,
     MAX_WORLD_SIZE,
@@ -140,9 +137,10 @@ def topology_document(machine: Machine) -> dict[str, object]:
     {'source': 0, 'destination': 1, 'bandwidth_bytes_per_s': 50000000000.0, 'latency_s': 1e-06}
     """
     topology, family = machine.topology, family_of(machine)
-    constants = machine.constants
+    parameters = list(machine.parameters.values())
     if family:  # what the file of the family states is read from there
-        constants = tuple(each for each in constants if each not in load_profile(family).constants)
+        known = load_profile(family).parameters
+        parameters = [each for each in parameters if known.get(each.name) != each]
     return {
         "name": topology.name,
         "summary": machine.summary,
@@ -152,16 +150,21 @@ def topology_document(machine: Machine) -> dict[str, object]:
         "shared": [_plain(shared) for shared in topology.shared],
         "switches": [_plain(switch) for switch in topology.switches],
         "nodes": list(topology.nodes),
-        "constants": [_plain(constant) for constant in constants],
+        "constants": [_constant(parameter) for parameter in parameters],
         **({"accelerator": machine.accelerator} if machine.accelerator else {}),
         **({"network": machine.network} if machine.network != "documented" and not family else {}),
     }
 
 
-def _plain(part: Link | SharedCapacity | Switch | Constant) -> dict[str, object]:
-    fields = {key: _plain_value(value) for key, value in asdict(part).items() if key not in ("at", "low", "high")}
-    stated = [part.low, part.high] if isinstance(part, Constant) and part.low else None
-    return fields | ({"interval": stated} if stated else {})
+def _constant(parameter: Parameter) -> dict[str, object]:
+    found: dict[str, object] = {"name": parameter.name, "value": parameter.text, "source": parameter.source}
+    if parameter.interval_texts is not None:
+        found["interval"] = list(parameter.interval_texts)
+    return found
+
+
+def _plain(part: Link | SharedCapacity | Switch) -> dict[str, object]:
+    return {key: _plain_value(value) for key, value in asdict(part).items()}
 
 
 def _plain_value(value: object) -> object:
@@ -229,7 +232,7 @@ class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
     shared: tuple[_SharedRecord, ...] = ()
     switches: tuple[_SwitchRecord, ...] = ()
     nodes: tuple[int, ...] = ()
-    constants: tuple[ConstantRecord, ...] = ()
+    constants: tuple[Constant, ...] = ()
     accelerator: str | None = None
     network: NetworkKind = "documented"
     profile: str = ""
@@ -245,7 +248,7 @@ class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
     name: Text
     expression: str
     summary: str = ""
-    constants: tuple[ConstantRecord, ...] = ()
+    constants: tuple[Constant, ...] = ()
     accelerator: str | None = None
     network: NetworkKind = "documented"
 
@@ -269,37 +272,33 @@ class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
         return ExpressionDefaults(**numbers)
 
 
-def _all_constants(record: _ExplicitFile | _ExpressionFile) -> tuple[Constant, ...]:
-    """The constants of a file and the compute rates of its accelerator.
+def _parameters(constants: tuple[Constant, ...]) -> Parameters:
+    """The parameters that a file states. Raises `TopologyError` for malformed and repeated ones."""
+    found: dict[str, Parameter] = {}
+    for index, record in enumerate(constants):
+        if record.name in found:
+            count = sum(other.name == record.name for other in constants)
+            raise TopologyError(f"expected the constant {record.name} once, got it {count} times - at `$.constants`")
+        try:
+            parameter = Parameter.parse(record.name, record.value, record.source)
+        except QuantityError as error:
+            raise TopologyError(f"{error} - at `$.constants[{index}].value`") from error
+        low, high = parse_interval(record, f"$.constants[{index}]")
+        found[record.name] = replace(parameter, low=low, high=high)
+    return Parameters(found.values())
 
-    Raises `TopologyError` for malformed compute rates.
-    """
-    for name in COMPUTE_RATES:
-        _constant(record.constants, name)
-    own = tuple(
-        Constant(each.name, each.value, each.source, "", *stated_interval(each, f"$.constants[{index}]"))
-        for index, each in enumerate(record.constants)
-    )
-    every = with_accelerator(own, record.accelerator)
-    return tuple(each for each in every if each in own or each.name in COMPUTE_RATES)
+
+def _with_rates(own: Parameters, accelerator: str | None) -> Parameters:
+    """The parameters of a file and the compute rates of its accelerator."""
+    every = with_accelerator(tuple(own.values()), accelerator)
+    return Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
 
 
-def _comm_library(record: _ExplicitFile | _ExpressionFile) -> CommLibrary:
+def _comm_library(record: _ExplicitFile | _ExpressionFile, parameters: Parameters) -> CommLibrary:
     """The library of the explicit form, whose launch time is a constant."""
-    launch_s = _constant(record.constants, LAUNCH) if isinstance(record, _ExplicitFile) else None
-    return IDEAL if launch_s is None else CommLibrary("measured", launch_s)
-
-
-def _constant(constants: tuple[ConstantRecord, ...], name: str) -> float | None:
-    """The value of a constant that may occur once, or None."""
-    numbers = [
-        _number(f"$.constants[{index}].value", record.value, CONSTANTS[name].parse)
-        for index, record in enumerate(constants)
-        if record.name == name
-    ]
-    if len(numbers) > 1:
-        raise TopologyError(f"expected the constant {name} once, got it {len(numbers)} times - at `$.constants`")
-    return numbers[0] if numbers else None
+    if isinstance(record, _ExplicitFile) and LAUNCH in parameters:
+        return CommLibrary("measured", parameters.numbers[LAUNCH])
+    return IDEAL
 
 
 def _bandwidth(where: str, value: float | str) -> float:
@@ -337,15 +336,15 @@ def _read_machine(where: str, suffix: str, data: bytes, library: str = "auto") -
         record = _record(_DECODERS[suffix](data.decode("utf-8-sig")))
         if isinstance(record, _ExplicitFile) and record.profile:
             return _of_family(record, library)
-        constants = _all_constants(record)
+        topology = record.topology()
+        parameters = _with_rates(_parameters(record.constants), record.accelerator)
         accelerator = record.accelerator or ""
-        compute = compute_on(constants, accelerator)
         return Machine(
-            record.topology(),
-            _comm_library(record),
-            compute,
+            topology,
+            _comm_library(record, parameters),
+            compute_on(parameters, accelerator),
             record.summary,
-            constants,
+            parameters,
             accelerator=accelerator,
             network=record.network,
         )
@@ -367,18 +366,13 @@ def _no_number(data: bytes, error: Exception) -> str:
 
 def _of_family(record: _ExplicitFile, library: str) -> Machine:
     """The machine of a file that names a profile. Raises `ProfileError`, and `TopologyError` for a wrong constant."""
-    constants = []
-    for index, each in enumerate(record.constants):
-        if each.name in CONSTANTS:
-            _number(f"$.constants[{index}].value", each.value, CONSTANTS[each.name].parse)
-        interval = stated_interval(each, f"$.constants[{index}]")
-        constants.append(Constant(each.name, each.value, each.source, "", *interval))
+    parameters = _parameters(record.constants)
     profile = load_profile(record.profile)
     if record.accelerator not in (None, profile.accelerator):
         raise TopologyError(f"accelerator {record.accelerator!r}, but the profile {profile.name!r} has "
                             f"{profile.accelerator!r}, expected one of them - at `$.accelerator`")  # fmt: skip
     return machine_of_family(
-        record.profile, profile, record.topology(), constants, library=library, summary=record.summary
+        record.profile, profile, record.topology(), parameters, library=library, summary=record.summary
     )
 
 

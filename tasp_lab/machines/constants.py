@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from tasp_lab.core.errors import QuantityError
@@ -22,10 +21,12 @@ from tasp_lab.core.units import (
     parse_time_s,
 )
 from tasp_lab.machines.libraries.channels import ProtocolName
-from tasp_lab.machines.machine import Kind
 
 Traffic = Literal["rings", "messages", "tcp"]
 """What a measurement consists of: ring collectives, send and receive, or either of them over TCP."""
+
+Kind = tuple[str, str]
+"""A dtype (``bf16``, ``fp16``, ``fp32`` or ``fp8``) and a pass (``forward`` or ``backward``)."""
 
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 
@@ -61,12 +62,6 @@ class Quantity(NamedTuple):
     max_value: float = math.inf
 
 
-@lru_cache(maxsize=4096)
-def _parsed(quantity: Quantity, text: str) -> float:
-    """The value of a text; calibration reads most constants of a profile thousands of times."""
-    return quantity.parse(text)
-
-
 _BANDWIDTH = Quantity("bytes/s", parse_bandwidth_bytes_per_s, _format_bandwidth)
 _TIME = Quantity("s", parse_time_s, _format_time)
 _FLOP_RATE = Quantity("FLOP/s", parse_flops_per_s)
@@ -84,7 +79,7 @@ class ConstantSpec:
     name : of the constant in files.
     quantity : its unit, parser, text form and largest value.
     meaning : one line for users, without a full stop.
-    depends_on : a constant to which it is proportional; files state it at a value of that one (`Constant.at`). Channel
+    depends_on : a constant to which it is proportional; files state it at a value of that one (`Parameter.at`). Channel
         counts do not depend on a NIC's rate in this way, although NCCL derives them from it: they change the protocol
         of a message, and their values for another NIC are in the library's code.
     is_part : whether it never exceeds `depends_on`; otherwise predictions would beat the bound.
@@ -111,7 +106,7 @@ class ConstantSpec:
 
     def parse(self, text: str) -> float:
         """The value of a text in SI units. Raises `QuantityError`."""
-        return _parsed(self.quantity, text)
+        return self.quantity.parse(text)
 
     def format(self, value: float, digits: int = 6) -> str:
         """A value in SI units as a text for files.
@@ -120,6 +115,10 @@ class ConstantSpec:
         ('370.8GB/s', '15us')
         """
         return self.quantity.format(value, digits)
+
+    def rounded(self, value: float, digits: int) -> float:
+        """A value to so many digits, as a file that states it so has it."""
+        return self.parse(self.format(value, digits))
 
 
 _RINGS: frozenset[Traffic] = frozenset({"rings"})
@@ -336,4 +335,5 @@ CONSTANTS: Mapping[str, ConstantSpec] = {
     for group in (_wires(), _compute_rates(), _rates(), _latencies(), _tcp(), _contention(), _rules())
     for spec in group
 }
-"""All constants by name. A fit takes them in this order, those with the largest effect first."""
+"""All constants by name, those on which others depend first. A fit takes them in this order, those with the largest
+effect first."""

@@ -15,11 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from tasp_lab.core.errors import ProfileError, QuantityError
-from tasp_lab.core.units import parse_time_s
 from tasp_lab.machines.constants import CONSTANTS, ConstantSpec
-from tasp_lab.machines.machine import Constant
-from tasp_lab.machines.records import ConstantRecord
+from tasp_lab.machines.parameters import Parameter
 
 SourceKind = Literal["code", "document", "measured", "assumed"]
 Dimension = Literal["rate", "time", "compute"]
@@ -81,116 +78,62 @@ def default_width(dimension: Dimension, source: str) -> float:
     return 0.0 if source.startswith(EXACT_SOURCES) else WIDTHS[dimension, source_kind(source)]
 
 
-def log_ends(constant: Constant) -> tuple[float, float]:
-    """How far the ends of a constant's interval are from its value, as logarithms: (at most 0, at least 0).
+def log_ends(parameter: Parameter) -> tuple[float, float]:
+    """How far the ends of a parameter's interval are from its value, as logarithms: (at most 0, at least 0).
 
-    >>> low, high = log_ends(Constant("nic_payload", "47GB/s", "a table", low="46GB/s", high="48GB/s"))
+    >>> low, high = log_ends(Parameter("nic_payload", 47e9, "a table", low=46e9, high=48e9))
     >>> round(low, 4), round(high, 4)
     (-0.0215, 0.0211)
-    >>> log_ends(Constant("channels", "24", "NVIDIA/nccl, src/graph/connect.cc"))
+    >>> log_ends(Parameter("channels", 24, "NVIDIA/nccl, src/graph/connect.cc"))
     (0.0, 0.0)
     """
-    spec = CONSTANTS.get(constant.name)
+    spec = CONSTANTS.get(parameter.name)
     if spec is None:
         return 0.0, 0.0
-    if constant.low:
-        value = spec.parse(constant.value)
-        return _log(spec.parse(constant.low), value), _log(spec.parse(constant.high), value)
-    found = dimension(spec)
-    width = 0.0 if found is None else math.log1p(default_width(found, constant.source))
+    if parameter.low is not None and parameter.high is not None:
+        return _log(parameter.low, parameter.number), _log(parameter.high, parameter.number)
+    kind = dimension(spec)
+    width = 0.0 if kind is None else math.log1p(default_width(kind, parameter.source))
     return 0.0 - width, width
 
 
-def interval_fields(constant: Constant, value: float) -> dict[str, object]:
-    """The fields of `--json` about the interval of a constant with this value in SI units."""
-    low, high = log_ends(constant)
-    exact = None if low == high else source_kind(constant.source)
+def interval_fields(parameter: Parameter, value: float) -> dict[str, object]:
+    """The fields of `--json` about the interval of a parameter with this value in SI units."""
+    low, high = log_ends(parameter)
+    exact = None if low == high else source_kind(parameter.source)
     return {
         "low": value * math.exp(low),
         "high": value * math.exp(high),
-        "interval": "stated" if constant.low else exact,
+        "interval": exact if parameter.low is None else "stated",
     }
 
 
-def interval_ends(constant: Constant) -> tuple[str, str] | None:
-    """Both ends of the interval of a constant as texts; None of an exact one.
+def interval_ends(parameter: Parameter) -> tuple[str, str] | None:
+    """Both ends of the interval of a parameter as texts; None of an exact one.
 
-    >>> interval_ends(Constant("base_ll", "6.6us", "NVIDIA/nccl, src/graph/tuning.cc"))
+    >>> interval_ends(Parameter("base_ll", 6.6e-6, "NVIDIA/nccl, src/graph/tuning.cc"))
     ('5.28us', '8.25us')
     """
-    low, high = log_ends(constant)
+    low, high = log_ends(parameter)
     if low == high:
         return None
-    spec = CONSTANTS[constant.name]
-    value = spec.parse(constant.value)
+    spec, value = CONSTANTS[parameter.name], parameter.number
     return spec.format(value * math.exp(low), 4), spec.format(value * math.exp(high), 4)
 
 
-def interval_text(constant: Constant) -> str:
-    """The interval of a constant for people; empty for an exact one.
+def interval_text(parameter: Parameter) -> str:
+    """The interval of a parameter for people; empty for an exact one.
 
-    >>> interval_text(Constant("base_ll", "6.6us", "NVIDIA/nccl, src/graph/tuning.cc"))
+    >>> interval_text(Parameter("base_ll", 6.6e-6, "NVIDIA/nccl, src/graph/tuning.cc"))
     ', 5.28us to 8.25us (by its source: code)'
     """
-    ends = interval_ends(constant)
+    ends = interval_ends(parameter)
     if ends is None:
         return ""
-    why = "stated" if constant.low else f"by its source: {source_kind(constant.source)}"
+    why = f"by its source: {source_kind(parameter.source)}" if parameter.low is None else "stated"
     return f", {ends[0]} to {ends[1]} ({why})"
 
 
 def _log(end: float, value: float) -> float:
     """The logarithm of end / value; a latency may be 0, which has no factor."""
     return math.log(end / value) if end > 0 and value > 0 else 0.0
-
-
-def stated_interval(record: ConstantRecord, where: str) -> tuple[str, str]:
-    """The ends of the interval that a record states, as texts; two empty ones where it states none.
-
-    >>> stated_interval(ConstantRecord("nic_payload", "50GB/s", "a table", "2%"), "here")
-    ('49GB/s', '51GB/s')
-
-    Raises `ProfileError` for ends that are no quantities, an empty interval, and one that lacks the value.
-    """
-    if record.interval is None:
-        return "", ""
-    try:
-        low, high = _ends(record)
-        numbers = [_number(record.name, text) for text in (low, record.value, high)]
-    except QuantityError as error:
-        raise ProfileError(f"{error} - at `{where}.interval`") from error
-    if numbers[0] > numbers[2]:
-        what = f"{record.name}: interval {low} to {high} is empty, expected the lower end first"
-        raise ProfileError(f"{what} - at `{where}.interval`")
-    if not numbers[0] <= numbers[1] <= numbers[2]:
-        what = f"{record.name}: interval {low} to {high} does not hold the value {record.value}"
-        raise ProfileError(f"{what} - at `{where}.interval`")
-    return low, high
-
-
-def _ends(record: ConstantRecord) -> tuple[str, str]:
-    if not isinstance(record.interval, str):
-        assert record.interval is not None, "the record states an interval"
-        return record.interval
-    share = _width(record.interval)
-    spec, value = CONSTANTS.get(record.name), _number(record.name, record.value)
-    if spec is None:
-        raise QuantityError(f"interval {record.interval!r} of {record.name!r}: expected two values")
-    return spec.format(value * (1 - share)), spec.format(value * (1 + share))
-
-
-def _width(text: str) -> float:
-    """A width like ``5%`` as a share."""
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / 100
-    except ValueError:
-        share = -1.0
-    if not text.strip().endswith("%") or not 0 <= share < 1:
-        raise QuantityError(f"interval {text!r}: expected two values, or a width from 0% to less than 100%")
-    return share
-
-
-def _number(name: str, text: str) -> float:
-    """A value in SI units; of constants of one machine file only, which have no definition, a time."""
-    return CONSTANTS[name].parse(text) if name in CONSTANTS else parse_time_s(text)

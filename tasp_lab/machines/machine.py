@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from tasp_lab.core.errors import QuantityError, TopologyError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number
+from tasp_lab.machines.constants import Kind
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.host_model.runtime import NO_RUNTIME, Runtime
 from tasp_lab.machines.libraries.library import IDEAL as IDEAL
 from tasp_lab.machines.libraries.library import CommLibrary as CommLibrary
+from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter, Parameters
+from tasp_lab.machines.system import Edit, System
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
 from tasp_lab.workload.layer import Workload
-
-Kind = tuple[str, str]
-"""A dtype (``bf16``, ``fp16``, ``fp32`` or ``fp8``) and a pass (``forward`` or ``backward``)."""
 
 NetworkKind = Literal["documented", "cloud"]
 """Whether the network of a machine is documented, or that of a cloud, which differs from provider to provider."""
@@ -52,7 +52,7 @@ class ComputeRate:
     """A compute rate in FLOP/s, independent of shapes; None if computing takes no time.
 
     `source` is the origin of the rate, and `assumed` whether it is an assumption. `kernel` names the kernel that has
-    this rate at most, and `constants` are those that tell the time of its calls. `interval`: how far
+    this rate at most, and `parameters` are those that tell the time of its calls. `interval`: how far
     the 5 and 95 % points of a kernel's rate are from it, as logarithms; None where only its source tells.
     """
 
@@ -60,7 +60,7 @@ class ComputeRate:
     source: str = "given"
     assumed: bool = False
     kernel: str = ""
-    constants: tuple[Constant, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
     interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class ComputeRate:
 
 @dataclass(frozen=True)
 class ComputeRates:
-    """ComputeRate rates by dtype and pass, made from constants by `tasp_lab.machines.compute_rates`."""
+    """Compute rates by dtype and pass, as `tasp_lab.machines.compute` makes them from parameters."""
 
     rates: Mapping[Kind, ComputeRate]
 
@@ -134,64 +134,14 @@ INSTANT = ComputeRate()
 """Computing takes no time, so predictions are those of communication."""
 
 
-@dataclass(frozen=True)
-class Constant:
-    """A constant of a machine with its source. `value` is a text with a unit, like ``450GB/s``.
-
-    A constant that depends on another has this `value` `at` a value of the other, like ``nic_bandwidth = 400Gbit/s``,
-    and is proportional to it. `low` and `high` are the ends of its 5 to 95 % interval as texts, empty where its file
-    states none, see `tasp_lab.machines.intervals`.
-    """
-
-    name: str
-    value: str
-    source: str
-    at: str = ""
-    low: str = ""
-    high: str = ""
-
-
-class Recipe(Protocol):
-    """How a machine follows from its constants, so that it can be made with others."""
-
-    def topology(self, constants: tuple[Constant, ...]) -> Topology:
-        """The topology with these constants."""
-
-    def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
-        """The communication library with these constants."""
-
-    def with_pairs(self) -> Recipe:
-        """The recipe whose library has a communicator per pair of ranks (`PairLibrary`)."""
-
-
-@dataclass(frozen=True)
-class EditedRecipe:
-    """A recipe whose topology is edited, so that links stay as they are edited whatever the constants are."""
-
-    recipe: Recipe
-    edit: Callable[[Topology], Topology]
-
-    def topology(self, constants: tuple[Constant, ...]) -> Topology:
-        """See `Recipe`."""
-        return self.edit(self.recipe.topology(constants))
-
-    def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
-        """See `Recipe`."""
-        return self.recipe.comm_library(constants)
-
-    def with_pairs(self) -> EditedRecipe:
-        """See `Recipe`."""
-        return replace(self, recipe=self.recipe.with_pairs())
-
-
 @dataclass(frozen=True, repr=False)
 class Machine:
-    """A topology, its communication library, how fast its ranks compute, and its constants with their sources.
+    """A topology, its communication library, how fast its ranks compute, and its parameters with their sources.
 
-    `accelerator` is the name of its GPUs or other accelerators, empty if they are unknown.
-    `contention` is what messages take from the kernel calls of a rank, and `runtime` what layers take on its host.
-    `network` says whether the network between and inside its nodes is documented, or that of a cloud. `recipe` makes it
-    with other constants; None where they are fixed. `rank_speeds` are how many times as fast as `compute` each rank
+    `accelerator` is the name of its GPUs or other accelerators, empty if they are unknown. `contention` is what
+    messages take from the kernel calls of a rank, and `runtime` what layers take on its host. `network` says whether
+    the network between and inside its nodes is documented, or that of a cloud. `system` builds topology and library
+    from other numbers; None where they are fixed. `rank_speeds` are how many times as fast as `compute` each rank
     computes, empty if all ranks are equal. `changes` are lines about the numbers that overrides changed.
     """
 
@@ -199,13 +149,13 @@ class Machine:
     comm_library: CommLibrary = IDEAL
     compute: Compute = INSTANT
     summary: str = ""
-    constants: tuple[Constant, ...] = ()
+    parameters: Parameters = NO_PARAMETERS
     accelerator: str = ""
     contention: Contention = NONE
     runtime: Runtime = NO_RUNTIME
     network: NetworkKind = "documented"
     rank_speeds: tuple[Number, ...] = ()
-    recipe: Recipe | None = field(default=None, compare=False, repr=False)
+    system: System | None = field(default=None, compare=False, repr=False)
     changes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -226,13 +176,13 @@ class Machine:
         """Whether its links are all that is stated: an expression, or a file without library, accelerator and
         constants. No machine was measured beside them, so they are exact.
         """
-        stated = self.accelerator or self.constants or self.recipe is not None
+        stated = self.accelerator or self.parameters or self.system is not None
         return self.comm_library.name == IDEAL.name and not stated
 
-    def edited(self, edit: Callable[[Topology], Topology]) -> Machine:
+    def edited(self, edit: Edit) -> Machine:
         """The machine with an edited topology, which its samples have as well."""
-        recipe = None if self.recipe is None else EditedRecipe(self.recipe, edit)
-        return replace(self, topology=edit(self.topology), recipe=recipe)
+        system = None if self.system is None else self.system.edited(edit)
+        return replace(self, topology=edit(self.topology), system=system)
 
     def call_s(self, time_s: Number, rank: int) -> Number:
         """The time of a kernel call of a rank that takes `time_s` at the speed of `compute`."""

@@ -12,7 +12,7 @@ changes, in an override or a sample, they change in proportion.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
@@ -20,8 +20,9 @@ from itertools import groupby
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.machine import Constant, EditedRecipe, Machine
-from tasp_lab.machines.profile import Member, Profile
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.parameters import Parameter, Parameters
+from tasp_lab.machines.profile import Profile
 from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.topology.links import MeshLinks
 
@@ -96,43 +97,45 @@ def machine_of_family(
     family: str,
     profile: Profile,
     topology: Topology,
-    constants: Sequence[Constant],
+    parameters: Parameters,
     *,
     library: str = "auto",
     summary: str = "",
 ) -> Machine:
-    """The machine with the library, kernels and constants of a family on links of its own.
+    """The machine with the library, kernels and parameters of a family on links of its own.
 
     Parameters
     ----------
     family : the name or file of the profile, for files that are written of the machine.
-    constants : those of the machine; where the profile has one of the same name, it is replaced.
+    parameters : those of the machine; where the profile has one of the same name, it is replaced.
     library : as of `Profile.machine`.
 
     Raises `TopologyError` for nodes that the family does not have, and `ProfileError` for a library it is not of.
     """
-    others = [each for each in constants if not profile.has(each.name)]
-    profile = with_stated(profile, constants)
+    others = [each for each in parameters.values() if each.name not in profile.parameters]
+    profile = with_stated(profile, parameters.values())
     domains, ranks = _domains(topology, profile)
-    member = Member(profile, domains, ranks, False, library, topology.name, summary or profile.summary)
-    machine = member.machine()
-    edit = OwnLinks(family, topology, machine.topology)
+    machine = profile.build(profile.system_of(domains, ranks, topology.name, library), summary)
+    assert machine.system is not None, "machines of families have a system"
+    system = machine.system.edited(OwnLinks(family, topology, machine.topology))
     return replace(
-        machine, topology=topology, constants=(*others, *machine.constants), recipe=EditedRecipe(member, edit)
+        machine, topology=topology, parameters=Parameters([*others, *machine.parameters.values()]), system=system
     )
 
 
-def with_stated(profile: Profile, constants: Sequence[Constant]) -> Profile:
-    """The profile with these constants in place of its own; those that it does not have are left out.
+def with_stated(profile: Profile, parameters: Iterable[Parameter]) -> Profile:
+    """The profile with these parameters in place of its own; those that it does not have are left out.
 
-    What depends on a constant follows it.
+    What depends on a parameter follows it, so each is stated beside the numbers that hold by then.
     """
-    for each in constants:
-        old = profile.constant(each.name)
-        if old is not None and CONSTANTS[each.name].parse(each.value) != profile.number(each.name):
-            new = profile.restated(old, each.value, each.source)
-            profile = profile.with_constant(replace(new, low=each.low, high=each.high))
-    return profile
+    known = profile.parameters
+    for new in parameters:
+        old = known.get(new.name)
+        if old is not None and new.value != known.numbers[new.name]:
+            other = CONSTANTS[new.name].depends_on
+            at = None if old.at is None else known.numbers[other]
+            known = known.with_parameters([replace(new, at=at, written_at="")])
+    return profile.with_parameters(known)
 
 
 def _domains(topology: Topology, profile: Profile) -> tuple[int, int]:
@@ -150,6 +153,5 @@ def _domains(topology: Topology, profile: Profile) -> tuple[int, int]:
 
 def family_of(machine: Machine) -> str:
     """The family of a machine with links of its own; empty for others."""
-    recipe = machine.recipe
-    edit = recipe.edit if isinstance(recipe, EditedRecipe) else None
-    return edit.family if isinstance(edit, OwnLinks) else ""
+    edits = () if machine.system is None else machine.system.edits
+    return edits[-1].family if edits and isinstance(edits[-1], OwnLinks) else ""

@@ -1,7 +1,20 @@
-"""Families of machines: a topology of any size with its communication library and constants.
+"""Families of machines: systems of any size with their communication library and parameters, read from files.
 
-A member is named by its size: ``h100-8`` is one node of 8 ranks, ``h100-10x8`` has ten nodes, ``h100-2x8-rails`` two
-nodes with rails. `tasp_lab.machines.profile_files` reads families from files.
+::
+
+    h100 = load_profile("h100")           # of tasp-lab, or of a file my.toml
+    h100.machine(10, 8)                   # ten nodes of 8 ranks
+    member("h100-2x8-rails")              # the same by name
+
+A machine is named by its size: ``h100-8`` is one node of 8 ranks, ``h100-10x8`` has ten nodes, ``h100-2x8-rails`` two
+nodes with rails.
+
+A profile file describes one family: the network of a node or rack, the network between them, the library and its
+constants, each with its source. The families of tasp-lab are ``tasp_lab/machines/profiles/*.toml``; users may have
+their own files anywhere. Constants common to all machines of a library are in
+``tasp_lab/machines/libraries/constants/*.toml``, those of an accelerator in ``tasp_lab/machines/accelerators/*.toml``.
+A profile may override either. A profile with a `base` also has the constants of that family of tasp-lab; those that
+depend on another follow its value, so a slower NIC needs one line.
 """
 
 from __future__ import annotations
@@ -9,34 +22,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
 
-from tasp_lab.core.errors import ProfileError, TopologyError
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
-from tasp_lab.machines.constants import CONSTANTS, PROTOCOLS
-from tasp_lab.machines.contention import NONE, Contention
-from tasp_lab.machines.kernel_compute import compute_on
-from tasp_lab.machines.libraries.channels import (
-    ChannelLibrary,
-    ChannelRule,
-    Medium,
-    PairLibrary,
-    Protocol,
-    ProtocolName,
-    channel_rule,
-    channels_per_net_peer,
-    power_of_two,
+import msgspec
+
+from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
+from tasp_lab.core.records import Record
+from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
+from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.machine import Machine, NetworkKind
+from tasp_lab.machines.parameters import (
+    DependentConstant,
+    Parameter,
+    Parameters,
+    library_parameters,
+    parse_constants,
 )
-from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
-from tasp_lab.machines.library_constants import gloo, split_at
-from tasp_lab.machines.machine import Constant, Machine, NetworkKind
-from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.machines.system import Library, System
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
-from tasp_lab.topology.graph import Topology
-
-Library = Literal["nccl", "rccl", "gloo", "ideal"]
-LIBRARIES: tuple[Library, ...] = ("nccl", "rccl", "gloo", "ideal")
 
 SIZE = re.compile(r"(?:(?P<nodes>[1-9][0-9]{0,4})x)?(?P<ranks>[1-9][0-9]{0,4})(?P<rails>-rails)?")
 """The size of a member, like ``8``, ``2x8`` or ``2x8-rails``."""
@@ -54,10 +62,10 @@ class Profile:
     inside : the network of a domain: a switch, or a link between any two GPUs.
     ranks_per_node : GPUs per node; members may use fewer.
     nodes_per_domain : nodes per switch; more than one for racks.
-    constants : the profile's own constants, then those of its library and accelerator that it does not override.
+    parameters : the profile's own, then those of its library and accelerator that it does not override.
     aliases : other names of members, to their sizes.
     machines : the members in the catalogue: their sizes, or aliases of these, each with a summary.
-    accelerator : the name of its GPUs, see `tasp_lab.machines.compute_rates`; empty if they are unknown.
+    accelerator : the name of its GPUs, see `tasp_lab.machines.compute`; empty if they are unknown.
     network : whether the network of its machines is documented, or that of a cloud.
     """
 
@@ -67,48 +75,64 @@ class Profile:
     inside: Literal["switch", "full-mesh"]
     ranks_per_node: int
     nodes_per_domain: int
-    constants: tuple[Constant, ...]
+    parameters: Parameters
     aliases: Mapping[str, str]
     machines: Mapping[str, str]
     accelerator: str = ""
     network: NetworkKind = "documented"
 
-    def number(self, name: str) -> float:
-        """The value of a constant in SI units. Raises `ProfileError` if the profile lacks it."""
-        for constant in self.constants:
-            if constant.name == name:
-                value = CONSTANTS[name].parse(constant.value)
-                if constant.at:
-                    other, text = split_at(constant.at)
-                    value *= self.number(other) / CONSTANTS[other].parse(text)
-                return value
-        raise ProfileError(f"profile {self.name!r}: constant {name!r} is missing; {self.library} needs it here")
+    def with_parameters(self, parameters: Parameters) -> Profile:
+        """The family with other numbers."""
+        return replace(self, parameters=parameters)
 
-    def clamped(self, name: str, value: float) -> float:
-        """The nearest possible value of a constant: a share is at most 1, a payload at most its line rate, and a hop
-        takes at least the wire's latency."""
-        spec = CONSTANTS[name]
-        lowest = self.number(spec.min_constant) if self.has(spec.min_constant) else 0.0
-        highest = self.number(spec.depends_on) if spec.is_part and self.has(spec.depends_on) else math.inf
-        return max(min(value, highest, spec.quantity.max_value), lowest)
+    def system(self, size: str, name: str = "", library: str = "auto") -> System:
+        """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias, without its numbers.
 
-    def restated(self, constant: Constant, value: str, source: str) -> Constant:
-        """A constant of this profile with another value, stated at the present value of the constant it depends on."""
-        other, _ = split_at(constant.at)
-        now = [f"{other} = {each.value}" for each in self.constants if constant.at and each.name == other]
-        return Constant(constant.name, value, source, "".join(now))
+        Raises `ProfileError` for a text that is no size, and for a size outside the family.
+        """
+        found = SIZE.fullmatch(self.aliases.get(size, size))
+        if found is None:
+            raise ProfileError(f"profile {self.name!r} has no size {size!r}, expected one like 8 or 2x8")
+        node_count, ranks = int(found["nodes"] or 1), int(found["ranks"])
+        if ranks > self.ranks_per_node or node_count * ranks > MAX_WORLD_SIZE:
+            raise ProfileError(
+                f"profile {self.name!r}: {node_count} node{'s' * (node_count != 1)} of {ranks} ranks, "
+                f"expected at most {self.ranks_per_node} ranks per node and {MAX_WORLD_SIZE} in all"
+            )
+        domains = -(-node_count // self.nodes_per_domain)
+        if node_count % domains:
+            raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
+        return self.system_of(
+            domains, node_count // domains * ranks, name or f"{self.name}-{size}", library, rails=bool(found["rails"])
+        )
 
-    def constant(self, name: str) -> Constant | None:
-        """The constant of a name, None if there is none."""
-        return next((each for each in self.constants if each.name == name), None)
+    def system_of(self, domains: int, ranks: int, name: str, library: str = "auto", *, rails: bool = False) -> System:
+        """The system of so many domains of so many ranks each."""
+        return System(self.name, self.library, self.inside, domains, ranks, rails, library, name)
 
-    def with_constant(self, constant: Constant) -> Profile:
-        """The profile with a constant in place of that of its name."""
-        return replace(self, constants=tuple(constant if c.name == constant.name else c for c in self.constants))
+    def build(self, system: System, summary: str = "") -> Machine:
+        """The machine of a system with the parameters of this family.
 
-    def has(self, name: str) -> bool:
-        """Whether the profile has a constant of this name."""
-        return any(constant.name == name for constant in self.constants)
+        With another library than its own, the machine has only the parameters of its links and compute rates, and needs
+        no others. Raises `ProfileError` if a parameter is missing, and for a library that the family does not have.
+        """
+        parameters = self.parameters
+        used = parameters
+        if not system.has_own_library:
+            wires = _of_wires(system.domains)
+            used = Parameters(each for each in parameters.values() if each.name in wires)
+        numbers = parameters.numbers
+        return Machine(
+            system.topology(numbers),
+            system.comm_library(numbers),
+            compute_on(parameters, self.accelerator),
+            summary or self.summary,
+            used,
+            accelerator=self.accelerator,
+            contention=system.contention(numbers),
+            network=self.network,
+            system=system,
+        )
 
     def machine(
         self,
@@ -122,260 +146,200 @@ class Profile:
     ) -> Machine:
         """The member of `node_count` nodes with `ranks_per_node` ranks each.
 
-        `library` is ``auto`` or the name of the profile's own, or ``ideal`` or ``gloo``. With another library than its
-        own, the member has only the constants of its links and compute rates, and the profile needs no others.
-
-        Raises `ProfileError` for a size outside the family, and for other libraries.
+        `library` is ``auto`` or the name of the profile's own, or ``ideal`` or ``gloo``. Raises `ProfileError` for a
+        size outside the family, and for other libraries.
         """
-        if ranks_per_node > self.ranks_per_node or node_count * ranks_per_node > MAX_WORLD_SIZE:
-            raise ProfileError(
-                f"profile {self.name!r}: {node_count} node{'s' * (node_count != 1)} of {ranks_per_node} ranks, "
-                f"expected at most {self.ranks_per_node} ranks per node and {MAX_WORLD_SIZE} in all"
-            )
-        domains, ranks = self._domains(node_count, ranks_per_node)
-        name = name or f"{self.name}-{node_count}x{ranks_per_node}"
-        return Member(self, domains, ranks, rails, library, name, summary or self.summary).machine()
+        size = f"{node_count}x{ranks_per_node}"
+        return self.build(self.system(size + "-rails" * rails, name or f"{self.name}-{size}", library), summary)
 
     def member(self, size: str, name: str, library: str = "auto") -> Machine | None:
         """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias; None for other texts."""
-        found = SIZE.fullmatch(self.aliases.get(size, size))
-        if found is None:
+        if SIZE.fullmatch(self.aliases.get(size, size)) is None:
             return None
-        nodes_and_ranks = int(found["nodes"] or 1), int(found["ranks"])
-        rails, summary = bool(found["rails"]), self.machines.get(size, "")
-        return self.machine(*nodes_and_ranks, rails=rails, name=name, summary=summary, library=library)
-
-    def comm_library(self, size: str) -> CommLibrary:
-        """The library of a member, without its topology. Raises `ProfileError` for a size outside the family."""
-        found = SIZE.fullmatch(self.aliases.get(size, size))
-        if found is None:
-            raise ProfileError(f"profile {self.name!r} has no size {size!r}, expected one like 8 or 2x8")
-        return self._comm_library(*self._domains(int(found["nodes"] or 1), int(found["ranks"])))
-
-    def _domains(self, node_count: int, ranks_per_node: int) -> tuple[int, int]:
-        """The domains of a member, and the ranks of each."""
-        domains = -(-node_count // self.nodes_per_domain)
-        if node_count % domains:
-            raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
-        return domains, node_count // domains * ranks_per_node
-
-    def _topology(self, domains: int, ranks: int, rails: bool) -> Topology:
-        numbers = [self.number(name) for name in ("link_bandwidth", "link_latency")] if ranks > 1 else [1.0, 0.0]
-        if domains == 1:
-            return (switch if self.inside == "switch" else full_mesh)(ranks, *numbers)
-        return nodes(
-            domains,
-            ranks,
-            self.inside,
-            "rails" if rails else "fabric",
-            link_bandwidth_bytes_per_s=numbers[0],
-            link_latency_s=numbers[1],
-            nic_bandwidth_bytes_per_s=self.number("nic_bandwidth"),
-            nic_latency_s=self.number("nic_latency"),
-        )
-
-    def _other(self, library: str, name: str) -> CommLibrary:
-        """A communication library other than the profile's."""
-        if library not in ("ideal", "gloo"):
-            raise ProfileError(
-                f"library {library!r}: the profile of {name} is of {self.library}; expected auto, ideal or gloo there"
-            )
-        return gloo() if library == "gloo" else IDEAL
-
-    def _contention(self, domains: int, ranks: int) -> Contention:
-        """What messages take from kernel calls; nothing if the profile does not say how many multiprocessors it has."""
-        if self.library not in ("nccl", "rccl") or not (self.has("sms") and self.has("sms_per_channel")):
-            return NONE
-        channels = _Channels(self, domains, ranks).message_channels
-        try:
-            return Contention(self.number("sms"), self.number("sms_per_channel"), channels)
-        except TopologyError as error:
-            raise ProfileError(f"profile {self.name!r}: {error}") from error
-
-    def _comm_library(self, domains: int, ranks: int) -> CommLibrary:
-        if self.library == "ideal":
-            return IDEAL
-        if self.library == "gloo":
-            return TcpLibrary("gloo", self.number("launch"), self.number("tcp_payload"))
-        return _Channels(self, domains, ranks).comm_library()
-
-
-@dataclass(frozen=True)
-class _Reading(Profile):
-    """A profile that remembers which of its constants were read."""
-
-    read: set[str] = field(default_factory=set)
-
-    def number(self, name: str) -> float:
-        """See `Profile.number`."""
-        self.read.add(name)
-        return super().number(name)
-
-
-@dataclass(frozen=True)
-class Member:
-    """The recipe of a member with `domains` domains of `ranks` ranks each, and a library; see `PairLibrary`."""
-
-    profile: Profile
-    domains: int
-    ranks: int
-    rails: bool
-    library: str
-    name: str
-    summary: str
-    in_pairs: bool = False
-
-    def machine(self) -> Machine:
-        """The member. Raises `ProfileError` if its profile lacks a constant."""
-        profile, own = self.profile, self.library in ("auto", self.profile.library)
-        wires = _of_wires(self.domains)
-        return Machine(
-            replace(profile._topology(self.domains, self.ranks, self.rails), name=self.name),
-            self._comm_library(profile),
-            compute_on(profile.constants, profile.accelerator),
-            self.summary,
-            profile.constants if own else tuple(each for each in profile.constants if each.name in wires),
-            accelerator=profile.accelerator,
-            contention=profile._contention(self.domains, self.ranks) if own else NONE,
-            network=profile.network,
-            recipe=self,
-        )
-
-    def constants_read(self) -> frozenset[str]:
-        """The constants on which its topology, library and contention depend.
-
-        >>> from tasp_lab.machines.profile_files import load_profile
-        >>> sorted(load_profile("h100").machine(2, 8, library="ideal").recipe.constants_read())
-        ['link_bandwidth', 'link_latency', 'nic_bandwidth', 'nic_latency']
-        """
-        reading = _Reading(**vars(self.profile))
-        replace(self, profile=reading).machine()
-        return frozenset(reading.read)
-
-    def topology(self, constants: tuple[Constant, ...]) -> Topology:
-        """See `tasp_lab.machines.machine.Recipe`."""
-        return self._with(constants)._topology(self.domains, self.ranks, self.rails)
-
-    def comm_library(self, constants: tuple[Constant, ...]) -> CommLibrary:
-        """See `tasp_lab.machines.machine.Recipe`."""
-        return self._comm_library(self._with(constants))
-
-    def _comm_library(self, profile: Profile) -> CommLibrary:
-        if self.library not in ("auto", profile.library):
-            return profile._other(self.library, self.name)
-        found = profile._comm_library(self.domains, self.ranks)
-        return self._pairs(profile, found) if self.in_pairs and isinstance(found, ChannelLibrary) else found
-
-    def with_pairs(self) -> Member:
-        """See `tasp_lab.machines.machine.Recipe`."""
-        return replace(self, in_pairs=True)
-
-    def _pairs(self, profile: Profile, world: ChannelLibrary) -> PairLibrary:
-        inside = _Channels(profile, 1, 2).comm_library() if self.ranks > 1 else None
-        between = _Channels(profile, 2, 1).comm_library() if self.domains > 1 else None
-        return PairLibrary(name=world.name, world=world, inside=inside, between=between)
-
-    def _with(self, constants: tuple[Constant, ...]) -> Profile:
-        """The profile with these constants in place of its own, as far as they are possible (`Profile.clamped`)."""
-        known = {constant.name: constant for constant in constants}
-        changed = replace(self.profile, constants=tuple(known.get(c.name, c) for c in self.profile.constants))
-        for constant in changed.constants:
-            value = changed.number(constant.name)
-            if (possible := changed.clamped(constant.name, value)) != value:
-                text = CONSTANTS[constant.name].format(possible, 17)
-                changed = changed.with_constant(changed.restated(constant, text, constant.source))
-        return changed
-
-
-@dataclass(frozen=True)
-class _Channels:
-    """Builds a library with channels for `domains` domains of `ranks` ranks each."""
-
-    profile: Profile
-    domains: int
-    ranks: int
-
-    def comm_library(self) -> ChannelLibrary:
-        of = self.profile.number
-        shared = self.domains > 1
-        ring = of("ring_rate") if self.ranks > 1 else math.inf
-        return ChannelLibrary(
-            name=self.profile.library,
-            domain_ranks=self.ranks,
-            media=(self._inside(), *([self._between()] if shared else [])),
-            protocols={protocol: self._protocol(protocol) for protocol in PROTOCOLS},
-            rule=self._rule(),
-            ring_bytes_per_s=min(ring, self.ranks * of("nic_ring_rate")) if shared else ring,
-            short_bytes=int(of("short_message")),
-        )
-
-    @property
-    def message_channels(self) -> int:
-        """All channels of send and receive of a rank."""
-        of = self.profile.number
-        if self.domains == 1:
-            return power_of_two(int(of("channels")))
-        searched = int(of("channels_per_nic")) * self.ranks
-        doubled = searched * (2 if searched < of("enough_channels") else 1)
-        return power_of_two(min(doubled, int(of("max_channels"))))
-
-    def _rule(self) -> ChannelRule:
-        of, world_size, channels = self.profile.number, self.domains * self.ranks, self.message_channels
-        if self.domains == 1:
-            return channel_rule(world_size, channels, power_of_two(int(of("channels_per_peer"))))
-        per_peer = int(of("nic_channels_per_peer"))
-        # RCCL keeps one channel free, NCCL none
-        free = channels - (self.profile.library == "rccl")
-        most = channels_per_net_peer(world_size, free, per_peer, int(of("peers_per_channel")))
-        return channel_rule(world_size, channels, most)
-
-    def _inside(self) -> Medium:
-        of, prefix = self.profile.number, "nic_" if self.domains > 1 else ""
-        return Medium(
-            of("message_launch"), of("link_bandwidth"), of("link_payload"), of("link_many_payload"),
-            of("link_channel_rate"),
-            int(of(f"{prefix}chunk")), int(of(f"{prefix}bytes_per_channel")), int(of(f"{prefix}min_bytes_per_channel")),
-        )  # fmt: skip
-
-    def _between(self) -> Medium:
-        of = self.profile.number
-        return Medium(
-            of("nic_message_launch"), of("nic_bandwidth"), of("nic_payload"), of("nic_payload"), of("nic_channel_rate"),
-            int(of("nic_chunk")), int(of("nic_bytes_per_channel")), int(of("nic_min_bytes_per_channel")),
-        )  # fmt: skip
-
-    def _protocol(self, name: ProtocolName) -> Protocol:
-        of, key = self.profile.number, name.lower()
-        hops = [of(f"link_hop_{key}") - of("link_latency")]
-        if self.domains > 1:
-            hops.append(of(f"nic_hop_{key}") - of("nic_latency"))
-        ring_hops = self._ring_hops(key)
-        if min(hops) < 0:
-            raise ProfileError(f"profile {self.profile.name!r}: a hop of {name} takes less than the wire")
-        return Protocol(
-            name,
-            of(f"base_{key}"),
-            (hops[0], hops[-1]),
-            (ring_hops[0], ring_hops[-1]),
-            payload_share=of("ll_payload") if name == "LL" else 1,
-            ring_share=1 if name == "Simple" else of(f"{key}_share"),
-            max_bytes_per_s=of(self._ll_max()) if name == "LL" else None,
-        )
-
-    def _ring_hops(self, key: str) -> list[float]:
-        """Latency of a ring collective's hops beyond the wire's, in s: inside a domain, and between domains."""
-        of = self.profile.number
-        if self.domains == 1:
-            return [of(f"link_hop_{key}") - of("link_latency")]
-        inside = max(of(f"link_hop_{key}"), of("net_overhead") * (3 if key == "simple" else 1))
-        between = of(f"nic_hop_{key}" if self.ranks > 1 else f"lone_hop_{key}")
-        return [inside - of("link_latency"), between - of("nic_latency")]
-
-    def _ll_max(self) -> str:
-        return {1: "ll_max", 2: "two_ll_max"}.get(self.domains, "nic_ll_max")
+        return self.build(self.system(size, name, library), self.machines.get(size, ""))
 
 
 def _of_wires(domains: int) -> tuple[str, ...]:
-    """The constants of links and compute rates of `domains` domains."""
+    """The parameters of links and compute rates of `domains` domains."""
     of_network = ("nic_bandwidth", "nic_latency") if domains > 1 else ()
     return ("link_bandwidth", "link_latency", *of_network, *COMPUTE_RATES)
+
+
+class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
+    summary: str
+    library: Library
+    inside: Literal["switch", "full-mesh"]
+    constants: tuple[DependentConstant, ...]
+    ranks_per_node: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 8
+    nodes_per_domain: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 1
+    aliases: dict[str, str] = msgspec.field(default_factory=dict)
+    machines: dict[str, str] = msgspec.field(default_factory=dict)
+    accelerator: str | None = None
+    base: str | None = None
+    network: NetworkKind = "documented"
+
+
+def profile_names() -> list[str]:
+    """The families of tasp-lab, in alphabetical order."""
+    return sorted(entry.name[: -len(".toml")] for entry in (files("tasp_lab.machines") / "profiles").iterdir()
+                  if entry.name.endswith(".toml"))  # fmt: skip
+
+
+def load_profile(text: str) -> Profile:
+    """The family of a name or of a ``.toml`` file. Raises `ProfileError`.
+
+    >>> load_profile("h100").machine(10, 8).topology.world_size
+    80
+    """
+    if text in profile_names():
+        return _built_in(text)
+    if not text.endswith(".toml"):
+        raise ProfileError(f"profile {text!r} is unknown: {expected_one_of(text, profile_names())}, or a .toml file")
+    try:
+        return _read(f"file {text!r}", Path(text).read_bytes())
+    except OSError as error:
+        raise ProfileError(f"file {text!r} cannot be read: {error.strerror}") from error
+
+
+@cache
+def _built_in(name: str) -> Profile:
+    return _read(f"profile {name!r}", (files("tasp_lab.machines") / "profiles" / f"{name}.toml").read_bytes())
+
+
+def listed_members() -> list[str]:
+    """The members in the catalogue, like ``h100-8``, family by family."""
+    return [f"{name}-{size}" for name in profile_names() for size in load_profile(name).machines]
+
+
+def member(text: str, library: str = "auto", name: str = "") -> Machine | None:
+    """The member of a family by name, with its library; None for other texts.
+
+    Names are ``h100-8``, ``h100-10x8`` or ``h100-2x8-rails``; of a file, ``my.toml`` (one node) or ``my.toml:4x8``.
+    `library` is that of `Profile.machine`, `name` that of the machine: the text, if empty.
+
+    >>> member("h100-8").comm_library.name, member("torus:3x3")
+    ('nccl', None)
+    """
+    path, _, size = text.rpartition(":") if re.search(r"\.toml:[^:/]+\Z", text) else (text, "", "")
+    if path.endswith(".toml"):
+        if not is_profile_file(path):
+            return None
+        profile = load_profile(path)
+        size = size or str(profile.ranks_per_node)
+    else:
+        family, _, size = text.partition("-")
+        if family not in profile_names():
+            return None
+        profile = load_profile(family)
+    return profile.member(size, name or text, library)
+
+
+def find_profile(text: str) -> tuple[Profile, Machine]:
+    """The profile and member of a text: a family, of which the member is one node, or a member.
+
+    Raises `ProfileError`.
+    """
+    found = member(text)
+    if found is None:
+        profile = load_profile(text)
+        return profile, profile.machine(1, profile.ranks_per_node)
+    path = re.sub(r"\.toml:[^:/]+\Z", ".toml", text)
+    return load_profile(path if path.endswith(".toml") else text.partition("-")[0]), found
+
+
+def family_of_gpus(gpu: str) -> Profile | None:
+    """The family of tasp-lab with these GPUs by the name of their driver, if it is named as they are; else None.
+
+    >>> found = family_of_gpus("NVIDIA H100 80GB HBM3")
+    >>> found and found.name, family_of_gpus("NVIDIA H100 PCIe")
+    ('h100', None)
+    """
+    name = gpu_alias(gpu)
+    found = load_profile(name) if name in profile_names() else None
+    return found if found and found.accelerator == name else None
+
+
+def is_profile_file(path: str) -> bool:
+    """Whether a file is a profile; machine files have no library."""
+    try:
+        return b"\nlibrary" in b"\n" + Path(path).read_bytes()
+    except OSError:
+        return False
+
+
+def profile_document(profile: Profile) -> str:
+    """The profile as the text of a file that `load_profile` reads."""
+    head = {
+        "name": profile.name,
+        "summary": profile.summary,
+        "library": profile.library,
+        "inside": profile.inside,
+        "ranks_per_node": profile.ranks_per_node,
+        "nodes_per_domain": profile.nodes_per_domain,
+        **({"accelerator": profile.accelerator} if profile.accelerator else {}),
+        "network": profile.network,
+        "aliases": dict(profile.aliases),
+        "machines": dict(profile.machines),
+        "constants": [
+            {"name": each.name, "value": each.text, "source": each.source}
+            | ({} if each.at is None else {"at": each.at_text})
+            | ({} if each.interval_texts is None else {"interval": list(each.interval_texts)})
+            for each in profile.parameters.values()
+        ],
+    }
+    return msgspec.toml.encode(head).decode()
+
+
+def _read(where: str, data: bytes) -> Profile:
+    if not data.strip():
+        raise ProfileError(f"{where} is empty, expected a profile")
+    try:
+        profile = _profile(msgspec.toml.decode(data, type=_ProfileFile))
+        _check_sizes(profile)
+        _check_parts(profile)
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+    except (ValueError, QuantityError, ProfileError, TopologyError) as error:
+        raise ProfileError(" ".join(f"{where}: {error}".split())) from error
+    return profile
+
+
+def _profile(record: _ProfileFile) -> Profile:
+    """The profile of a file, with what it does not override: of its accelerator, its base and its library."""
+    own = parse_constants(record.constants)
+    shared = [*with_accelerator((), record.accelerator), *_base_parameters(record), *library_parameters(record.library)]
+    found = {parameter.name: parameter for parameter in own}
+    for parameter in shared:
+        found.setdefault(parameter.name, parameter)
+    accelerator = record.accelerator or (_built_in(record.base).accelerator if record.base else "")
+    return Profile(
+        record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
+        Parameters(found.values()), record.aliases, record.machines, accelerator, record.network,
+    )  # fmt: skip
+
+
+def _base_parameters(record: _ProfileFile) -> tuple[Parameter, ...]:
+    """The parameters of the base. Raises `ProfileError` for one that is unknown or of another library."""
+    if record.base is None:
+        return ()
+    if record.base not in profile_names():
+        raise ProfileError(f"base {record.base!r} is unknown: expected one of {', '.join(profile_names())}")
+    base = _built_in(record.base)
+    if base.library != record.library:
+        raise ProfileError(f"base {record.base!r} is of {base.library}, expected one of {record.library}")
+    return tuple(base.parameters.values())
+
+
+def _check_sizes(profile: Profile) -> None:
+    for size in (*profile.aliases.values(), *profile.machines):
+        if SIZE.fullmatch(profile.aliases.get(size, size)) is None:
+            raise ProfileError(f"{size!r} is not a size, expected one like 8, 2x8 or 2x8-rails")
+
+
+def _check_parts(profile: Profile) -> None:
+    """Check that no payload exceeds its line rate."""
+    numbers = profile.parameters.numbers
+    for part in (spec for spec in CONSTANTS.values() if spec.is_part):
+        if numbers.get(part.name, 0.0) > numbers.get(part.depends_on, math.inf):
+            raise ProfileError(f"{part.name} is more than {part.depends_on}")

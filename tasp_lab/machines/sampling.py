@@ -3,7 +3,7 @@
 Each constant has a Latin hypercube column of its own: of `count` equally likely values each occurs once, in an order
 that follows from the seed and the constant's name alone. So equal seeds give equal samples on every machine, whatever
 other constants there are. Values are log-normal, with the two halves of the interval apart. Constants that are
-proportional to another follow it (`Profile.number`), and impossible values are clamped (`Profile.clamped`).
+proportional to another follow it, and impossible values are clamped (`tasp_lab.machines.parameters.changed`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ProfileError, QuantityError
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
-from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.intervals import WIRES, default_width, log_ends
-from tasp_lab.machines.machine import ComputeRate, Constant, Machine
+from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
+from tasp_lab.machines.kernel_model.kernel import AttentionKernel
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.parameters import Change, changed
 
 NORMAL_95 = NormalDist().inv_cdf(0.95)
 """Standard deviations from the middle of a normal distribution to its 95 % point: 1.645."""
@@ -91,9 +94,10 @@ def machine_samples(machine: Machine, sampling: Sampling) -> MachineSamples:
 
 
 def _sampled(machine: Machine, sampling: Sampling) -> Iterator[Machine]:
-    ends = {each.name: log_ends(each) for each in machine.constants if each.name not in COMPUTE_RATES}
+    parameters = (each for each in machine.parameters.values() if each.name not in COMPUTE_RATES)
+    ends = {each.name: log_ends(each) for each in parameters}
     uncertain = {name: pair for name, pair in ends.items() if pair != (0.0, 0.0)}
-    if machine.recipe is None or not uncertain or not sampling.samples:
+    if machine.system is None or not uncertain or not sampling.samples:
         return
     drawn = {name: np.exp(log_normal(sampling.normals(name), *pair)) for name, pair in uncertain.items()}
     for index in range(sampling.samples):
@@ -101,20 +105,21 @@ def _sampled(machine: Machine, sampling: Sampling) -> Iterator[Machine]:
 
 
 def varied(machine: Machine, factors: Mapping[str, float]) -> Machine:
-    """The machine with some constants times factors, as its recipe makes it; its ranks compute as fast as before.
+    """The machine with some parameters times factors, as its system follows from them; its ranks compute as before.
 
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> slow = varied(load_machine("h100-8"), {"message_launch": 2.0})
     >>> slow.comm_library.media[0].launch_s / load_machine("h100-8").comm_library.media[0].launch_s
     2.0
 
-    Raises `ProfileError` for a machine without a recipe, whose constants are fixed.
+    Raises `ProfileError` for a machine without a system, whose parameters are fixed.
     """
-    if machine.recipe is None:
+    if machine.system is None:
         raise ProfileError(f"{machine.topology.name}: its constants are fixed, expected a machine of a profile")
-    constants = tuple(_times(each, factors.get(each.name, 1.0)) for each in machine.constants)
-    topology = machine.recipe.topology(constants) if any(name in WIRES for name in factors) else machine.topology
-    return replace(machine, topology=topology, comm_library=machine.recipe.comm_library(constants))
+    known = {name: Change(factor) for name, factor in factors.items() if name in machine.parameters.numbers}
+    numbers = changed(machine.parameters, known).numbers
+    topology = machine.system.topology(numbers) if any(name in WIRES for name in factors) else machine.topology
+    return replace(machine, topology=topology, comm_library=machine.system.comm_library(numbers))
 
 
 def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:
@@ -122,21 +127,47 @@ def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:
     return np.where(normals < 0, normals * -low, normals * high) / NORMAL_95
 
 
-def _times(constant: Constant, factor: float) -> Constant:
-    if factor == 1:
-        return constant
-    spec = CONSTANTS[constant.name]
-    value = min(spec.parse(constant.value) * factor, spec.quantity.max_value)
-    return replace(constant, value=spec.format(value, 17))
-
-
 def rate_ends(machine: Machine, rate: ComputeRate, dtype: str, passing: str) -> tuple[float, float]:
     """The ends of a compute rate, as logarithms: its kernel's, the constant's if it is that, else by its source."""
     if rate.interval is not None and not rate.assumed:
         return rate.interval
     kind = ("fp32" if dtype == "fp32" else "bf16", passing)
-    own = [each for each in machine.constants if COMPUTE_RATES.get(each.name) == kind and each.source == rate.source]
-    if own:
-        return log_ends(own[0])
+    for parameter in machine.parameters.values():
+        if COMPUTE_RATES.get(parameter.name) == kind and parameter.source == rate.source:
+            return log_ends(parameter)
     width = math.log1p(default_width("compute", f"assumed: {rate.source}" if rate.assumed else rate.source))
     return -width, width
+
+
+@lru_cache(64)
+def kernel_samples(kernel: AttentionKernel, sampling: Sampling) -> tuple[AttentionKernel, ...]:
+    """The kernel with each sample of its constants; those of the GPU, which are counts and peaks, stay.
+
+    Equal seeds give equal samples.
+    """
+    drawn = [_variants(each, sampling) for each in kernel.file.variants]
+    files = (msgspec.structs.replace(kernel.file, variants=variants) for variants in zip(*drawn, strict=True))
+    return tuple(AttentionKernel(kernel.gpu, file, kernel.note) for file in files)
+
+
+def _variants(variant: Variant, sampling: Sampling) -> list[Variant]:
+    """A variant with each sample: one column of normal values for each constant, the same in all passes."""
+    names = [name for name in variant.__struct_fields__ if isinstance(getattr(variant, name), KernelConstant)]
+    columns = {name: _values(getattr(variant, name), name, sampling) for name in names}
+    return [
+        msgspec.structs.replace(variant, **{name: column[index] for name, column in columns.items()})
+        for index in range(sampling.samples)
+    ]
+
+
+def _values(constant: KernelConstant, name: str, sampling: Sampling) -> list[KernelConstant]:
+    """Log-normal where its ends allow it; else, as for a cost that may be 0, normal between them."""
+    value, low, high = constant.value, constant.low, constant.high
+    if low == high:
+        return [constant] * sampling.samples
+    normals = sampling.normals(f"kernel {name}")
+    if low > 0:
+        found = value * np.exp(log_normal(normals, math.log(low / value), math.log(high / value)))
+    else:
+        found = np.maximum(value + log_normal(normals, low - value, high - value), 0.0)
+    return [KernelConstant(float(each), float(each), float(each), constant.source) for each in found]

@@ -23,13 +23,11 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import profile_document
+from tasp_lab.machines.profile import Profile, profile_document
 from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
-from tasp_lab.measure.fit.cases import Case, cases_of, choose, choose_for, measured
-from tasp_lab.measure.fit.findings import Finding, with_findings
+from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, measured
 from tasp_lab.measure.fit.fit_pairs import PairFigure, pair_figures, pair_findings
-from tasp_lab.measure.fit.fit_profile import Calibrated
+from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, with_findings
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.inputs import table_inputs
 from tasp_lab.measure.readers import (
@@ -41,7 +39,6 @@ from tasp_lab.measure.readers import (
     read_transfer_bench,
 )
 from tasp_lab.measure.readers.file_position import check_is_text
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
 from tasp_lab.validation.fabrics import FabricCalibration, measure_fabric
@@ -83,7 +80,7 @@ class FileCalibration(Report):
 
     def records(self) -> list[dict[str, object]]:
         """A row per constant."""
-        sources = {constant.name: constant.source for constant in self.found.profile.constants}
+        sources = {each.name: each.source for each in self.found.profile.parameters.values()}
         return [flat(_constant_document(finding, sources[finding.name])) for finding in self.found.findings]
 
     def parts(self) -> list[Part]:
@@ -99,7 +96,7 @@ class FileCalibration(Report):
 
     def to_dict(self) -> dict[str, object]:
         found = self.found
-        sources = {constant.name: constant.source for constant in found.profile.constants}
+        sources = {each.name: each.source for each in found.profile.parameters.values()}
         return {
             "profile": found.profile.name,
             "library": found.profile.library,
@@ -247,7 +244,7 @@ def calibrate_files(
     kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
     held_out_s, too_few = _held_out(read, predict, names, progress)
-    found = replace(found, findings=kept + others, before_s=predict(read.profile), held_out_s=held_out_s)
+    found = replace(found, findings=kept + others, before_s=predict(read.profile.parameters), held_out_s=held_out_s)
     return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
 
 
@@ -271,7 +268,7 @@ def _held_out(
             )
         except FitError as error:
             return np.zeros(0), f"too few for a fit to {len(kept)} of them: {error}"
-        found[aside] = predict.of_rows(aside)(fit.profile)
+        found[aside] = predict.of_rows(aside)(fit.profile.parameters)
     return found, ""
 
 
@@ -312,7 +309,7 @@ def read_measurements(
     figures = [figure for table in pairs for figure in pair_figures(table, choice.profile)]
     of_pairs = [each for each in pair_findings(figures, choice.profile) if not names or each.name in names]
     inputs = {
-        "profile": {"name": choice.profile.name, "sha256": sha256(plain(choice.profile.constants))},
+        "profile": {"name": choice.profile.name, "sha256": sha256(plain(tuple(choice.profile.parameters.values())))},
         "size": choice.size,
         "tables": [table_inputs(table) for table in tables],
         "pairs": [{"file": Path(table.name).name, "sha256": sha256(plain(replace(table, name="")))} for table in pairs],
@@ -321,12 +318,14 @@ def read_measurements(
     }
     return Measurements(
         choice.profile,
-        with_findings(choice.profile, of_pairs, datetime.date.today().isoformat()),
+        choice.profile.with_parameters(
+            with_findings(choice.profile.parameters, of_pairs, datetime.date.today().isoformat())
+        ),
         cases,
         tuple(left_out),
         tuple(figures),
         tuple(of_pairs),
-        Provenance(inputs, machine_constants(choice.profile.constants), ("array",) if cases else ()),
+        Provenance(inputs, machine_constants(choice.profile.parameters.values()), ("array",) if cases else ()),
     )
 
 

@@ -18,10 +18,18 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, gpu_names, kernel_names
-from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, KernelFile, Variant, gpus, kernel_document
+from tasp_lab.machines.kernel_model.constants import (
+    Gpu,
+    KernelConstant,
+    KernelFile,
+    Passing,
+    Variant,
+    gpus,
+    kernel_document,
+)
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
-from tasp_lab.measure.fit.fit_kernels import KernelTime, Passing, fit_kernel
+from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.readers.file_position import FilePosition
 from tasp_lab.measure.readers.kernel_table import KernelTable, parse_kernel_table, read_kernel_table
 

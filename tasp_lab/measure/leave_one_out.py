@@ -15,12 +15,12 @@ from tasp_lab.core.errors import FitError, QuantityError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
+from tasp_lab.machines.parameters import Parameters
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.calibrate import Measurements, read_measurements
-from tasp_lab.measure.fit.cases import Case, measured
+from tasp_lab.measure.fit.cases import Case, Simulated, measured
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.fit.fit_profile import candidates, checked_names
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
@@ -164,7 +164,7 @@ def _judged(
     aside, judging = _apart(read.cases, runs, left_out, inside=True)
     fitted_from = tuple(dict.fromkeys(case.collective for case in kept))
     measured_s = measured(aside)
-    before = Errors.of(_all(judging, read.profile), measured_s)
+    before = Errors.of(_all(judging, read.profile.parameters), measured_s)
     known = candidates(read.start, fitted_from)
     asked = [name for name in names if name in known]
     try:
@@ -175,7 +175,7 @@ def _judged(
     except FitError as error:
         return JudgedCollective(left_out, len(measured_s), fitted_from, (), before, None, str(error))
     constants = [*(each.name for each in read.of_pairs), *(each.name for each in found.findings if each.identifiable)]
-    after = Errors.of(_all(judging, found.profile), measured_s)
+    after = Errors.of(_all(judging, found.profile.parameters), measured_s)
     return JudgedCollective(left_out, len(measured_s), fitted_from, tuple(dict.fromkeys(constants)), before, after)
 
 
@@ -187,6 +187,6 @@ def _apart(
     return [case for case, _ in found], [run for _, run in found]
 
 
-def _all(runs: Sequence[Simulated], profile: Profile) -> FloatArray:
+def _all(runs: Sequence[Simulated], parameters: Parameters) -> FloatArray:
     """The predicted seconds of all rows."""
-    return np.concatenate([run(profile) for run in runs])
+    return np.concatenate([run(parameters) for run in runs])

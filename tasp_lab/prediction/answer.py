@@ -36,8 +36,8 @@ from tasp_lab.core.errors import (
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number, format_time
+from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.kernel_compute import MERGE, PARTS
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.prediction.interval import TIE, Interval

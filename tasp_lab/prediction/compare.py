@@ -202,7 +202,8 @@ def compare(
         **({"searched": plain(SEARCHED)} if tune else {}),
         **overrides_inputs(overrides),
     }
-    constants = machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(answers)
+    constants = machine_constants(machine.parameters.values())
+    constants += runtime_constants(machine.runtime) + layer_constants(answers)
     provenance = Provenance(asked, constants, (), on.search_complete)
     return Ranking(question, tuple(answers), machine, provenance, choice)
 

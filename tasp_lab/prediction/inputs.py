@@ -24,15 +24,12 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.core.units import parse_flops_per_s, parse_size_bytes
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
+from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute, with_kernel
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.host_model.catalogue import load_runtime, runtime_names
-from tasp_lab.machines.host_model.runtime import Runtime
-from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
+from tasp_lab.machines.host_model.runtime import Runtime, load_runtime, runtime_names
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
-from tasp_lab.machines.overrides.names import COMPUTE
-from tasp_lab.machines.overrides.override import parse_overrides
+from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -311,10 +308,10 @@ def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
 
 def _with_pairs(machine: Machine) -> Machine:
     """The machine whose library has a communicator per pair of ranks, if it has a library with channels."""
-    if machine.recipe is None:
+    if machine.system is None:
         return machine
-    recipe = machine.recipe.with_pairs()
-    return replace(machine, recipe=recipe, comm_library=recipe.comm_library(machine.constants))
+    system = replace(machine.system, in_pairs=True)
+    return replace(machine, system=system, comm_library=system.comm_library(machine.parameters.numbers))
 
 
 def with_rate(machine: Machine, compute: ComputeLike | None) -> Machine:
@@ -351,7 +348,7 @@ def chosen_machine(
 
     Raises `QuantityError` for a rate or a kernel beside an override by another rate.
     """
-    rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.change.kind == "to"]
+    rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
     if rates and (compute is not None or kernel is not None):
         other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
         raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")

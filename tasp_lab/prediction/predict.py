@@ -111,7 +111,7 @@ def predict(
     kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
     contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
         the machine has constants of it.
-    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.catalogue`.
+    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
     engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
     explain : include what the time was spent on, and every transfer.
     events : keep every event, or none unless it costs nothing; by default timelines of more than
@@ -165,7 +165,11 @@ def predict(
             "sampling": plain(sampling),
             **overrides_inputs(overrides),
         },
-        machine_constants(machine.constants) + runtime_constants(machine.runtime) + layer_constants(items),
+        (
+            *machine_constants(machine.parameters.values()),
+            *runtime_constants(machine.runtime),
+            *layer_constants(items),
+        ),
         tuple(sorted({engine_of(each.schedule, machine, each.engine) for found in applying for each in found.passes})),
         on.search_complete if any(map(uses_rings, names)) else None,
     )

@@ -259,7 +259,7 @@ def _provenance(machine: Machine, plan: StepPlan, rates: StepRates, overrides: S
     }
     passes = ("forward", "backward") if plan.trains else ("forward",)
     of_passes = {passing: machine.rate_of(plan.layer, passing) for passing in passes}  # type: ignore[arg-type]
-    constants = machine_constants(machine.constants) + compute_constants(plan.layer.dtype, of_passes)
+    constants = machine_constants(machine.parameters.values()) + compute_constants(plan.layer.dtype, of_passes)
     return Provenance(inputs, constants + tuple(_used(rates, plan.matrix_dtype)), ("auto",))
 
 

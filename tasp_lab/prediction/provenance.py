@@ -27,10 +27,10 @@ from runtime.linux import driver_version, library_variables
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.core.version import VERSION
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.compute import COMPUTE_RATES, KernelCompute
 from tasp_lab.machines.host_model.runtime import Runtime
-from tasp_lab.machines.kernel_compute import KernelCompute
-from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Constant, Machine
+from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.parameters import Parameter
 from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.schedule import Schedule
@@ -189,7 +189,7 @@ def machine_content(machine: Machine) -> dict[str, object]:
     Sources and the summary are texts for people and left out.
     """
     return machine_inputs(machine, compute=True) | {
-        "constants": [[each.name, each.value, each.at, each.low, each.high] for each in machine.constants],
+        "constants": [[each.name, each.value, each.at, each.low, each.high] for each in machine.parameters.values()],
         "accelerator": machine.accelerator,
         "network": machine.network,
         "capacity_bytes": plain(step_rates(machine).capacity_bytes),
@@ -242,12 +242,12 @@ def overrides_inputs(overrides: Sequence[str]) -> dict[str, object]:
     return {"overrides": ["".join(each.split()) for each in overrides]} if overrides else {}
 
 
-def machine_constants(constants: Iterable[Constant], prefix: str = "") -> tuple[UsedConstant, ...]:
+def machine_constants(constants: Iterable[Parameter], prefix: str = "") -> tuple[UsedConstant, ...]:
     """The constants of a machine or a profile without compute rates."""
     return tuple(
         UsedConstant(
             prefix + each.name,
-            f"{each.value} at {each.at}" if each.at else each.value,
+            each.text if each.at is None else f"{each.text} at {each.at_text}",
             each.source,
             each.source.startswith("assum"),
         )
@@ -287,5 +287,5 @@ def compute_constants(dtype: str, rates: Mapping[str, ComputeRate]) -> tuple[Use
         )
         for passing, rate in rates.items()
     ]
-    of_kernels = dict.fromkeys(each for rate in rates.values() for each in rate.constants)
+    of_kernels = dict.fromkeys(each for rate in rates.values() for each in rate.parameters)
     return (*of_rates, *machine_constants(of_kernels))

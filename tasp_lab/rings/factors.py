@@ -215,10 +215,10 @@ class _SquareSwitching:
 
 # Arc-disjoint rings of a digraph, found by switching between 1-factors.
 #
-# The search starts with as many arc-disjoint 1-factors as rings are requested. The union
-# of two of them, as a bipartite graph of sources and destinations, decomposes into alternating closed walks. Swapping
-# the arcs of one walk between the two yields 1-factors again. A swap is kept if it does not increase the number of
-# cycles. Symmetric digraphs are first searched as 2-factors (above), which allow more swaps.
+# The search starts with as many arc-disjoint 1-factors as rings are requested. The union of two of them, as a bipartite
+# graph of sources and destinations, decomposes into alternating closed walks. Swapping the arcs of one walk between the
+# two yields 1-factors again. A swap is kept if it does not increase the number of cycles. Symmetric digraphs are first
+# searched as 2-factors (above), which allow more swaps.
 #
 # The search is random with a fixed seed. A failed search proves nothing.
 

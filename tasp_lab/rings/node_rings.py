@@ -45,7 +45,6 @@ from tasp_lab.core.arrays import Int32Array
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles
 
-# Where K*_{m+1} has no decomposition into Hamiltonian cycles, K*_m has none into paths.
 # Decompose the complete digraph into arc-disjoint directed Hamiltonian paths.
 #
 # The ``m (m - 1)`` arcs of the complete digraph ``K*_m`` split into ``m`` directed Hamiltonian paths exactly when ``m``
@@ -70,6 +69,7 @@ from tasp_lab.rings.complete_digraph import hamiltonian_cycles
 # No search is involved. Every result passes `verify_paths` before it is returned.
 
 
+# Where K*_{m+1} has no decomposition into Hamiltonian cycles, K*_m has none into paths.
 _IMPOSSIBLE: Final = (3, 5)
 
 

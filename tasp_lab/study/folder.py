@@ -315,7 +315,11 @@ def _constants(point: Point) -> Sequence[tuple[UsedConstant, Ends]]:
     passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" else (asked,)
     rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
     others = (*runtime_constants(machine.runtime), *compute_constants(point.layer.dtype, rates))
-    own = [(used, interval_ends(each) or NO_ENDS) for each in machine.constants for used in machine_constants([each])]
+    own = [
+        (used, interval_ends(each) or NO_ENDS)
+        for each in machine.parameters.values()
+        for used in machine_constants([each])
+    ]
     return (*own, *((each, NO_ENDS) for each in others))
 
 

@@ -25,11 +25,12 @@ from tasp_lab.core.errors import StudyError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
-from tasp_lab.machines.compute_rates import COMPUTE_RATES
+from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import default_width, dimension, log_ends, source_kind
-from tasp_lab.machines.machine import ComputeRate, Constant, Machine
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.machines.parameters import Parameter
 from tasp_lab.machines.sampling import Sampling, log_normal, rate_ends, varied
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.question import prepared
@@ -150,32 +151,31 @@ def changed(machine: Machine, logs: Mapping[str, float]) -> Machine:
 
 
 def _of_constants(machine: Machine, width: Width) -> Iterator[Factor]:
-    if machine.recipe is None:
+    if machine.system is None:
         return
-    for constant in machine.constants:
+    for constant in machine.parameters.values():
         if constant.name in COMPUTE_RATES or constant.name not in CONSTANTS:
             continue
         own = log_ends(constant)
         uncertain = own != (0.0, 0.0) or (_has_width(constant) and width.otherwise is not None)
-        low, high = width.ends(own, bool(constant.low)) if uncertain else own
+        low, high = width.ends(own, constant.low is not None) if uncertain else own
         if (low, high) != (0.0, 0.0) and _matters(machine, constant, low, high):
             yield _of_constant(constant, low, high)
 
 
-def _has_width(constant: Constant) -> bool:
+def _has_width(constant: Parameter) -> bool:
     """Whether a constant is uncertain by what it is and by its source, though it may state no interval."""
     found = dimension(CONSTANTS[constant.name])
     return found is not None and default_width(found, constant.source) > 0
 
 
-def _matters(machine: Machine, constant: Constant, low: float, high: float) -> bool:
+def _matters(machine: Machine, constant: Parameter, low: float, high: float) -> bool:
     ends = (changed(machine, {constant.name: end}) for end in (low, high))
     return any(end.topology != machine.topology or end.comm_library != machine.comm_library for end in ends)
 
 
-def _of_constant(constant: Constant, low: float, high: float) -> Factor:
-    spec = CONSTANTS[constant.name]
-    value = spec.parse(constant.value)
+def _of_constant(constant: Parameter, low: float, high: float) -> Factor:
+    spec, value = CONSTANTS[constant.name], constant.number
     ends = [spec.format(value * math.exp(end), 4) for end in (low, high)]
     assumed = source_kind(constant.source) == "assumed"
     return Factor(constant.name, low, high, " to ".join(ends), constant.source, assumed, spec.identified_by)
@@ -200,7 +200,9 @@ def _of_compute(machine: Machine, layer: Workload, passes: Pass, width: Width) -
 
 def _is_stated(machine: Machine, rate: ComputeRate) -> bool:
     """Whether a file states the interval of a rate: that of its kernel, or that of the machine's constant."""
-    return rate.interval is not None or any(each.low and each.source == rate.source for each in machine.constants)
+    return rate.interval is not None or any(
+        each.low is not None and each.source == rate.source for each in machine.parameters.values()
+    )
 
 
 def _rate_text(rate: ComputeRate, low: float, high: float) -> str:

@@ -41,8 +41,9 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_bandwidth, format_time
 from tasp_lab.machines.catalogue import LAUNCH, machine_file
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides.override import LAYER
+from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
@@ -336,7 +337,7 @@ def measured_machine(calibration: Calibration, where: str) -> Machine:
     """The machine that was measured, with constants whose sources state how, and `where`: a date and a fabric."""
     constants = (_launch(calibration, where), *_of_routes(calibration, where))
     summary = f"{calibration.machine.topology.name} as measured {where}"
-    return replace(calibration.machine, summary=summary, constants=constants)
+    return replace(calibration.machine, summary=summary, parameters=Parameters.of_constants(constants))
 
 
 def _launch(calibration: Calibration, where: str) -> Constant:

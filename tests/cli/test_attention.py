@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
+from tasp_lab.machines.compute import ASSUMED_COMPUTE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.columns import names

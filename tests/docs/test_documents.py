@@ -14,9 +14,8 @@ import yaml
 import tasp_lab
 from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
-from tasp_lab.measure.fit.cases import Choice, cases_of
+from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
 from tasp_lab.measure.readers import MeasuredTable
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown

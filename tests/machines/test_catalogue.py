@@ -25,6 +25,7 @@ BACK = {"source": 1, "destination": 0, "bandwidth_bytes_per_s": "50GB/s", "laten
 PAIR: dict[str, Any] = {"name": "pair", "world_size": 2, "links": [LINK, BACK]}
 BANDWIDTH = {"name": "link_bandwidth", "value": "450GB/s", "source": "a data sheet"}
 LATENCY = {"name": "link_latency", "value": "600ns", "source": "a table"}
+NOTE = {"name": "wiring", "value": "a ring", "source": "a test"}
 RATE = {"name": "compute_rate", "value": "300TFLOP/s", "source": "a measurement"}
 SWITCH: dict[str, Any] = {"name": "eight", "expression": "switch:8", "constants": [BANDWIDTH, LATENCY]}
 
@@ -66,15 +67,15 @@ def test_every_machine_of_the_catalogue_is_described_and_sourced(name: str) -> N
     machine = load_machine(name)
     assert machine.topology.name == name
     assert machine.summary
-    assert machine.constants
-    assert all(constant.source.strip() and constant.value.strip() for constant in machine.constants)
+    assert machine.parameters
+    assert all(constant.source.strip() and constant.text.strip() for constant in machine.parameters.values())
 
 
 @pytest.mark.parametrize("name", catalogue_names())
 def test_every_number_of_the_catalogue_is_one_of_its_constants(name: str) -> None:
     """Half a latency counts too: both links of a way through a switch share it. So does a spine of two nodes' NICs."""
     machine = load_machine(name, library="ideal")
-    texts = {constant.name: constant.value for constant in machine.constants}
+    texts = {constant.name: constant.text for constant in machine.parameters.values()}
     bandwidths = {parse_bandwidth_bytes_per_s(text) for key, text in texts.items() if key.endswith("bandwidth")}
     latencies = {parse_time_s(text) for key, text in texts.items() if key.endswith("latency")}
     found = {bandwidth for bandwidth, _ in numbers_of(machine)}
@@ -226,7 +227,7 @@ def test_the_explicit_form_reads_numbers_and_texts_with_units(tmp_path: Path) ->
     machine = load_machine(write(tmp_path, PAIR | {"summary": "two", "shared": shared, "constants": [BANDWIDTH]}))
     assert machine.topology.links == (Link(0, 1, 5e10, 1e-6), Link(1, 0, 5e10, 1e-6))
     assert machine.topology.shared[0].bandwidth_bytes_per_s == 5e10
-    assert (machine.summary, machine.constants[0].source) == ("two", "a data sheet")
+    assert (machine.summary, next(iter(machine.parameters.values())).source) == ("two", "a data sheet")
 
 
 @pytest.mark.parametrize("document", [PAIR | {"constants": [RATE]}, SWITCH | {"constants": [BANDWIDTH, RATE, LATENCY]}])
@@ -323,6 +324,8 @@ def links(**changes: object) -> dict[str, Any]:
         (SWITCH | {"constants": [BANDWIDTH | {"value": "fast"}, LATENCY]}, ["'fast'", "$.constants[0].value"]),
         (SWITCH | {"constants": [RATE]}, ["needs the constants link_bandwidth, link_latency", "got (none)"]),
         (PAIR | {"constants": [RATE, RATE]}, ["compute_rate once, got it 2 times", "$.constants"]),
+        (PAIR | {"constants": [NOTE, NOTE]}, ["wiring once, got it 2 times", "$.constants"]),
+        (PAIR | {"constants": [LATENCY | {"value": "fast"}]}, ["'fast'", "$.constants[0].value"]),
         (PAIR | {"constants": [BANDWIDTH, RATE | {"value": "fast"}]}, ["rate 'fast'", "$.constants[1].value"]),
         (SWITCH | {"world_size": 8}, ["unknown field `world_size`"]),
     ],
@@ -438,7 +441,11 @@ def explicit_documents(draw: st.DrawFn) -> dict[str, Any]:
             for i, group in enumerate(groups)
         ],
         "constants": draw(
-            st.lists(st.fixed_dictionaries({"name": NAMES, "value": NAMES, "source": NAMES}), max_size=2)
+            st.lists(
+                st.fixed_dictionaries({"name": NAMES, "value": NAMES, "source": NAMES}),
+                max_size=2,
+                unique_by=lambda constant: constant["name"],
+            )
         ),
     }
 

@@ -24,7 +24,7 @@ from tasp_lab.machines.libraries.channels import (
     power_of_two,
 )
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.profile_files import load_profile, member
+from tasp_lab.machines.profile import load_profile, member
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 
@@ -98,7 +98,7 @@ def test_places() -> None:
 @given(st.integers(1, 2**34))
 def test_a_message_takes_launch_hop_last_chunk_and_bytes_over_the_narrowest(size: int) -> None:
     """The sum by hand of what the profile says, for one message inside a node."""
-    found, of = library("h100-8"), load_profile("h100").number
+    found, of = library("h100-8"), load_profile("h100").parameters.numbers.__getitem__
     message = found.message(INTRA_DOMAIN, size, 1, first=True)
     channels = found.rule.channels(size, int(of("min_bytes_per_channel")), int(of("bytes_per_channel")))
     short = size <= of("short_message") * found.rule.most
@@ -131,7 +131,7 @@ def test_a_ring_step_below_64_mib_waits_for_channels_not_for_links() -> None:
 
 def test_a_fused_ring_takes_what_the_library_itself_estimates() -> None:
     """NCCL's estimate: base + (n-1) hops + bytes / ring rate, by the protocol that it is least for."""
-    hopper, of = machine("h100-8"), load_profile("h100").number
+    hopper, of = machine("h100-8"), load_profile("h100").parameters.numbers.__getitem__
     for size in (2**10, 2**16, 2**20, 2**24, 2**28):
         schedule = replace(ring_all_gather(hopper.topology, size), fused=True)
         estimates = {
@@ -145,7 +145,7 @@ def test_a_fused_ring_takes_what_the_library_itself_estimates() -> None:
         found = hopper.comm_library.bind(call_facts(schedule))
         assert isinstance(found, ChannelLibrary)
         assert found.ring is not None
-        assert found.ring[0].name == min(estimates, key=lambda name: estimates[name])
+        assert found.ring.protocol == min(estimates, key=lambda name: estimates[name])
         assert float(simulate(schedule, hopper).time_s) == pytest.approx(min(estimates.values()), rel=1e-9)
 
 
@@ -153,7 +153,7 @@ def test_a_fused_ring_takes_what_the_library_itself_estimates() -> None:
 @given(size=st.integers(1, 2**12))
 def test_a_ring_of_lone_gpus_counts_on_the_hops_of_trees(name: str, rate: float, size: int) -> None:
     """Short shards go by LL: half of the ring rate of a NIC, no more than LL reaches over so many nodes."""
-    hopper, of = machine(name), load_profile("h100").number
+    hopper, of = machine(name), load_profile("h100").parameters.numbers.__getitem__
     hops = hopper.topology.world_size - 1
     time_s = simulate(replace(ring_all_gather(hopper.topology, size), fused=True), hopper).time_s
     assert float(time_s) == pytest.approx(of("base_ll") + hops * (of("lone_hop_ll") + size / rate), rel=1e-9)

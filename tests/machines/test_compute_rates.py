@@ -17,9 +17,10 @@ from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.core.units import format_flops
 from tasp_lab.machines.catalogue import catalogue_names, load_machine, topology_document
-from tasp_lab.machines.compute_rates import COMPUTE_RATES, accelerator_constants, accelerator_names, compute_of
-from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Constant, Machine
-from tasp_lab.machines.profile_files import load_profile, profile_names
+from tasp_lab.machines.compute import COMPUTE_RATES, accelerator_names, accelerator_parameters, compute_of
+from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.parameters import Parameter
+from tasp_lab.machines.profile import load_profile, profile_names
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.inputs import with_compute
 from tasp_lab.prediction.predict import predict
@@ -83,7 +84,7 @@ def machine_of(name: str) -> Machine:
 
 def rates_of(name: str) -> Compute:
     """The rates of a machine, which its kernels replace in 16 bit."""
-    return compute_of(load_machine(name).constants)
+    return compute_of(load_machine(name).parameters.values())
 
 
 def document(tell: Tell, *arguments: str) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def test_a_backward_rate_counts_flops_as_a_backward_pass_does(name: str, flops: 
 
 @pytest.mark.parametrize("name", sorted(accelerator_names()))
 def test_an_accelerator_has_constants_of_compute_rates_and_multiprocessors_only(name: str) -> None:
-    constants = accelerator_constants(name)
+    constants = accelerator_parameters(name)
     assert {constant.name for constant in constants} <= {*COMPUTE_RATES, "sms"}
     assert "compute_rate" in {constant.name for constant in constants}
     assert isinstance(compute_of(constants), ComputeRates)
@@ -170,8 +171,8 @@ def test_a_machine_and_its_family_compute_alike() -> None:
 # What is missing
 
 
-def constant(name: str, value: str) -> Constant:
-    return Constant(name, value, "a measurement")
+def constant(name: str, text: str) -> Parameter:
+    return Parameter.parse(name, text, "a measurement")
 
 
 def test_no_constant_no_rate() -> None:

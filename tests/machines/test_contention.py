@@ -10,8 +10,8 @@ import pytest
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.contention import NONE, Contention
-from tasp_lab.machines.machine import Constant
-from tasp_lab.machines.profile_files import load_profile, profile_document, profile_names
+from tasp_lab.machines.parameters import Parameter, Parameters
+from tasp_lab.machines.profile import load_profile, profile_document, profile_names
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_links_alone_and_tcp_have_none(name: str, library: str) -> None:
 
 def test_a_profile_without_multiprocessors_has_none(tmp_path: Path) -> None:
     h100 = load_profile("h100")
-    without = replace(h100, constants=tuple(each for each in h100.constants if each.name != "sms"))
+    without = h100.with_parameters(Parameters(each for each in h100.parameters.values() if each.name != "sms"))
     path = tmp_path / "mine.toml"
     path.write_text(profile_document(replace(without, accelerator="")))
     assert load_machine(str(path)).contention == NONE
@@ -65,8 +65,8 @@ def test_a_profile_without_multiprocessors_has_none(tmp_path: Path) -> None:
 
 def test_channels_that_would_take_all_of_a_gpu_are_refused(tmp_path: Path) -> None:
     h100 = load_profile("h100")
-    few = tuple(Constant("sms", "32", "a test") if each.name == "sms" else each for each in h100.constants)
+    few = h100.parameters.with_parameters([Parameter("sms", 32, "a test")])
     path = tmp_path / "mine.toml"
-    path.write_text(profile_document(replace(h100, constants=few)))
+    path.write_text(profile_document(h100.with_parameters(few)))
     with pytest.raises(ProfileError, match=r"profile 'h100': contention: 32 channels take 32 of 32 multiproc"):
         load_machine(str(path))

@@ -71,7 +71,7 @@ def test_each_gpu_has_the_nic_that_is_nearest_to_it(tmp_path: Path, sample: str)
     assert [(link.source, link.destination, link.bandwidth_bytes_per_s) for link in nics] == [
         (rank, f"rail{rank}", 50e9) for rank in range(8)
     ]
-    (stated,) = (each for each in machine.constants if each.name == "nics")
+    (stated,) = (each for each in machine.parameters.values() if each.name == "nics")
     name = "NIC" if "nvidia-smi" in sample else "mlx5_"
     assert stated.value == "; ".join(f"{name}{rank}: {rank}" for rank in range(8))
 

@@ -64,7 +64,7 @@ def test_a_link_bandwidth_that_is_given_replaces_the_usual_one() -> None:
     for sample in ("h100-8.nvidia-smi.txt", "h100-8.nccl.xml"):
         machine = imported(sample, link_bandwidth=" 50  GB/s\n")
         assert {link.bandwidth_bytes_per_s for link in machine.topology.links} == {900e9}
-        assert [(c.value, c.source) for c in machine.constants if c.name == "link_bandwidth"] == [
+        assert [(c.text, c.source) for c in machine.parameters.values() if c.name == "link_bandwidth"] == [
             ("50 GB/s", "given to the import")
         ]
 
@@ -232,13 +232,13 @@ def test_pcie_can_be_left_out_only_if_the_rest_holds_together() -> None:
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_every_number_is_a_constant_or_a_multiple_of_one(sample: str, pcie: bool | None) -> None:
     machine = imported(sample, pcie=pcie)
-    bandwidths = {parse_bandwidth_bytes_per_s(c.value) for c in machine.constants if "bandwidth" in c.name}
-    latencies = {parse_time_s(c.value) for c in machine.constants if c.name.endswith("latency")}
+    bandwidths = {parse_bandwidth_bytes_per_s(c.text) for c in machine.parameters.values() if "bandwidth" in c.name}
+    latencies = {parse_time_s(c.text) for c in machine.parameters.values() if c.name.endswith("latency")}
     for link in machine.topology.links:
         assert any((link.bandwidth_bytes_per_s / bandwidth) % 1 == 0 for bandwidth in bandwidths)
         assert link.latency_s in latencies | {latency / 2 for latency in latencies} | {0}
-    assert all(constant.source.strip() for constant in machine.constants)
-    assert re.search(r"lines \d+ to \d+", machine.constants[0].source)
+    assert all(constant.source.strip() for constant in machine.parameters.values())
+    assert re.search(r"lines \d+ to \d+", next(iter(machine.parameters.values())).source)
     assert "NICs" in machine.summary
     assert "PCIe" in machine.summary
 
@@ -256,9 +256,9 @@ def test_the_document_of_an_import_is_a_file_of_the_same_machine(
 
 def test_an_assumption_is_called_one() -> None:
     for sample in ("h100-8.nvidia-smi.txt", "mi300x-8.rocm-smi.txt"):
-        (constant,) = (c for c in imported(sample).constants if c.name == "link_bandwidth")
+        constant = imported(sample).parameters["link_bandwidth"]
         assert constant.source.startswith("assumption")
-    (constant,) = (c for c in imported("h100-8.nccl.xml").constants if c.name == "link_bandwidth")
+    constant = imported("h100-8.nccl.xml").parameters["link_bandwidth"]
     assert constant.source.startswith("sm 90 in line 10")
     assert 'sm="90"' in SAMPLES["h100-8.nccl.xml"].splitlines()[9]
 

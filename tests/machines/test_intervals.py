@@ -8,7 +8,7 @@ import pytest
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.intervals import WIDTHS, log_ends, source_kind
-from tasp_lab.machines.profile_files import load_profile, profile_document
+from tasp_lab.machines.profile import load_profile, profile_document
 
 PROFILE = """name = "mine"
 summary = "two ranks"
@@ -37,7 +37,7 @@ def _profile(folder: Path, interval: str) -> str:
 
 @pytest.mark.parametrize("interval", ['["45GB/s", "55GB/s"]', '"10%"', '["360Gbit/s", "440Gbit/s"]'])
 def test_an_interval_has_two_values_or_a_width(tmp_path: Path, interval: str) -> None:
-    found = next(each for each in load_profile(_profile(tmp_path, interval)).constants if each.name == "link_bandwidth")
+    found = load_profile(_profile(tmp_path, interval)).parameters["link_bandwidth"]
     assert [round(end, 6) for end in log_ends(found)] == [-0.105361, 0.09531]
 
 
@@ -63,7 +63,7 @@ def test_an_impossible_interval_is_refused_in_one_line(tmp_path: Path, interval:
 def test_a_profile_keeps_its_intervals(tmp_path: Path) -> None:
     first = load_profile(_profile(tmp_path, '["45GB/s", "55GB/s"]'))
     (tmp_path / "mine.toml").write_text(profile_document(first))
-    assert load_profile(str(tmp_path / "mine.toml")).constants == first.constants
+    assert load_profile(str(tmp_path / "mine.toml")).parameters == first.parameters
 
 
 def test_an_assumption_is_never_more_certain_than_a_measurement() -> None:

@@ -16,7 +16,7 @@ from sim.bounds.least import least_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine, topology_document
-from tasp_lab.machines.kernel_compute import KernelCompute, with_kernel
+from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
 from tasp_lab.prediction.answer import Answer

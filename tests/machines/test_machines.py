@@ -67,9 +67,9 @@ def test_every_machine_has_a_published_figure() -> None:
 
 @every_machine
 def test_every_constant_says_where_it_comes_from(name: str) -> None:
-    constants = load_machine(name).constants
-    assert constants
-    assert all(constant.source.strip() for constant in constants)
+    parameters = load_machine(name).parameters
+    assert parameters
+    assert all(parameter.source.strip() for parameter in parameters.values())
 
 
 @every_machine

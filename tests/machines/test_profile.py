@@ -13,7 +13,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import IDEAL
-from tasp_lab.machines.profile_files import (
+from tasp_lab.machines.profile import (
     find_profile,
     listed_members,
     load_profile,
@@ -51,15 +51,14 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", profile_names())
 def test_every_constant_can_be_read_and_has_a_source(name: str) -> None:
     profile = load_profile(name)
-    for constant in profile.constants:
-        assert CONSTANTS[constant.name].parse(constant.value) >= 0
+    for constant in profile.parameters.values():
+        assert constant.number >= 0
         assert re.search(r"[A-Za-z]/[A-Za-z]|#[0-9]|\d{4}|RFC|assumption", constant.source), constant.name
-    assert len({constant.name for constant in profile.constants}) == len(profile.constants)
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_payload_is_less_than_the_line_and_hops_are_no_shorter_than_the_wire(name: str) -> None:
-    of = load_profile(name).number
+    of = load_profile(name).parameters.numbers.__getitem__
     assert of("link_many_payload") <= of("link_payload") <= of("link_bandwidth")
     assert of("nic_ring_rate") <= of("nic_bandwidth")
     assert of("nic_payload") <= of("nic_bandwidth")
@@ -186,7 +185,7 @@ def test_without_the_library_its_constants_are_not_needed(own: Path) -> None:
     own.write_text(OWN.replace('"gloo"', '"nccl"'))
     wires = load_machine(str(own), library="ideal")
     assert wires.comm_library == IDEAL
-    assert {constant.name for constant in wires.constants} == {"link_bandwidth", "link_latency"}
+    assert {*wires.parameters} == {"link_bandwidth", "link_latency"}
     assert load_machine(str(own), library="gloo").comm_library.name == "gloo"
     with pytest.raises(ProfileError, match="is missing; nccl needs it here"):
         load_machine(str(own))
@@ -215,10 +214,13 @@ def test_a_base_gives_what_a_profile_does_not_state(tmp_path: Path) -> None:
         'accelerator = "h800"\n[[constants]]\nname = "nic_bandwidth"\nvalue = "200Gbit/s"\nsource = "a data sheet"\n'
     )
     slow, h100 = load_profile(str(path)), load_profile("h100")
-    assert slow.number("link_payload") == h100.number("link_payload")
-    assert slow.number("nic_payload") == h100.number("nic_payload") / 2
-    assert slow.number("compute_rate") == load_profile("h800").number("compute_rate")
-    assert load_profile("a100_100g").number("nic_payload") == load_profile("a100").number("nic_payload") / 2
+    assert slow.parameters.numbers["link_payload"] == h100.parameters.numbers["link_payload"]
+    assert slow.parameters.numbers["nic_payload"] == h100.parameters.numbers["nic_payload"] / 2
+    assert slow.parameters.numbers["compute_rate"] == load_profile("h800").parameters.numbers["compute_rate"]
+    assert (
+        load_profile("a100_100g").parameters.numbers["nic_payload"]
+        == load_profile("a100").parameters.numbers["nic_payload"] / 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
-from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
+from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
 from tasp_lab.measure.accuracy import accuracy, evaluate, message_parts, own_tables
-from tasp_lab.measure.fit.findings import with_numbers
+from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tests.conftest import ROOT, Command
@@ -171,13 +171,18 @@ def test_the_whole_account_stands() -> None:
         assert mean <= aim
 
 
+def h100_with_payload(payload: float) -> str:
+    """A profile file."""
+    h100 = load_profile("h100")
+    return profile_document(h100.with_parameters(with_numbers(h100.parameters, {"link_payload": payload})))
+
+
 def test_a_profile_of_ones_own_is_found_beside_the_table(command: Command) -> None:
     """Wherever the command runs; of two profiles of one name, each table has that of its own folder."""
     for folder, payload in (("fast", 340e9), ("slow", 34e9)):
         home = command.folder / "tables" / folder
         home.mkdir(parents=True)
-        profile = with_numbers(load_profile("h100"), [("link_payload", payload)])
-        (home / "my.toml").write_text(profile_document(profile))
+        (home / "my.toml").write_text(h100_with_payload(payload))
         (home / "t.csv").write_text(HEAD.replace("h100-8", "my.toml") + f"{2**30},{2**30 / payload * 1e6}\n")
     done = command("accuracy", "tables", "--json")
     assert done.returncode == 0, done.stderr
@@ -190,9 +195,7 @@ def test_a_profile_of_ones_own_is_found_beside_the_table(command: Command) -> No
 def test_a_profile_beside_the_table_comes_before_that_of_the_working_directory(command: Command) -> None:
     for folder, payload in ((command.folder, 34e9), (command.folder / "mine", 340e9)):
         folder.mkdir(exist_ok=True)
-        (folder / "my.toml").write_text(
-            profile_document(with_numbers(load_profile("h100"), [("link_payload", payload)]))
-        )
+        (folder / "my.toml").write_text(h100_with_payload(payload))
     text = HEAD.replace("h100-8", "my.toml:1x8") + f"{2**30},{2**30 / 340e9 * 1e6}\n"
     (command.folder / "mine" / "t.csv").write_text(text)
     (command.folder / "other").mkdir()

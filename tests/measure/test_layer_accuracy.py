@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sim.simulate import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.host_model.runtime import Runtime
-from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, evaluate, own_tables
 from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerEvaluator, ranking
 from tasp_lab.measure.readers import LayerTable, find_all_tables, parse_any_table

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.machines.host_model.catalogue import runtime_names
+from tasp_lab.machines.host_model.runtime import runtime_names
 from tasp_lab.measure.accuracy.layer import LibraryRun, library_run
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules

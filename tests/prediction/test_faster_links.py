@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.parameters import Change, changed
+from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.prediction.predict import predict
 from tasp_lab.prediction.ring_choice import ring_candidates, usable_topology
 from tasp_lab.rings.decompose import decompose
@@ -24,9 +23,7 @@ ROUNDING = 1 + 1e-9
 
 def faster(profile: Profile, name: str, factor: float) -> Profile:
     """The profile with one of its constants larger."""
-    value = f"{profile.number(name) * factor:.17g}B/s"
-    constants = tuple(replace(each, value=value) if each.name == name else each for each in profile.constants)
-    return replace(profile, constants=constants)
+    return profile.with_parameters(changed(profile.parameters, {name: Change(factor)}, clamp=False))
 
 
 def member(profile: Profile, size: str) -> Machine:
@@ -104,19 +101,21 @@ def test_tasp_gains_from_a_nic_of_800_gbit_per_second() -> None:
 def test_payloads_and_ring_rates_follow_the_line_and_others_do_not() -> None:
     h100 = load_profile("h100")
     twice = faster(h100, "nic_bandwidth", 2)
-    assert [twice.number(name) for name in ("nic_payload", "nic_ring_rate")] == [94e9, 96e9]
-    assert twice.number("link_payload") == h100.number("link_payload") == 370.8e9
+    assert [twice.parameters.numbers[name] for name in ("nic_payload", "nic_ring_rate")] == [94e9, 96e9]
+    assert twice.parameters.numbers["link_payload"] == h100.parameters.numbers["link_payload"] == 370.8e9
     wide = faster(h100, "link_bandwidth", 3)
     names = ("link_payload", "link_many_payload", "link_channel_rate", "ring_rate")
-    assert [wide.number(name) for name in names] == pytest.approx([1112.4e9, 1035e9, 61.8e9, 1080e9], rel=1e-12)
+    assert [wide.parameters.numbers[name] for name in names] == pytest.approx(
+        [1112.4e9, 1035e9, 61.8e9, 1080e9], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("family", ["h100", "mi300x", "gb300"])
 def test_what_is_stated_at_the_present_line_rate_is_what_is_stated(family: str) -> None:
     profile = load_profile(family)
-    for constant in profile.constants:
-        if constant.at:
-            assert profile.number(constant.name) == parse_bandwidth_bytes_per_s(constant.value)
+    for constant in profile.parameters.values():
+        if constant.at is not None:
+            assert profile.parameters.numbers[constant.name] == constant.value
 
 
 def test_rings_are_sought_for_the_payload_of_each_link() -> None:

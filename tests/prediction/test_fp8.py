@@ -16,8 +16,9 @@ from runtime.sequence_parallel.calls import workload_of_shard
 from sim.simulate import simulate
 from tasp_lab.core.choices import Dtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
-from tasp_lab.machines.compute_rates import AS_16_BIT, compute_of
-from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.compute import AS_16_BIT, compute_of
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.parameters import Parameter
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.captions import assumptions
 from tasp_lab.prediction.predict import predict
@@ -123,7 +124,7 @@ def test_a_given_rate_is_no_assumption(tell: Tell) -> None:
 
 
 def test_rates_of_constants_are_those_of_bf16_and_assumed() -> None:
-    compute = compute_of((Constant("compute_rate", "2TFLOP/s", "a measurement"),))
+    compute = compute_of((Parameter("compute_rate", 2e12, "a measurement"),))
     fp8, bf16 = (compute.rate(each, "forward") for each in ("fp8", "bf16"))
     assert (fp8.flops_per_s, fp8.source, fp8.assumed) == (bf16.flops_per_s, f"{AS_16_BIT} (a measurement)", True)
 

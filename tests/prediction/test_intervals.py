@@ -16,11 +16,10 @@ from sim.simulate import simulate
 from tasp_lab import Workload, compare, predict
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
-from tasp_lab.machines.kernel_compute import KernelCompute
-from tasp_lab.machines.kernel_samples import kernel_samples
+from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.sampling import Sampling, machine_samples
+from tasp_lab.machines.parameters import Parameters
+from tasp_lab.machines.sampling import Sampling, kernel_samples, machine_samples
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers.table import parse_table
 from tasp_lab.prediction.interval import Interval, quantile
@@ -80,24 +79,19 @@ def test_a_wider_constant_never_makes_the_interval_of_one_message_narrower(width
 def _with_interval(machine: Machine, name: str, share: float) -> Machine:
     """The machine with one uncertain constant."""
     changed = []
-    for each in machine.constants:
-        value = float(each.value.removesuffix("us")) if each.name == name else 0.0
-        ends = (
-            (f"{value * (1 - share)}us", f"{value * (1 + share)}us") if each.name == name else (each.value, each.value)
-        )
-        changed.append(replace(each, low=ends[0], high=ends[1]))
-    return replace(machine, constants=tuple(changed))
+    for each in machine.parameters.values():
+        width = share if each.name == name else 0.0
+        changed.append(replace(each, low=each.number * (1 - width), high=each.number * (1 + width)))
+    return replace(machine, parameters=Parameters(changed))
 
 
 def test_constants_that_depend_on_another_follow_it() -> None:
     """With a line rate of a stated interval, payloads and ring rates keep their share of it."""
     machine = load_machine("h100-8")
-    constants = tuple(
-        replace(each, low="400GB/s" if each.name == "link_bandwidth" else each.value,
-                high="500GB/s" if each.name == "link_bandwidth" else each.value)
-        for each in machine.constants
-    )  # fmt: skip
-    for sample in machine_samples(replace(machine, constants=constants), Sampling(8)).machines:
+    exact = {each.name: replace(each, low=each.number, high=each.number) for each in machine.parameters.values()}
+    exact["link_bandwidth"] = replace(exact["link_bandwidth"], low=400e9, high=500e9)
+    uncertain = replace(machine, parameters=Parameters(exact.values()))
+    for sample in machine_samples(uncertain, Sampling(8)).machines:
         line = float(sample.topology.listed_links()[0].bandwidth_bytes_per_s)
         medium = sample.comm_library.media[0]  # type: ignore[attr-defined]
         assert medium.line_bytes_per_s == pytest.approx(line)
@@ -218,7 +212,7 @@ def test_samples_of_a_kernel_follow_the_seed() -> None:
 
 def test_a_machine_without_kernel_and_rate_says_what_is_assumed_and_is_less_certain() -> None:
     known = load_machine("h100-2")
-    unknown = replace(known, compute=ASSUMED_COMPUTE, constants=())
+    unknown = replace(known, compute=ASSUMED_COMPUTE, parameters=Parameters())
     widths = [
         np.ptp(
             np.log(machine_samples(each, Sampling(8)).of_rate(each.compute.rate("bf16", "forward"), "bf16", "forward"))

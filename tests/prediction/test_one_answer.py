@@ -11,7 +11,7 @@ from tasp_lab.cli.process import main
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.machine import IDEAL
-from tasp_lab.machines.profile_files import member
+from tasp_lab.machines.profile import member
 
 SCHEDULES = ("ring", "multi-ring")
 SHARD_BYTES = 3 * 2**20

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
+from types import FrameType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
-from sim.array.repeated import RepeatedRun
+from sim.array.repeated import RepeatedRun, RepeatedRuns
 from sim.event import engine
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
-from tasp_lab.machines.profile_files import load_profile
-from tasp_lab.measure.fit.findings import with_numbers
+from tasp_lab.machines.parameters import Change, changed
+from tasp_lab.machines.profile import load_profile
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
@@ -75,9 +77,11 @@ def test_members_of_a_family(
     schedule = library_schedule(name, machine.topology, 2**power)
     run = RepeatedRun(schedule, machine.topology, machine.comm_library)
     for rate, payload in factors:
-        changed = {"ring_rate": rate, "link_payload": payload, "link_many_payload": payload, "message_launch": 1 / rate}
-        values = {each: profile.number(each) * factor for each, factor in changed.items() if profile.has(each)}
-        library = with_numbers(profile, values.items()).comm_library(member[1])
+        factors_of = {
+            "ring_rate": rate, "link_payload": payload, "link_many_payload": payload, "message_launch": 1 / rate
+        }  # fmt: skip
+        changes = {each: Change(factor) for each, factor in factors_of.items() if each in profile.parameters}
+        library = profile.system(member[1]).comm_library(changed(profile.parameters, changes).numbers)
         expected_s = array_engine.run(schedule, Machine(machine.topology, library)).time_s
         assert run.time_s(library) == pytest.approx(expected_s, rel=1e-9)
 
@@ -93,3 +97,49 @@ def test_each_set_of_messages_is_simulated_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_topology_without_the_links_is_refused() -> None:
     with pytest.raises(ScheduleError):
         RepeatedRun(collective("ring", full_mesh(4, 1.0, 0.0), 8), full_mesh(3, 1.0, 0.0), CommLibrary("a"))
+
+
+@some
+@given(
+    st.sampled_from([("h100", "2x4"), ("h100", "8"), ("mi300x", "4"), ("h100", "3x2-rails")]),
+    st.sampled_from(["all_gather", "all_reduce", "reduce_scatter", "alltoall", "sendrecv"]),
+    st.lists(st.integers(10, 30), min_size=1, max_size=4),
+    st.floats(0.01, 100),
+)
+def test_schedules_of_several_sizes_take_what_each_takes_alone(
+    member: tuple[str, str], name: NcclTestsName, powers: list[int], factor: float
+) -> None:
+    """Rings that are computed together, and messages that are not."""
+    profile = load_profile(member[0])
+    system, parameters = profile.system(member[1]), profile.parameters
+    topology, library = system.topology(parameters.numbers), system.comm_library(parameters.numbers)
+    schedules = [library_schedule(name, topology, 2**power) for power in powers]
+    runs = RepeatedRuns(schedules, topology, library)
+    changes = {each: Change(factor) for each in ("ring_rate", "base_ll", "message_launch") if each in parameters}
+    other = system.comm_library(changed(parameters, changes).numbers)
+    expected_s = [array_engine.run(schedule, Machine(topology, other)).time_s for schedule in schedules]
+    assert runs.times_s(other) == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_a_prediction_of_six_rings_takes_few_calls() -> None:
+    """A fit makes thousands of them: at most 70 Python calls each, from numbers to seconds."""
+    profile = load_profile("h100")
+    system, parameters = profile.system("8"), profile.parameters
+    topology, library = system.topology(parameters.numbers), system.comm_library(parameters.numbers)
+    runs = RepeatedRuns(
+        [library_schedule("all_gather", topology, 2**power) for power in range(18, 30, 2)], topology, library
+    )
+    calls = []
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(count)
+    try:
+        numbers = changed(parameters, {"ring_rate": Change(0.9), "base_ll": Change(0, 8e-6)}).numbers
+        found = runs.times_s(system.comm_library(numbers))
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 6
+    assert len(calls) <= 70, calls

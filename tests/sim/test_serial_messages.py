@@ -16,8 +16,7 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.contention import NONE, Contention
-from tasp_lab.machines.host_model.catalogue import load_runtime
-from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.host_model.runtime import Runtime, load_runtime
 from tasp_lab.machines.libraries.channels import PairLibrary
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine

@@ -16,9 +16,10 @@ import tasp_lab.study.evaluate as evaluation
 from tasp_lab import load_machine, load_study, predict
 from tasp_lab.core.errors import MissingPackageError
 from tasp_lab.machines.contention import Contention
-from tasp_lab.machines.host_model.catalogue import load_runtime
+from tasp_lab.machines.host_model.runtime import load_runtime
 from tasp_lab.machines.kernel_model.constants import data_folder
-from tasp_lab.machines.machine import ComputeRate, Constant, Machine
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.parameters import Parameter, Parameters
 from tasp_lab.prediction.answer import Built, build
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedules.build import attention_layout, attention_schedules
@@ -165,7 +166,7 @@ CHANGED: dict[str, Any] = {
     "topology": load_machine("h100-8").topology,
     "comm_library": load_machine(MACHINE, library="gloo").comm_library,
     "compute": ComputeRate(Fraction(10**15)),
-    "constants": (Constant("link_latency", "3us", "a test"),),
+    "parameters": Parameters([Parameter("link_latency", 3e-6, "a test")]),
     "accelerator": "a100",
     "contention": Contention(100, 3, 8),
     "runtime": load_runtime("burst-attention"),
@@ -186,11 +187,11 @@ def test_every_field_of_a_machine_is_in_its_hash() -> None:
 def test_ends_of_intervals_are_in_the_hash_and_sources_are_not() -> None:
     machine = load_machine(MACHINE)
 
-    def hash_with(**changed: str) -> str:
-        constants = tuple(replace(each, **changed) for each in machine.constants)
-        return PreparedMachine(replace(machine, constants=constants)).constants_sha256
+    def hash_with(**changed: Any) -> str:
+        parameters = Parameters(replace(each, **changed) for each in machine.parameters.values())
+        return PreparedMachine(replace(machine, parameters=parameters)).constants_sha256
 
-    assert hash_with(low="1us") != hash_with() == hash_with(source="another page")
+    assert hash_with(low=1e-6) != hash_with() == hash_with(source="another page")
 
 
 def test_an_edited_machine_file_is_another_machine_in_the_same_process(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sim.simulate import simulate as by_engine
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.machines.profile_files import member
+from tasp_lab.machines.profile import member
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather

@@ -15,7 +15,7 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.importers.survey import Branch, Leaf, pcie_links, pcie_switches
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.profile_files import member
+from tasp_lab.machines.profile import member
 from tasp_lab.plots.ring_layout import lay_out
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.library_rings import library_rings

@@ -22,7 +22,7 @@ def list_profiles(*, json: Json = False) -> None:
 
     Example: tasp-lab profile list
     """
-    from tasp_lab.machines.profile_files import load_profile, profile_names
+    from tasp_lab.machines.profile import load_profile, profile_names
 
     profiles = [load_profile(name) for name in profile_names()]
     if json:
@@ -43,7 +43,7 @@ def show(name: str, /, *, json: Json = False) -> None:
 
     Example: tasp-lab profile show h100-8
     """
-    from tasp_lab.machines.profile_files import find_profile
+    from tasp_lab.machines.profile import find_profile
 
     found, machine = find_profile(name)
     if json:
@@ -66,15 +66,15 @@ def _document(profile: Profile, machine: Machine) -> Document:
         "constants": [
             {
                 "name": constant.name,
-                "text": constant.value,
-                "at": constant.at or None,
-                "value": profile.number(constant.name),
+                "text": constant.text,
+                "at": constant.at_text or None,
+                "value": profile.parameters.numbers[constant.name],
                 "unit": CONSTANTS[constant.name].unit,
-                **interval_fields(constant, profile.number(constant.name)),
+                **interval_fields(constant, profile.parameters.numbers[constant.name]),
                 "meaning": CONSTANTS[constant.name].meaning,
                 "source": constant.source,
             }
-            for constant in profile.constants
+            for constant in profile.parameters.values()
         ],
         "kernels": _kernels(machine),
     }
@@ -82,7 +82,7 @@ def _document(profile: Profile, machine: Machine) -> Document:
 
 def _kernels(machine: Machine) -> list[Document]:
     """Every kernel of the accelerator, by pass and head dimension, with its constants; the default ones first."""
-    from tasp_lab.machines.kernel_compute import kernel_constants, kernels_on
+    from tasp_lab.machines.compute import kernel_constants, kernels_on
 
     return [
         {
@@ -93,7 +93,7 @@ def _kernels(machine: Machine) -> list[Document]:
             "peak_flops_per_s": kernel.peak_rate(variant.passing, variant.head_dim),
             "assumed": kernel.assumption(variant.passing, variant.head_dim) or None,
             "constants": [
-                {"name": each.name, "text": each.value, "source": each.source}
+                {"name": each.name, "text": each.text, "source": each.source}
                 for each in kernel_constants(kernel, variant.passing, variant.head_dim)
             ],
         }
@@ -108,9 +108,9 @@ def _print(profile: Profile, machine: Machine) -> None:
     from tasp_lab.machines.intervals import interval_text
 
     print(f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}")
-    for constant in profile.constants:
-        at = f" at {constant.at}" if constant.at else ""
-        value = f"{constant.value}{at}{interval_text(constant)}"
+    for constant in profile.parameters.values():
+        at = "" if constant.at is None else f" at {constant.at_text}"
+        value = f"{constant.text}{at}{interval_text(constant)}"
         print(f"\n{constant.name} = {value}    {CONSTANTS[constant.name].meaning}\n    {constant.source}")
     _print_kernels(machine)
 
@@ -118,7 +118,7 @@ def _print(profile: Profile, machine: Machine) -> None:
 def _print_kernels(machine: Machine) -> None:
     """The kernels, a line for each pass and head dimension; ``--json`` has all their constants."""
     from tasp_lab.core.units import format_flops, format_time
-    from tasp_lab.machines.kernel_compute import kernels_on
+    from tasp_lab.machines.compute import kernels_on
 
     for number, kernel in enumerate(kernels_on(machine.accelerator)):
         print(f"\nkernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")

@@ -57,7 +57,7 @@ def show(
 
 def _list_catalogue(json: bool) -> None:
     from tasp_lab.machines.catalogue import catalogue_names, load_machine
-    from tasp_lab.machines.profile_files import profile_names
+    from tasp_lab.machines.profile import profile_names
     from tasp_lab.topology.expressions import expression_forms
 
     machines = [(each, load_machine(each, library="ideal")) for each in catalogue_names()]
@@ -154,5 +154,5 @@ def _print_machine(machine: Machine) -> None:
     )
     rows = [(ends, str(count), bandwidth, latency) for (ends, bandwidth, latency), count in kinds.items()]
     print_table(f"{topology.name}: {topology.world_size} ranks", ("links", "count", "bandwidth", "latency"), rows)
-    for constant in machine.constants:
+    for constant in machine.parameters.values():
         print(f"{constant.name} = {constant.value}\n    {constant.source}")

@@ -1,5 +1,5 @@
-"""Runtimes: what a library that runs layers takes on the host and on the GPU, apart from kernels and messages.
+"""Host models: how long the host of a rank takes to issue the messages and kernel calls of a layer.
 
-- `runtime`: the constants of a runtime; `catalogue`: runtimes by name, data files with sources.
-- `issue_times`: when the host of each rank has issued each transfer and call.
+`tasp_lab.machines.host_model.runtime` has the numbers of each library that runs layers; `sim.host` follows from them
+when each message and call of a schedule is issued.
 """

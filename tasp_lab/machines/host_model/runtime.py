@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
 from typing import Literal
 
-from tasp_lab.core.errors import QuantityError
-from tasp_lab.core.units import Number
+import msgspec
+
+from tasp_lab.core.errors import ProfileError, QuantityError, unknown
+from tasp_lab.core.units import Number, parse_time_s
 
 Batches = Literal["step", "kind"]
 """Messages of a step are one batch together, or one per kind of block: keys, gradients of keys, queries, ..."""
@@ -115,3 +119,61 @@ class Runtime:
 
 NO_RUNTIME = Runtime()
 """The host takes no time."""
+
+
+_FOLDER = files("tasp_lab.machines.host_model") / "data"
+
+
+class _Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    value: str
+    source: str
+
+
+class _RuntimeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    summary: str
+    batches: Batches
+    overlaps: bool
+    call: _Number
+    backward_call: _Number
+    batch: _Number
+    waits_for_sends: bool = False
+    communicators: Communicators = "all"
+    separate: tuple[Literal["forward", "backward"], ...] = ()
+    passes: Passes = NO_PASSES
+
+
+def runtime_names() -> list[str]:
+    """The runtimes of tasp-lab, in alphabetical order; ``none`` takes no time.
+
+    >>> "none" in runtime_names()
+    True
+    """
+    suffix = ".toml"
+    found = [entry.name[: -len(suffix)] for entry in _FOLDER.iterdir() if entry.name.endswith(suffix)]
+    return sorted([*found, NO_RUNTIME.name])
+
+
+@cache
+def load_runtime(name: str) -> Runtime:
+    """The runtime of a name. Raises `ProfileError` for an unknown one.
+
+    >>> load_runtime("none").is_instant
+    True
+    """
+    if name == NO_RUNTIME.name:
+        return NO_RUNTIME
+    if name not in runtime_names():
+        raise ProfileError(unknown("runtime", name, runtime_names()))
+    record = msgspec.toml.decode((_FOLDER / f"{name}.toml").read_bytes(), type=_RuntimeFile)
+    numbers = {"call_s": record.call, "backward_call_s": record.backward_call, "batch_s": record.batch}
+    return Runtime(
+        name,
+        **{field: parse_time_s(each.value) for field, each in numbers.items()},
+        batches=record.batches,
+        overlaps=record.overlaps,
+        waits_for_sends=record.waits_for_sends,
+        communicators=record.communicators,
+        separate=record.separate,
+        passes=record.passes,
+        sources=tuple((field, each.source) for field, each in numbers.items()),
+    )

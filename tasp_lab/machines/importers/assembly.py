@@ -21,10 +21,10 @@ from tasp_lab.core.errors import ProfileError, TopologyError
 from tasp_lab.core.units import format_bandwidth, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.importers.survey import Given, Survey, pcie_links, pcie_switches, without_idle
-from tasp_lab.machines.machine import Constant, Machine
+from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.own_links import machine_of_family, with_stated
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.parameters import Constant, Parameters
+from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, both_ways
 
@@ -74,7 +74,7 @@ def assemble(survey: Survey, name: str, options: Given) -> Machine:
         if getattr(options, word) is not None and word not in {constant.name for constant in constants}:
             raise TopologyError(f"{word} was given, but the machine has no link that it is of")
     topology = Topology(name, survey.gpu_count, tuple(links), switches=tuple(switches))
-    return Machine(topology, summary=_summary(survey, has_pcie), constants=tuple(constants))
+    return Machine(topology, summary=_summary(survey, has_pcie), parameters=Parameters.of_constants(constants))
 
 
 def _fabric_links(survey: Survey) -> Iterator[Link]:
@@ -148,17 +148,14 @@ def of_family(survey: Survey, machine: Machine, family: str, nodes: int, *, rail
     if nodes < 1 or (nodes > 1 and profile.nodes_per_domain > 1):
         why = "1 or more" if nodes < 1 else "1: its nodes share NVLink, which the file of one does not show"
         raise ProfileError(f"profile {family!r}: {nodes} nodes, expected {why}")
-    constants = [
-        *(each for each in machine.constants if each.name == "wiring"),
-        *_link_constant(survey, links),
-        *_nic_constants(survey),
-    ]
-    stated = with_stated(profile, constants)
+    found = Parameters.of_constants([*_link_constant(survey, links), *_nic_constants(survey)])
+    parameters = Parameters([machine.parameters["wiring"], *found.values()])
+    stated = with_stated(profile, parameters.values())
     plain = stated.machine(nodes, gpus, rails=rails, name=machine.topology.name, library="ideal").topology
-    rate = stated.number("nic_bandwidth") if stated.has("nic_bandwidth") else 0.0
+    rate = stated.parameters.numbers.get("nic_bandwidth", 0.0)
     topology = _with_nics(plain, survey, _rates(survey, rate), stated)
     return machine_of_family(
-        family, profile, topology, constants, summary=_family_summary(survey, machine, nodes, rails=rails)
+        family, profile, topology, parameters, summary=_family_summary(survey, machine, nodes, rails=rails)
     )
 
 
@@ -216,9 +213,9 @@ def _with_nics(plain: Topology, survey: Survey, rates: Sequence[float], profile:
     """The topology of a family with the NICs of the file: on one node added, on several with their bandwidths."""
     gpus = survey.gpu_count
     if plain.world_size == gpus:
-        if not survey.nics or not profile.has("nic_latency"):
+        if not survey.nics or "nic_latency" not in profile.parameters:
             return plain
-        half_s = profile.number("nic_latency") / 2
+        half_s = profile.parameters.numbers["nic_latency"] / 2
         added = [link for rank in range(gpus) for link in both_ways(rank, f"rail{rank}", rates[rank], half_s)]
         links = (*plain.listed_links(), *added)
         networks = tuple(Switch(f"rail{rank}", "network") for rank in range(gpus))

@@ -33,7 +33,7 @@ from tasp_lab.machines.importers.survey import (
     nics_of,
     shown,
 )
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 DEEPEST = 64
 """Far more levels than a PCIe tree has."""

@@ -44,7 +44,7 @@ from tasp_lab.machines.importers.survey import (
     read_matrix,
     shown,
 )
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 _PIX, _PXB, _NODE, _SYS = range(4)
 

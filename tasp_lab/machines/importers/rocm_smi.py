@@ -28,7 +28,7 @@ from tasp_lab.machines.importers.survey import (
     read_matrix,
     shown,
 )
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 
 LINK_BANDWIDTH = Constant(
     "link_bandwidth",

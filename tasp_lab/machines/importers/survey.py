@@ -25,7 +25,7 @@ import networkx as nx
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
-from tasp_lab.machines.machine import Constant
+from tasp_lab.machines.parameters import Constant
 from tasp_lab.topology.graph import Link, Switch, both_ways
 from tasp_lab.topology.links import SwitchKind
 
@@ -163,7 +163,7 @@ class Given:
         """The constant with the given value, or else the default.
 
         >>> Given(link_bandwidth="50GB/s").constant(Constant("link_bandwidth", "25GB/s", "a data sheet"))
-        Constant(name='link_bandwidth', value='50GB/s', source='given to the import', at='', low='', high='')
+        Constant(name='link_bandwidth', value='50GB/s', source='given to the import', interval=None)
         """
         text: str | None = getattr(self, default.name)
         if text is None:

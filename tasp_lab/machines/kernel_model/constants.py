@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, unknown
-from tasp_lab.machines.kernel_model.splits import SplitRule
+from tasp_lab.machines.kernel_model.tiles import SplitRule
 
 Passing = Literal["forward", "backward"]
 Order = Literal["listed", "reversed", "longest-first"]

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tasp_lab.machines.kernel_model.constants import Design, Order
-from tasp_lab.machines.kernel_model.splits import SplitRule
+from tasp_lab.machines.kernel_model.tiles import SplitRule
 
 Architecture = Literal["ampere", "ada", "hopper", "blackwell", "cdna", "other"]
 _ARCHITECTURES: dict[str, Architecture] = {

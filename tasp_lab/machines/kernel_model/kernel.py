@@ -2,7 +2,7 @@
 
     time = launch + throttled(max(arithmetic, memory)) + passes beside the kernel
 
-The arithmetic is the makespan of the call's tiles (`tasp_lab.machines.kernel_model.waves`); memory is every operand
+The arithmetic is the makespan of the call's tiles (`tasp_lab.machines.kernel_model.tiles`); memory is every operand
 read or written once. Backward, kernels before and after the main one go through Q-sized arrays: the row sums of dO * O,
 and dQ, which is accumulated in float32, cleared before and cast after (flash_bwd_launch_template.h of
 Dao-AILab/flash-attention).
@@ -18,9 +18,7 @@ from typing import NamedTuple
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelFile, Passing, Variant
 from tasp_lab.machines.kernel_model.memory import bound_s
-from tasp_lab.machines.kernel_model.splits import splits
-from tasp_lab.machines.kernel_model.tiles import tile_columns
-from tasp_lab.machines.kernel_model.waves import last_begins, makespan
+from tasp_lab.machines.kernel_model.tiles import last_begins, makespan, splits, tile_columns
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
 _FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}

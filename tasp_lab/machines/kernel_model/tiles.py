@@ -1,16 +1,24 @@
-"""The tiles of a call: how many columns of scores each of them goes through.
+"""Tiles of a call: how many there are, what each costs, and how they are handed out over the SMs of a GPU.
 
 Forward, a tile is `rows` queries of a head and goes through the blocks of keys that its band touches; backward, it is
-`rows` keys and goes through blocks of queries (Dao, FlashAttention-2, arXiv:2307.08691, sections 3.1 and 3.2).
+`rows` keys and goes through blocks of queries (Dao, FlashAttention-2, arXiv:2307.08691, sections 3.1 and 3.2). Where
+there are too few tiles for all SMs, parts of the keys run beside each other (split-KV).
+
+An SM holds up to `slots` tiles at once. They share its speed, which is 1 with all slots taken; a tile alone on its SM
+reaches `alone` of it, because nothing else hides its latencies. The hardware gives the next tile to the first free
+slot. Costs and times have one unit, the work that a full SM does in one unit of time.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from functools import cache
+from typing import Literal
 
 import numpy as np
 
-from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 
@@ -39,3 +47,137 @@ def tile_columns(shape: KernelShape, rows: float, columns: int, splits: int = 1)
     starts = part * np.arange(float(splits))[:, None]
     inside = np.minimum(end, starts + part) - np.maximum(begin, starts)
     return np.asarray(np.maximum(inside, 0) * columns, float).ravel()
+
+
+SplitRule = Literal["never", "flash-attention-2", "fill"]
+"""``fill``: as many parts as fill the SMs (flash_attn/cute/interface.py, num_splits_heuristic)."""
+
+_MAX_SPLITS = 128
+
+
+def splits(rule: SplitRule, heads: int, queries: int, keys: int, head_dim: int, sms: int, rows: float) -> int:
+    """The number of parts that a kernel chooses for a forward call."""
+    if rule == "flash-attention-2":
+        block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+        return _flash_attention_2(heads * math.ceil(queries / 64), 2 * sms, math.ceil(keys / block))
+    if rule == "fill":
+        blocks = math.ceil(keys / 128)
+        return max(1, min(sms // max(1, heads * math.ceil(queries / rows)), _MAX_SPLITS, blocks)) if blocks > 4 else 1
+    return 1
+
+
+@cache
+def _flash_attention_2(tiles: int, places: int, blocks: int) -> int:
+    """The fewest parts that fill 85 % of the best achievable share of the last wave (csrc/flash_attn/flash_api.cpp,
+    num_splits_heuristic, which counts two places per SM)."""
+    if tiles >= 0.8 * places:
+        return 1
+    counts = range(1, min(_MAX_SPLITS, places, blocks) + 1)
+    fair = [n for n in counts if n == 1 or math.ceil(blocks / n) != math.ceil(blocks / (n - 1))]
+    filled = {n: (tiles * n / places) / math.ceil(tiles * n / places) for n in fair}
+    best = max(filled.values())
+    return next(n for n in fair if filled[n] >= 0.85 * best)
+
+
+_SIMULATED_WAVES = 3
+"""So many last waves are simulated; the tiles before them keep all SMs busy."""
+
+
+def makespan(
+    costs: FloatArray, heads: int, sms: int, slots: int = 1, alone: float = 1.0, *, longest_first: bool = False
+) -> float:
+    """The time until the tiles of `heads` heads have ended, each head with the same `costs` in order of dispatch.
+
+    >>> makespan(np.array([4.0, 4.0]), heads=3, sms=4)           # 6 tiles in two waves
+    8.0
+    >>> makespan(np.array([1.0, 2.0, 3.0, 4.0]), heads=1, sms=2, longest_first=True)
+    5.0
+    """
+    costs = costs[costs > 0]
+    alone = alone if slots > 1 else 1.0
+    count = len(costs) * heads
+    if count == 0:
+        return 0.0
+    longest = float(costs.max())
+    if count <= sms:
+        return longest / alone
+    if longest - float(costs.min()) <= 1e-9 * longest:
+        return _alike(longest, count, sms, slots, alone)
+    if longest_first:
+        costs = np.sort(costs)[::-1]
+    simulated = _SIMULATED_WAVES * slots * sms
+    listed = _last(costs, heads, simulated, longest_first=longest_first)
+    early = float(costs.sum()) * heads - float(listed.sum())
+    return max(max(early, 0.0) / sms + _hand_out(listed, sms, slots, alone), longest / alone)
+
+
+def last_begins(costs: FloatArray, heads: int, sms: int, slots: int = 1, *, longest_first: bool = False) -> float:
+    """The time until the last tile has begun, so until no tile waits for a slot; the arguments are as in `makespan`.
+
+    >>> last_begins(np.array([4.0, 4.0]), heads=3, sms=4), last_begins(np.array([4.0, 4.0]), heads=2, sms=4)
+    (4.0, 0.0)
+    """
+    costs = costs[costs > 0]
+    places = slots * sms
+    if len(costs) * heads <= places:
+        return 0.0
+    if longest_first:
+        costs = np.sort(costs)[::-1]
+    listed = _last(costs, heads, _SIMULATED_WAVES * places, longest_first=longest_first)
+    early = max(float(costs.sum()) * heads - float(listed.sum()), 0.0)
+    return early / sms + _dispatch(listed, sms, slots)[1]
+
+
+def _last(costs: FloatArray, heads: int, count: int, *, longest_first: bool) -> FloatArray:
+    """The last `count` tiles to be dispatched."""
+    if longest_first:
+        needed = -(-count // heads)
+        return np.repeat(costs[-needed:], heads)[-count:]
+    needed = min(heads, -(-count // len(costs)))
+    return np.tile(costs, needed)[-count:]
+
+
+def speed(tiles: int, slots: int, alone: float) -> float:
+    """The speed of an SM that holds so many tiles."""
+    return 1.0 if slots == 1 else alone + (1 - alone) * (tiles - 1) / (slots - 1) if tiles < slots else 1.0
+
+
+def _alike(cost: float, count: int, sms: int, slots: int, alone: float) -> float:
+    """Tiles of one cost: full waves, then the rest spread over the SMs."""
+    waves, rest = divmod(count, slots * sms)
+    if rest == 0:
+        return waves * slots * cost
+    busiest = math.ceil(rest / sms)
+    return waves * slots * cost + busiest * cost / speed(busiest, slots, alone)
+
+
+@cache
+def _shuffled(sms: int) -> IntArray:
+    """Which tiles share an SM follows no order that is documented: by chance, always the same."""
+    return np.random.default_rng(0).permutation(sms)
+
+
+def _dispatch(costs: FloatArray, sms: int, slots: int) -> tuple[list[float], float]:
+    """When each slot is free at last, where slots of an SM run at 1 / slots each; and when the last tile begins."""
+    places, begins = slots * sms, 0.0
+    shared = (costs * slots).tolist()
+    ends = shared[:places] + [0.0] * (places - len(shared))
+    free = [(end, place) for place, end in enumerate(ends)]
+    heapq.heapify(free)
+    for cost in shared[places:]:
+        begins, place = free[0]
+        heapq.heapreplace(free, (begins + cost, place))
+        ends[place] = begins + cost
+    return ends, begins
+
+
+def _hand_out(costs: FloatArray, sms: int, slots: int, alone: float) -> float:
+    """The time of all tiles: towards the end SMs are less full, and a tile runs faster than at 1 / slots."""
+    by_sm = np.array(_dispatch(costs, sms, slots)[0]).reshape(slots, sms)
+    by_sm[1:] = by_sm[1:, _shuffled(sms)]
+    by_sm.sort(axis=0)
+    time = by_sm[0]
+    for done in range(1, slots):
+        work = (by_sm[done] - by_sm[done - 1]) * (slots - done) / slots
+        time = time + work / speed(slots - done, slots, alone)
+    return float(time.max())

@@ -20,12 +20,14 @@ The numbers are constants of a profile, each with its source (`tasp_lab.machines
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
-from tasp_lab.core.arrays import IntArray
+import numpy as np
+
+from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
@@ -159,6 +161,27 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
+RingNumbers = tuple[Any, Any, Any, Any]
+"""Launch time, latency, bytes on the wire and limit of messages, as `Message` has them: numbers, or arrays of them."""
+
+
+class Ring(NamedTuple):
+    """A ring collective; or several at once, whose numbers are arrays with one element per ring.
+
+    Attributes
+    ----------
+    base_s : latency of the call.
+    hop_s : latency of a hop inside a domain and between domains, in addition to the wire's.
+    bytes_per_s : the rate of one of its lanes.
+    protocol : its name; empty for several rings.
+    """
+
+    base_s: Any
+    hop_s: tuple[Any, Any]
+    bytes_per_s: Any
+    protocol: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChannelLibrary(CommLibrary):
     """A communication library with channels.
@@ -171,7 +194,7 @@ class ChannelLibrary(CommLibrary):
     rule : number of channels of a message.
     ring_bytes_per_s : payload rate of all rings of a collective together, out of each rank.
     short_bytes : largest LL message, per channel of `rule.most`.
-    ring : of a bound fused schedule: its protocol, and the number of lanes that share the ring rate.
+    ring : of a library that is bound to a fused call: its ring.
     """
 
     serial_launch: ClassVar[bool] = False
@@ -182,7 +205,7 @@ class ChannelLibrary(CommLibrary):
     rule: ChannelRule
     ring_bytes_per_s: Number
     short_bytes: int
-    ring: tuple[Protocol, int] | None = None
+    ring: Ring | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,20 +223,45 @@ class ChannelLibrary(CommLibrary):
         """The library for one call; of a fused one, with the protocol that the library would choose."""
         if not call.fused or not call.steps:
             return self
-        return replace(self, ring=(self.protocol_for(call), call.lanes))
+        ((protocol, rate),) = self._protocols_for([call])
+        return replace(self, ring=Ring(protocol.base_s, protocol.ring_hop_s, rate / call.lanes, protocol.name))
 
-    def protocol_for(self, call: CallFacts) -> Protocol:
-        """The protocol with the shortest ring time: base latency, consecutive hops, and bytes over the ring rate."""
-        ranks, hops = call.world_size, call.steps
-        domains = -(-ranks // self.domain_ranks)
-        between = hops * (domains - 1) // max(ranks - 1, 1)
-        sent_bytes = call.total_bytes * hops / ranks
+    def ring_messages(
+        self, calls: Sequence[CallFacts], kinds: Sequence[tuple[int, FloatArray, bool]]
+    ) -> list[RingNumbers]:
+        """The messages of several fused calls at once: a fit to many sizes then costs little more than to one.
 
-        def time_s(protocol: Protocol) -> Number:
-            hops_s = (hops - between) * protocol.ring_hop_s[INTRA_DOMAIN] + between * protocol.ring_hop_s[-1]
-            return protocol.base_s + hops_s + sent_bytes / protocol.ring_bytes_per_s(self.ring_bytes_per_s)
+        Parameters
+        ----------
+        calls : the calls; each has one message of each kind.
+        kinds : the place of the messages of a kind, the bytes of each, and whether they belong to step 0.
+        """
+        chosen = zip(self._protocols_for(calls), calls, strict=True)
+        rings = [(protocol.base_s, *protocol.ring_hop_s, rate / call.lanes) for (protocol, rate), call in chosen]
+        base_s, inside_s, between_s, bytes_per_s = np.array(rings, dtype=float).T
+        together = Ring(base_s, (inside_s, between_s), bytes_per_s)
+        return [self._ring_numbers(place, size_bytes, first, together) for place, size_bytes, first in kinds]
 
-        return min(self.protocols.values(), key=time_s)
+    def _protocols_for(self, calls: Sequence[CallFacts]) -> list[tuple[Protocol, Number]]:
+        """The protocol of each fused call and its ring rate: the fastest one by the library's own estimate.
+
+        That is base latency, consecutive hops, and bytes over the ring rate.
+        """
+        rated = [(each, each.ring_bytes_per_s(self.ring_bytes_per_s)) for each in self.protocols.values()]
+        chosen = []
+        for call in calls:
+            ranks, hops = call.world_size, call.steps
+            domains = -(-ranks // self.domain_ranks)
+            between = hops * (domains - 1) // max(ranks - 1, 1)
+            sent_bytes = call.total_bytes * hops / ranks
+            best, least_s = rated[0], None
+            for protocol, rate in rated:
+                hops_s = (hops - between) * protocol.ring_hop_s[INTRA_DOMAIN] + between * protocol.ring_hop_s[-1]
+                time_s = protocol.base_s + hops_s + sent_bytes / rate
+                if least_s is None or time_s < least_s:
+                    best, least_s = (protocol, rate), time_s
+            chosen.append(best)
+        return chosen
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:
         """`INTRA_DOMAIN` or `INTER_DOMAIN` for each pair."""
@@ -228,7 +276,9 @@ class ChannelLibrary(CommLibrary):
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
         """See `CommLibrary.message`."""
         if self.ring is not None:
-            return self._ring_message(place, size_bytes, first, *self.ring)
+            # it has no kernel calls beside it, so nobody counts its channels
+            launch_s, latency_s, wire_bytes, limit = self._ring_numbers(place, size_bytes, first, self.ring)
+            return Message(launch_s, latency_s, wire_bytes, limit, f"ring, {self.ring.protocol}")
         medium = self.media[place]
         protocol = self.protocols["LL" if size_bytes <= self.short_bytes * self.rule.most else "Simple"]
         channels = self.rule.channels(size_bytes, medium.min_bytes_per_channel, medium.bytes_per_channel)
@@ -245,17 +295,11 @@ class ChannelLibrary(CommLibrary):
             channels=channels,
         )
 
-    def _ring_message(self, place: int, size_bytes: int, first: bool, protocol: Protocol, lanes: int) -> Message:
-        """A message of a fused schedule, which has no kernel calls: nobody counts its channels."""
+    def _ring_numbers(self, place: int, size_bytes: Any, first: bool, ring: Ring) -> RingNumbers:
+        """A message of a fused call; of several calls at once, where `size_bytes` and `ring` are of several."""
         medium = self.media[place]
         overhead = medium.line_bytes_per_s / medium.payload_bytes_per_s
-        return Message(
-            launch_s=protocol.base_s if first else 0,
-            latency_s=protocol.ring_hop_s[place],
-            wire_bytes=size_bytes * overhead,
-            max_bytes_per_s=protocol.ring_bytes_per_s(self.ring_bytes_per_s) / lanes * overhead,
-            rule=f"ring, {protocol.name}",
-        )
+        return ring.base_s if first else 0, ring.hop_s[place], size_bytes * overhead, ring.bytes_per_s * overhead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, overload
 
-from tasp_lab.core.errors import OverrideError, QuantityError, WorkloadError, unknown
+from tasp_lab.core.errors import OverrideError, WorkloadError, unknown
 from tasp_lab.core.units import parse_count
 from tasp_lab.machines.constants import Quantity
-from tasp_lab.machines.overrides.change import Change
 from tasp_lab.machines.overrides.override import LAYER, Override, parse_overrides
 from tasp_lab.workload.layer import Workload
 
@@ -71,30 +70,30 @@ def _field(override: Override) -> str:
 
 
 def _value(work: Workload, field: str, override: Override) -> object:
-    change = override.change
     if field == "documents":
-        return tuple(_number(0, override, Change(part, "to")) for part in _new_value(override).split(","))
+        parts = _new_value(override).split(",")
+        return tuple(_number(0, override, replace(override, text=part)) for part in parts)
     if field in TEXTS:
         return _new_value(override)
     old = getattr(work, field)
-    if old is None and change.kind != "to":
+    if old is None and override.kind != "to":
         raise OverrideError(f"override {override}: the layer has no {field}, expected a number like 4096")
-    return _number(old or 0, override, change)
+    return _number(old or 0, override, override)
 
 
 def _new_value(override: Override) -> str:
-    if override.change.kind != "to":
+    if override.kind != "to":
         raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")
-    return override.change.text
+    return override.text
 
 
-def _number(old: int, override: Override, change: Change) -> int:
-    """A whole number."""
+def _number(old: int, override: Override, part: Override) -> int:
+    """A whole number; `part` is one of several new values of the override, or all of it."""
     count = Quantity("", lambda text: parse_count(text, override.name, least=0))
     try:
-        new = change.of(old, count)
-    except QuantityError as error:
-        raise OverrideError(f"override {override}: {error}") from error
+        new = part.of(old, count)
+    except OverrideError as error:
+        raise OverrideError(str(error).replace(f"override {part}:", f"override {override}:", 1)) from error
     if new != int(new):
         raise OverrideError(f"override {override}: {float(new):g}, expected a whole number")
     return int(new)

@@ -15,8 +15,7 @@ from tasp_lab.core.errors import ProfileError, TaspLabError
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, gpu_alias, gpu_names
 from tasp_lab.machines.kernel_model.constants import KernelConstant
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
-from tasp_lab.machines.kernel_samples import kernel_samples
-from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
+from tasp_lab.machines.sampling import NO_SAMPLES, Sampling, kernel_samples
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import KernelRow, KernelTable

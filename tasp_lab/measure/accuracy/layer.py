@@ -24,7 +24,7 @@ import msgspec
 from sim.simulate import Engine, simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE, Pass
 from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, WorkloadError
-from tasp_lab.machines.kernel_compute import with_kernel
+from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
@@ -55,7 +55,7 @@ class LibraryRun:
     ----------
     schedule : the name of an attention schedule; empty if none of ours is the same.
     fields : fields of `AttentionOptions` other than their defaults.
-    runtime : the name of a runtime (`tasp_lab.machines.host_model.catalogue`).
+    runtime : the name of a runtime (`tasp_lab.machines.host_model.runtime`).
     kernels : attention kernels by accelerator; ``default`` is that of all others.
     source : the place in the library's code.
     reason : why it cannot be simulated; empty if it can.

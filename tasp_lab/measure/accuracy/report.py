@@ -261,8 +261,8 @@ def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:
         "tables": [table_inputs(each.table) for each in tables],
         "machines": {name: machine_inputs(machine, compute=False) for name, machine in machines.items()},
     }
-    families = {machine.constants: name.partition("-")[0] for name, machine in machines.items()}
-    constants = [each for stated, name in families.items() for each in machine_constants(stated, f"{name}: ")]
+    families = {machine.parameters: name.partition("-")[0] for name, machine in machines.items()}
+    constants = [each for stated, name in families.items() for each in machine_constants(stated.values(), f"{name}: ")]
     return Provenance(inputs, tuple(constants), ("array", "simpy"))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tasp_lab.core.errors import TaspLabError, first_line
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.profile_files import listed_members, load_profile, member, profile_names
+from tasp_lab.machines.profile import listed_members, load_profile, member, profile_names
 from tasp_lab.measure.fit.cases import how_to_name, is_whole_node, suggested_profile
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, MeasuredTable
 from tasp_lab.measure.readers.table import profile_beside

@@ -16,7 +16,7 @@ from tasp_lab.core.errors import FitError
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import file_of
-from tasp_lab.measure.fit.findings import Finding
+from tasp_lab.measure.fit.fit_profile import Finding
 from tasp_lab.measure.readers import PairTable
 
 
@@ -54,7 +54,7 @@ def pair_figures(table: PairTable, profile: Profile) -> list[PairFigure]:
     others = _others(table.bandwidth_bytes_per_s)
     is_port = constant == "link_many_payload" and profile.inside == "switch"
     figures = np.nansum(others, axis=1) if is_port else others
-    found = _figure(table, table.kind, constant if profile.has(constant) else "", note, figures)
+    found = _figure(table, table.kind, constant if constant in profile.parameters else "", note, figures)
     if any(figure.constant for figure in found):
         _check(found[0], profile)
     if table.latency_s is not None:
@@ -91,7 +91,7 @@ def _figure(table: PairTable, what: str, constant: str, note: str, figures: Floa
 
 
 def _check(figure: PairFigure, profile: Profile) -> None:
-    line = profile.number("link_bandwidth")
+    line = profile.parameters.numbers["link_bandwidth"]
     if figure.value > line:
         texts = [CONSTANTS["link_bandwidth"].format(value, 4) for value in (figure.value, line)]
         raise FitError(f"{figure.table}: {texts[0]} between GPUs, but links of {profile.name} carry {texts[1]}")
@@ -102,7 +102,7 @@ def pair_findings(figures: Iterable[PairFigure], profile: Profile) -> Sequence[F
     found = {}
     for figure in figures:
         if figure.constant:
-            before, origin = profile.number(figure.constant), f"{file_of(figure.table)} ({figure.note})"
+            before, origin = profile.parameters.numbers[figure.constant], f"{file_of(figure.table)} ({figure.note})"
             found[figure.constant] = Finding(
                 figure.constant, before, figure.value, figure.low, figure.high, origin=origin
             )

@@ -10,7 +10,8 @@ The predicting function is an argument: this module does not import the simulato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,12 +20,76 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.machines.constants import CONSTANTS, Traffic
+from tasp_lab.machines.parameters import Change, Parameters, changed
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import Case, file_of, measured
-from tasp_lab.measure.fit.findings import Finding, fitted, not_fitted, reasons, with_findings, with_numbers
 from tasp_lab.measure.fit.identifiability import NO_EFFECT, effects_at, not_identifiable
-from tasp_lab.measure.fit.robust_fit import Fit, Parameter, fit
+from tasp_lab.measure.fit.robust_fit import Estimate, Fit, fit
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result for one constant, in SI units.
+
+    `low` and `high` are the ends of its 95 % interval. If it is not `identifiable`, `why` is the reason and the profile
+    keeps the value `before`. `origin` names the measurements.
+    """
+
+    name: str
+    before: float
+    value: float
+    low: float
+    high: float
+    identifiable: bool = True
+    why: str = ""
+    origin: str = ""
+
+    @property
+    def needs(self) -> str:
+        """The measurement that would identify it."""
+        return CONSTANTS[self.name].identified_by
+
+    @property
+    def width(self) -> float:
+        """The ratio of the ends of its interval."""
+        return self.high / self.low if self.low else math.inf
+
+
+def fitted(parameters: Parameters, name: str, found: Estimate, origin: str) -> Finding:
+    """The finding of a fitted parameter."""
+    before = parameters.numbers[name]
+    return Finding(name, before, found.value, found.low, found.high, found.identifiable, found.why, origin)
+
+
+def not_fitted(parameters: Parameters, name: str, why: str) -> Finding:
+    """The finding of a parameter that keeps its value."""
+    before = parameters.numbers[name]
+    return Finding(name, before, before, 0.0, math.inf, identifiable=False, why=why)
+
+
+def reasons(findings: Iterable[Finding]) -> str:
+    """Why constants are not identifiable, each reason once."""
+    names: dict[str, list[str]] = {}
+    for finding in findings:
+        names.setdefault(finding.why, []).append(finding.name)
+    return "; ".join(f"{', '.join(group)}: {why}" for why, group in names.items())
+
+
+def with_findings(parameters: Parameters, findings: Iterable[Finding], date: str) -> Parameters:
+    """The parameters with the identifiable ones of these. Their sources name the measurements and the date."""
+    found = parameters
+    for finding in (each for each in findings if each.identifiable and each.name in parameters):
+        spec = CONSTANTS[finding.name]
+        possible = changed(found, {finding.name: Change(0, finding.value)}).numbers[finding.name]
+        # as a file of the profile states them
+        value, low, high = spec.rounded(possible, 6), spec.rounded(finding.low, 4), spec.rounded(finding.high, 4)
+        found = changed(found, {finding.name: Change(0, value)}, clamp=False)
+        source = f"fitted to {finding.origin}, 95 % {spec.format(finding.low, 4)} to {spec.format(finding.high, 4)}"
+        new = replace(found[finding.name], source=f"{source}, on {date}")
+        found = found.with_parameters([replace(new, low=low, high=high) if low <= value <= high else new])
+    return found
+
 
 _MULTIPLES = (0.5, 0.7, 1.4, 2.0)
 _MULTIPLES_TOGETHER = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0, 8.0)
@@ -32,8 +97,8 @@ _MULTIPLES_TOGETHER = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0, 8.0)
 Group = tuple[str, ...]
 """Constants that are fitted by one factor; most are alone."""
 
-Predict = Callable[[Profile], FloatArray]
-"""From a profile to the predicted seconds of all rows of all cases, in their order."""
+Predict = Callable[[Parameters], FloatArray]
+"""From parameters of a family to the predicted seconds of all rows of all cases, in their order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +126,14 @@ class Calibrated:
 def candidates(profile: Profile, collectives: Iterable[NcclTestsName]) -> tuple[str, ...]:
     """The constants that tables of these collectives may identify, those with the largest effect first.
 
-    >>> from tasp_lab.machines.profile_files import load_profile
+    >>> from tasp_lab.machines.profile import load_profile
     >>> candidates(load_profile("h100"), ["sendrecv"])[:3]
     ('link_payload', 'link_many_payload', 'nic_payload')
     """
     traffic = {_traffic(profile, collective) for collective in collectives}
-    return tuple(spec.name for spec in CONSTANTS.values() if spec.fitted_to & traffic and profile.has(spec.name))
+    return tuple(
+        spec.name for spec in CONSTANTS.values() if spec.fitted_to & traffic and spec.name in profile.parameters
+    )
 
 
 def _traffic(profile: Profile, collective: NcclTestsName) -> Traffic:
@@ -90,7 +157,7 @@ def calibrate(
     ----------
     profile : where the fit starts.
     cases : the tables; all rows have equal weight.
-    predict : maps a profile to the predicted times of their rows.
+    predict : maps parameters of the profile to the predicted times of their rows.
     asked : the constants to fit; by default all that the tables identify.
     date : today's date, for the sources.
     progress : called with progress messages.
@@ -101,64 +168,70 @@ def calibrate(
     if profile.library == "ideal":
         raise FitError(f"profile {profile.name!r}: the library 'ideal' has no constants to fit")
     names = checked_names(asked, profile, cases) or candidates(profile, [case.collective for case in cases])
-    times_s, before_s = measured(cases), predict(profile)
-    effects = _effects(profile, names, predict)
-    unknown = {name: not_fitted(profile, name, why) for name, why in not_identifiable(names, effects).items()}
+    start, times_s = profile.parameters, measured(cases)
+    before_s = predict(start)
+    effects = _effects(start, names, predict)
+    unknown = {name: not_fitted(start, name, why) for name, why in not_identifiable(names, effects).items()}
     chosen = [name for name in names if name not in unknown]
 
-    def distance(tried: Profile) -> float:
+    def distance(tried: Parameters) -> float:
         """The mean distance of predicted from measured times, as a logarithm."""
         return float(np.abs(np.log(predict(tried) / times_s)).mean())
 
-    def fit_from(start: Profile, groups: Sequence[Group]) -> tuple[Profile, dict[str, Finding]]:
-        found = _findings(profile, start, groups, predict, times_s, progress)
+    def fit_from(begin: Parameters, groups: Sequence[Group]) -> tuple[Parameters, dict[str, Finding]]:
+        found = _findings(start, begin, groups, predict, times_s, progress)
         for name, finding in found.items():
             found[name] = replace(finding, origin=_origin(cases, effects[:, names.index(name)]) + finding.origin)
-        return with_findings(profile, found.values(), date), found
+        return with_findings(start, found.values(), date), found
 
-    fits = [fit_from(_nearer(start, chosen, distance), groups) for start, groups in _starts(profile, chosen, distance)]
+    fits = [fit_from(_nearer(begin, chosen, distance), groups) for begin, groups in _starts(start, chosen, distance)]
     written, found = min(fits, key=lambda each: distance(each[0]))
     findings = tuple((unknown | found)[name] for name in names)
     if not any(finding.identifiable for finding in findings):
         raise FitError(f"these measurements identify no constant: {reasons(findings)}")
-    return Calibrated(written, findings, tuple(cases), before_s, predict(written))
+    return Calibrated(profile.with_parameters(written), findings, tuple(cases), before_s, predict(written))
+
+
+def with_numbers(parameters: Parameters, values: Mapping[str, float]) -> Parameters:
+    """The parameters with other values, the nearest possible ones."""
+    return changed(parameters, {name: Change(0, value) for name, value in values.items()})
 
 
 def _findings(
-    profile: Profile, start: Profile, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
+    start: Parameters, begin: Parameters, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
     progress: ProgressCallback,
 ) -> dict[str, Finding]:  # fmt: skip
-    """The findings of a fit that begins at `start`. What is not identifiable keeps its value in `profile`."""
+    """The findings of a fit that begins at `begin`. What is not identifiable keeps its value in `start`."""
     chosen, findings = list(groups), dict[str, Finding]()
     while chosen:
         if len(times_s) > len(chosen):
             progress(f"fitting {', '.join(' with '.join(group) for group in chosen)} to {len(times_s)} rows")
-        parameters = _fit(profile, start, chosen, predict, times_s, progress).parameters
+        estimates = _fit(start, begin, chosen, predict, times_s, progress).parameters
         for group in chosen:
-            findings |= _of_group(profile, group, parameters[group[0]])
+            findings |= _of_group(start, group, estimates[group[0]])
         unsure = [group for group in chosen if not findings[group[0]].identifiable]
         if not unsure:
             break
         chosen.remove(max(reversed(unsure), key=lambda group: findings[group[0]].width))
-        start = with_numbers(profile, [(name, findings[name].value) for group in chosen for name in group])
+        begin = with_numbers(start, {name: findings[name].value for group in chosen for name in group})
     return findings
 
 
-def _of_group(profile: Profile, group: Group, found: Parameter) -> dict[str, Finding]:
-    """The findings of the constants of a group; `found` is that of the first."""
+def _of_group(start: Parameters, group: Group, found: Estimate) -> dict[str, Finding]:
+    """The findings of the parameters of a group; `found` is that of the first."""
     origin = f", one factor for {', '.join(group)}" if len(group) > 1 else ""
     findings = {}
     for name in group:
-        ratio = profile.number(name) / profile.number(group[0])
+        ratio = start.numbers[name] / start.numbers[group[0]]
         scaled = replace(found, value=found.value * ratio, low=found.low * ratio, high=found.high * ratio)
-        findings[name] = fitted(profile, name, scaled, origin)
+        findings[name] = fitted(start, name, scaled, origin)
     return findings
 
 
 def _starts(
-    profile: Profile, names: Sequence[str], distance: Callable[[Profile], float]
-) -> list[tuple[Profile, list[Group]]]:
-    """Where fits begin, and what each fits: constants on their own, or the latencies of calls by one factor.
+    start: Parameters, names: Sequence[str], distance: Callable[[Parameters], float]
+) -> list[tuple[Parameters, list[Group]]]:
+    """Where fits begin, and what each fits: parameters on their own, or the latencies of calls by one factor.
 
     A library takes the protocol that it expects to be the fastest. If every protocol is slower on the measured machine,
     a higher latency of one protocol alone makes the library take another one, and nothing is gained. A local fit ends
@@ -169,45 +242,44 @@ def _starts(
     latencies = tuple(name for name in names if CONSTANTS[name].unit == "s" and not CONSTANTS[name].min_constant)
     single: list[Group] = [(name,) for name in names]
     if len(latencies) < 2:
-        return [(profile, single)]
-    together = min([profile, *_multiplied(profile, latencies, _MULTIPLES_TOGETHER)], key=distance)
+        return [(start, single)]
+    together = min([start, *_multiplied(start, latencies, _MULTIPLES_TOGETHER)], key=distance)
     grouped = [group for group in single if group[0] not in latencies]
-    return [(profile, single), (together, single), (together, [*grouped, latencies])]
+    return [(start, single), (together, single), (together, [*grouped, latencies])]
 
 
-def _nearer(profile: Profile, names: Sequence[str], distance: Callable[[Profile], float]) -> Profile:
-    """The profile with each constant in turn at the best of a few multiples.
+def _nearer(parameters: Parameters, names: Sequence[str], distance: Callable[[Parameters], float]) -> Parameters:
+    """The parameters with each in turn at the best of a few multiples.
 
     Far from the solution, a step of the fit may reach a region where the library uses another protocol and not return.
     """
     for name in names:
-        profile = min([profile, *_multiplied(profile, [name], _MULTIPLES)], key=distance)
-    return profile
+        parameters = min([parameters, *_multiplied(parameters, [name], _MULTIPLES)], key=distance)
+    return parameters
 
 
-def _multiplied(profile: Profile, names: Sequence[str], factors: Sequence[float]) -> list[Profile]:
-    """The profile with some constants times each of the factors."""
-    values = [(name, profile.number(name)) for name in names]
-    return [with_numbers(profile, [(name, value * factor) for name, value in values]) for factor in factors]
+def _multiplied(parameters: Parameters, names: Sequence[str], factors: Sequence[float]) -> list[Parameters]:
+    """The parameters with some of them times each of the factors."""
+    return [changed(parameters, {name: Change(factor) for name in names}) for factor in factors]
 
 
 def _fit(
-    profile: Profile, start: Profile, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
+    start: Parameters, begin: Parameters, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
     progress: ProgressCallback,
 ) -> Fit:  # fmt: skip
-    """Fit the first constant of each group; the others keep their ratio to it in `profile`."""
-    ratios = [[(name, profile.number(name) / profile.number(group[0])) for name in group] for group in groups]
+    """Fit the first parameter of each group; the others keep their ratio to it in `start`."""
+    ratios = [[(name, start.numbers[name] / start.numbers[group[0]]) for name in group] for group in groups]
 
     def predict_with(values: FloatArray) -> FloatArray:
         pairs = zip(ratios, values.tolist(), strict=True)
-        return predict(with_numbers(start, [(name, value * ratio) for group, value in pairs for name, ratio in group]))
+        return predict(with_numbers(begin, {name: value * ratio for group, value in pairs for name, ratio in group}))
 
-    return fit(predict_with, times_s, {group[0]: _start(start, group[0]) for group in groups}, progress)
+    return fit(predict_with, times_s, {group[0]: _first_value(begin, group[0]) for group in groups}, progress)
 
 
-def _start(profile: Profile, name: str) -> float:
-    """The start of a fit: a little above the smallest possible value, at which a constant has no effect."""
-    return max(profile.number(name), 1.05 * profile.clamped(name, 0.0))
+def _first_value(parameters: Parameters, name: str) -> float:
+    """Where a fit starts: a little above the smallest possible value, at which a parameter has no effect."""
+    return max(parameters.numbers[name], 1.05 * parameters.numbers.get(CONSTANTS[name].min_constant, 0.0))
 
 
 def checked_names(asked: Sequence[str], profile: Profile, cases: Sequence[Case]) -> tuple[str, ...]:
@@ -221,13 +293,13 @@ def checked_names(asked: Sequence[str], profile: Profile, cases: Sequence[Case])
     return tuple(dict.fromkeys(asked))
 
 
-def _effects(profile: Profile, names: Sequence[str], predict: Predict) -> FloatArray:
-    """d log(time) / d log(constant) of all rows (first axis) and constants."""
-    values = np.array([profile.number(name) for name in names])
+def _effects(start: Parameters, names: Sequence[str], predict: Predict) -> FloatArray:
+    """d log(time) / d log(parameter) of all rows (first axis) and parameters."""
+    values = np.array([start.numbers[name] for name in names])
 
     def log_times(logarithms: FloatArray) -> FloatArray:
-        changed = zip(names, (values * np.exp(logarithms)).tolist(), strict=True)
-        logarithms_s: FloatArray = np.log(predict(with_numbers(profile, changed)))
+        values_now = (values * np.exp(logarithms)).tolist()
+        logarithms_s: FloatArray = np.log(predict(with_numbers(start, dict(zip(names, values_now, strict=True)))))
         return logarithms_s
 
     return effects_at(log_times, np.zeros(len(names)))

@@ -54,7 +54,7 @@ Predict = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class Estimate:
     """A fitted value with its 95 % interval; `why` is the reason if it is not identifiable, otherwise empty."""
 
     value: float
@@ -68,10 +68,10 @@ class Parameter:
 class Fit:
     """Fitted parameters by name."""
 
-    parameters: Mapping[str, Parameter]
+    parameters: Mapping[str, Estimate]
 
 
-class _Estimate(NamedTuple):
+class _Solution(NamedTuple):
     """Logarithms of parameter over start, residuals and Jacobian there, and the standard deviation of the noise."""
 
     logarithms: FloatArray
@@ -135,7 +135,7 @@ def _residuals(predicted: FloatArray, measured: FloatArray) -> FloatArray:
     return ratios
 
 
-def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progress: ProgressCallback) -> _Estimate:
+def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progress: ProgressCallback) -> _Solution:
     """Estimate parameters and scale alternately until the scale converges."""
 
     known: dict[bytes, FloatArray] = {}
@@ -164,7 +164,7 @@ def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progres
         before, scale = scale, _scale(found, scale, count)
         if abs(scale - before) <= 0.01 * before:
             break
-    return _Estimate(at, found, jacobian(at), scale)
+    return _Solution(at, found, jacobian(at), scale)
 
 
 def _scale(residuals: FloatArray, scale: float, count: int) -> float:
@@ -179,8 +179,8 @@ def _scale(residuals: FloatArray, scale: float, count: int) -> float:
 
 
 def _parameters(
-    names: Sequence[str], values: FloatArray, estimate: _Estimate, degrees_of_freedom: int
-) -> dict[str, Parameter]:
+    names: Sequence[str], values: FloatArray, estimate: _Solution, degrees_of_freedom: int
+) -> dict[str, Estimate]:
     """Each parameter with its interval and, if it is not identifiable, the reason."""
     found = directions(estimate.jacobian)
     deviations = np.sqrt(_variance(estimate, len(names)) * np.diag(found.covariance)) / found.lengths
@@ -193,7 +193,7 @@ def _parameters(
             low, high = 0.0, np.inf
         elif high > WIDEST_INTERVAL * low:
             why = _too_wide(names, index, high / low, found.covariance)
-        parameters[name] = Parameter(value, low, high, not why, why)
+        parameters[name] = Estimate(value, low, high, not why, why)
     return parameters
 
 
@@ -212,7 +212,7 @@ def _too_wide(names: Sequence[str], index: int, factor: float, covariance: Float
     return f"{why}; {partners} can compensate for it" if partners else why
 
 
-def _variance(estimate: _Estimate, count: int) -> float:
+def _variance(estimate: _Solution, count: int) -> float:
     """The factor of (J'J)^-1 in the covariance of an M-estimate."""
     residuals, pull = estimate.residuals, _TUNING * estimate.scale
     points = len(residuals)

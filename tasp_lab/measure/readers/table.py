@@ -65,7 +65,7 @@ class MeasuredTable:
 
     @property
     def machine(self) -> str | None:
-        """The machine by which `tasp_lab.machines.profile_files.member` finds the profile of the table.
+        """The machine by which `tasp_lab.machines.profile.member` finds the profile of the table.
 
         A profile of one's own, such as ``my.toml:2x8``, is looked for in the folder of the table, then in the working
         directory.

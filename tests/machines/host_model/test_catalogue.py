@@ -8,8 +8,7 @@ import pytest
 
 from tasp_lab import compare, predict
 from tasp_lab.core.errors import ProfileError, QuantityError
-from tasp_lab.machines.host_model.catalogue import load_runtime, runtime_names
-from tasp_lab.machines.host_model.runtime import NO_RUNTIME, Runtime
+from tasp_lab.machines.host_model.runtime import NO_RUNTIME, Runtime, load_runtime, runtime_names
 from tasp_lab.workload.layer import Workload
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
-from tasp_lab.machines.kernel_model.splits import splits
-from tasp_lab.machines.kernel_model.tiles import tile_columns
+from tasp_lab.machines.kernel_model.tiles import splits, tile_columns
 from tasp_lab.measure.readers.kernel_table import attention_shape
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 

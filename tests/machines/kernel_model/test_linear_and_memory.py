@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model.constants import gpus
-from tasp_lab.machines.kernel_model.linear import linear_kernel
-from tasp_lab.machines.kernel_model.memory import ELEMENTWISE_LAUNCH, copy_s, merge_s
+from tasp_lab.machines.kernel_model.memory import ELEMENTWISE_LAUNCH, copy_s, linear_kernel, merge_s
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.machines.kernel_model.waves import last_begins, makespan
+from tasp_lab.machines.kernel_model.tiles import last_begins, makespan
 
 COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(lambda each: np.array(each, float))
 SLOTS = st.sampled_from([1, 2, 3])

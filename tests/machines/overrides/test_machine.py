@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from tasp_lab import Workload, predict
 from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import ASSUMED_COMPUTE
+from tasp_lab.machines.compute import ASSUMED_COMPUTE, with_kernel
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import log_ends
-from tasp_lab.machines.kernel_compute import with_kernel
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.overrides import overridden, override_names
 from tasp_lab.machines.overrides.machine import constant_names
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile
+from tasp_lab.machines.own_links import with_stated
+from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter
+from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
 from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.inputs import chosen_machine
@@ -45,8 +45,7 @@ def time_s(machine: Machine | str, overrides: Sequence[str] = (), work: Workload
 
 
 def number(machine: Machine, name: str) -> float:
-    constant = next(each for each in machine.constants if each.name == name)
-    return CONSTANTS[name].parse(constant.value)
+    return machine.parameters[name].number
 
 
 def flops_per_s(machine: Machine) -> list[object]:
@@ -64,7 +63,7 @@ def test_x1_and_plus_0_change_nothing_of_any_name(text: str) -> None:
             assert replace(found.topology, name="") == replace(machine.topology, name=""), name
             assert (found.comm_library, found.contention) == (machine.comm_library, machine.contention), name
             assert flops_per_s(found) == flops_per_s(machine), name
-            known = zip(found.constants, machine.constants, strict=False)
+            known = zip(found.parameters.values(), machine.parameters.values(), strict=False)
             assert all(log_ends(one) == log_ends(other) and one.value == other.value for one, other in known), name
     assert time_s(text, ["link.latency=x1", "compute.rate=x1"], LAYER) == time_s(text, (), LAYER)
 
@@ -85,10 +84,8 @@ def test_a_factor_and_its_inverse_change_nothing_but_rounding(text: str, data: s
 
 def in_a_file(profile: Profile, name: str, value: str) -> Machine:
     """A member of the profile whose file has another value of a constant."""
-    old = profile.constant(name)
-    assert old is not None
-    changed = profile.with_constant(profile.restated(old, value, "a data sheet"))
-    found = changed.member("2x4", "h100-2x4")
+    stated = Parameter.parse(name, value, "a data sheet")
+    found = with_stated(profile, [stated]).member("2x4", "h100-2x4")
     assert found is not None
     return found
 
@@ -152,8 +149,7 @@ def test_exact_numbers_stay_exact() -> None:
 def test_what_hangs_together_moves_together() -> None:
     """Payloads follow the line rate; the latency of a hop has the wire's in it."""
     machine = overridden(load_machine("h100-2x4"), ["nic.bandwidth=x2", "nic.latency=+1us", "nic_hop_ll128=x2"])
-    profile = replace(load_profile("h100"), constants=machine.constants)
-    assert [profile.number(name) for name in ("nic_payload", "nic_ring_rate")] == [94e9, 96e9]
+    assert [machine.parameters.numbers[name] for name in ("nic_payload", "nic_ring_rate")] == [94e9, 96e9]
     names = ("nic_latency", "nic_hop_ll", "nic_hop_ll128", "nic_hop_simple", "link_hop_ll")
     assert [number(machine, name) * 1e6 for name in names] == pytest.approx([3.7, 3.7, 10, 15, 0.6])
 
@@ -163,10 +159,10 @@ def test_the_order_does_not_matter(text: str) -> None:
     texts = ["nic.bandwidth=x2", "link.0-node0=x0.5", "nic.latency=+1us", "link.bandwidth=x3", "compute.rate=x0.9"]
     first, *others = (overridden(load_machine(text), order) for order in permutations(texts))
     for other in others:
-        assert replace(other, topology=replace(other.topology, name=first.topology.name), constants=()) == replace(
-            first, constants=()
-        )
-        assert {*other.constants} == {*first.constants}
+        assert replace(
+            other, topology=replace(other.topology, name=first.topology.name), parameters=NO_PARAMETERS
+        ) == replace(first, parameters=NO_PARAMETERS)
+        assert other.parameters == first.parameters
 
 
 @pytest.mark.parametrize("text", ["h100-2x2", "mi300x-4", "nodes:2x2:switch", "torus:2x3"])
@@ -190,7 +186,7 @@ def test_intervals_are_those_of_the_overridden_constants() -> None:
     ends = {}
     for change in ("x1", "x0.5", "23.5GB/s"):
         found = overridden(machine, [f"nic_payload={change}"])
-        ends[change] = log_ends(next(each for each in found.constants if each.name == "nic_payload"))
+        ends[change] = log_ends(found.parameters["nic_payload"])
     assert ends["x1"] == pytest.approx(ends["x0.5"], rel=1e-9)
     assert (ends["x1"][1], ends["23.5GB/s"]) == (pytest.approx(0.02105, rel=1e-3), (0, 0))
     slow = overridden(machine, ["link.0-node0=x0.5", "message_launch=x2"])
@@ -210,9 +206,8 @@ def number_of_launch(machine: Machine) -> float:
 def test_samples_of_uncertain_wires_keep_edited_links() -> None:
     """An interval of a wire is rare; links that failed must not come back with it."""
     profile = load_profile("h100")
-    wire = profile.constant("link_bandwidth")
-    assert wire is not None
-    uncertain = profile.with_constant(replace(wire, low="400GB/s", high="500GB/s"))
+    wire = replace(profile.parameters["link_bandwidth"], low=400e9, high=500e9)
+    uncertain = profile.with_parameters(profile.parameters.with_parameters([wire]))
     machine = chosen_machine(
         uncertain.machine(1, 4), "auto", None, None, ["link.0-switch=x0.5"], (), ["1-switch=1GB/s"]
     )
@@ -302,6 +297,15 @@ def test_links_that_changed_before_are_not_lost() -> None:
         overridden(edited, ["nic.bandwidth=x2"])
     again = overridden(overridden(machine, ["link.0-node0=1GB/s"]), ["nic.bandwidth=x2"]).topology
     assert {each.name: each.bandwidth_bytes_per_s for each in again.links}["0->node0"] == 1e9
+
+
+@pytest.mark.parametrize(("machine", "link"), [("h100-2x4", "0-node0"), ("mi300x-4", "0>3"), ("torus:3x3", "0-1")])
+def test_an_edit_of_a_link_is_an_override_of_its_bandwidth(machine: str, link: str) -> None:
+    """``--link`` is another spelling of ``--set``."""
+    edited = with_links(load_machine(machine).topology, [f"{link}=1GB/s"])
+    for name in (f"link.{link}", f"link.{link}.bandwidth"):
+        found = overridden(load_machine(machine), [f"{name}=1GB/s"]).topology
+        assert replace(found, name=edited.name) == edited
 
 
 def test_a_factor_of_compute_holds_for_every_kernel() -> None:

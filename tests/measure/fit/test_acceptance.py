@@ -12,11 +12,10 @@ import tasp_lab
 from tasp_lab.core.errors import FitError, RejectedFitError
 from tasp_lab.measure.calibrate import FileCalibration, calibrate_files
 from tasp_lab.measure.fit.acceptance import FOLDS, Acceptance, folds
-from tasp_lab.measure.fit.cases import Choice, cases_of
+from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
 from tasp_lab.measure.fit.fit_profile import Calibrated
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.readers import MeasuredTable, read_nccl_tests
-from tasp_lab.measure.simulate_cases import Simulated
 from tests.conftest import ROOT, Command
 from tests.measure.fit.test_fit_profile import H100, SIZES, made, table
 from tests.measure.fit.test_leave_one_out import csv
@@ -28,7 +27,7 @@ SAMPLES = ROOT / "tests" / "measure" / "readers" / "samples"
 def exact(sizes: list[int]) -> MeasuredTable:
     """What the machine of the profile would measure."""
     (case,) = cases_of([table("all_gather", np.ones(len(sizes)), sizes)], Choice(H100, "8"))
-    return table("all_gather", Simulated(H100, [case])(H100), sizes)
+    return table("all_gather", Simulated(H100, [case])(H100.parameters), sizes)
 
 
 @pytest.mark.parametrize("count", range(12))

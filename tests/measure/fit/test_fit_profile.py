@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,16 +21,14 @@ from tasp_lab.core.errors import FitError, TableError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine, topology_document
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import IDEAL, Machine
-from tasp_lab.machines.profile import Profile
-from tasp_lab.machines.profile_files import load_profile, member, profile_document, profile_names
+from tasp_lab.machines.parameters import Parameters, nearest_possible
+from tasp_lab.machines.profile import Profile, load_profile, member, profile_document, profile_names
 from tasp_lab.measure.calibrate import calibrate_files
-from tasp_lab.measure.fit.cases import Case, Choice, cases_of, choose, measured
-from tasp_lab.measure.fit.findings import with_numbers
+from tasp_lab.measure.fit.cases import Case, Choice, Simulated, cases_of, choose, measured
 from tasp_lab.measure.fit.fit_pairs import pair_figures, pair_findings
-from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates
+from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates, with_numbers
 from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, find_tables
 from tasp_lab.measure.readers.pairs import Kind
-from tasp_lab.measure.simulate_cases import Simulated
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import switch
@@ -61,7 +58,7 @@ def table(
 def made(collective: NcclTestsName, noise: float = 0.0, sizes: Sequence[int] = SIZES, seed: int = 0) -> MeasuredTable:
     """What a machine with the true constants would measure."""
     (case,) = cases_of([table(collective, np.ones(len(sizes)), sizes)], Choice(H100, "8"))
-    times_s = Simulated(H100, [case])(with_numbers(H100, TRUE.items()))
+    times_s = Simulated(H100, [case])(with_numbers(H100.parameters, TRUE))
     return table(collective, times_s * np.exp(noise * np.random.default_rng(seed).normal(size=len(sizes))), sizes)
 
 
@@ -100,7 +97,7 @@ def test_constants_of_the_machine_that_measured_are_found(collective: NcclTestsN
     known = {finding.name: finding for finding in found.findings if finding.identifiable}
     assert told <= known.keys()
     for name, finding in known.items():
-        truth = TRUE.get(name, H100.number(name))
+        truth = TRUE.get(name, H100.parameters.numbers[name])
         assert abs(np.log(finding.value / truth)) <= 2 * np.log(finding.high / finding.value)
         assert finding.low < finding.value < finding.high
     (before,), (after,) = found.errors(found.before_s), found.errors(found.after_s)
@@ -112,7 +109,7 @@ def test_exact_measurements_give_exact_constants() -> None:
     for finding in found.findings:
         if finding.identifiable:
             assert finding.value == pytest.approx(TRUE[finding.name], rel=1e-6)
-            assert found.profile.number(finding.name) == pytest.approx(TRUE[finding.name], rel=1e-5)
+            assert found.profile.parameters.numbers[finding.name] == pytest.approx(TRUE[finding.name], rel=1e-5)
 
 
 def test_what_the_measurements_do_not_tell_stays_and_says_what_would_tell_it() -> None:
@@ -122,14 +119,14 @@ def test_what_the_measurements_do_not_tell_stays_and_says_what_would_tell_it() -
     for name, finding in unknown.items():
         assert finding.why
         assert finding.needs
-        assert [c for c in found.profile.constants if c.name == name] == [c for c in H100.constants if c.name == name]
+        assert found.profile.parameters[name] == H100.parameters[name]
 
 
 def test_constants_of_other_collectives_stay_as_they_were() -> None:
     """So a collective that was kept aside is predicted from nothing but what both have in common."""
     found = calibrated(made("sendrecv", noise=0.01, sizes=SIZES[::2]))
     told = candidates(H100, ["sendrecv"])
-    for before, after in zip(H100.constants, found.profile.constants, strict=True):
+    for before, after in zip(H100.parameters.values(), found.profile.parameters.values(), strict=True):
         assert before == after or before.name in told
     assert not set(told) & {"ring_rate", "nic_ring_rate", "base_ll", "base_ll128", "base_simple"}
 
@@ -139,7 +136,7 @@ def test_several_sizes_of_a_family_are_fitted_together() -> None:
     sizes = [2**power for power in range(10, 22, 2)]
     cases = cases_of([table("all_gather", np.ones(6), sizes, size) for size in ("8", "4")], Choice(H100, ""))
     predict = Simulated(H100, cases)
-    times_s = np.split(predict(with_numbers(H100, [("base_ll", 9e-6), ("link_hop_ll", 1.5e-6)])), 2)
+    times_s = np.split(predict(with_numbers(H100.parameters, {"base_ll": 9e-6, "link_hop_ll": 1.5e-6})), 2)
     both = [table("all_gather", times, sizes, size) for times, size in zip(times_s, ("8", "4"), strict=True)]
     known = {finding.name: finding for finding in calibrated(*both, names=["base_ll", "link_hop_ll"]).findings}
     assert known["link_hop_ll"].identifiable
@@ -149,10 +146,11 @@ def test_several_sizes_of_a_family_are_fitted_together() -> None:
     assert "combination of it with 'base_ll'" in alone["link_hop_ll"].why
 
 
-def simulated_anew(cases: Sequence[Case]) -> Callable[[Profile], FloatArray]:
+def simulated_anew(cases: Sequence[Case]) -> Callable[[Parameters], FloatArray]:
     """Predictions that build and simulate each row again, with the engine that `predict` takes."""
 
-    def predict(profile: Profile) -> FloatArray:
+    def predict(parameters: Parameters) -> FloatArray:
+        profile = H100.with_parameters(parameters)
         return np.array([simulated_row(profile, case, row) for case in cases for row in case.rows])
 
     def simulated_row(profile: Profile, case: Case, row: Row) -> float:
@@ -168,8 +166,8 @@ def test_predictions_are_those_of_a_simulation_from_scratch() -> None:
     cases = cases_of([made("alltoall", sizes=SIZES[::5]), made("all_gather", sizes=SIZES[::5])], Choice(H100, ""))
     predict, anew = Simulated(H100, cases), simulated_anew(cases)
     for values in ({}, {"ring_rate": 1e9}, {"message_launch": 1e-3}, {"link_channel_rate": 1e9}, {}):
-        profile = with_numbers(H100, values.items())
-        assert predict(profile) == pytest.approx(anew(profile), rel=1e-9)
+        parameters = with_numbers(H100.parameters, values)
+        assert predict(parameters) == pytest.approx(anew(parameters), rel=1e-9)
 
 
 def test_constants_are_those_of_a_fit_to_simulations_from_scratch() -> None:
@@ -190,7 +188,7 @@ def test_every_constant_that_can_be_fitted_has_a_measurement_that_tells_it(name:
     profile = load_profile(name)
     for constant in candidates(profile, ["all_gather", "sendrecv", "alltoall"]):
         assert CONSTANTS[constant].identified_by
-        assert profile.has(constant)
+        assert constant in profile.parameters
 
 
 @given(st.sampled_from(sorted(CONSTANTS)), st.floats(1e-9, 1e15))
@@ -224,11 +222,11 @@ def test_a_log_becomes_a_profile_file_that_predicts_better(command: Command) -> 
     assert machine is not None
     assert machine.topology.world_size == 8
     for each in found["constants"]:
-        source = next(constant.source for constant in profile.constants if constant.name == each["name"])
+        source = profile.parameters[each["name"]].source
         assert source == each["source"]
         if each["identifiable"]:
             assert source.startswith("fitted to sendrecv.log (9 rows, sendrecv), 95 % ")
-            assert each["low"] < profile.number(each["name"]) < each["high"]
+            assert each["low"] < profile.parameters.numbers[each["name"]] < each["high"]
 
 
 def test_the_file_of_a_profile_is_the_profile(tmp_path: Path) -> None:
@@ -244,25 +242,28 @@ def test_measurements_faster_than_the_line_give_a_profile_that_can_be_read(tmp_p
     fast = table("sendrecv", [row.time_s / 2 for row in measured_table.rows], SIZES[::3])
     path = tmp_path / "fast.toml"
     path.write_text(profile_document(calibrated(fast).profile))
-    assert load_profile(str(path)).number("link_payload") <= H100.number("link_bandwidth")
+    assert load_profile(str(path)).parameters.numbers["link_payload"] <= H100.parameters.numbers["link_bandwidth"]
 
 
 def test_a_profile_of_one_node_needs_no_network_to_be_calibrated() -> None:
     network = ("nic_bandwidth", "nic_latency")
-    kept = [c for c in H100.constants if c.name not in network and CONSTANTS[c.name].depends_on not in network]
-    one_node = replace(H100, constants=tuple(kept))
+    kept = [
+        c for c in H100.parameters.values() if c.name not in network and CONSTANTS[c.name].depends_on not in network
+    ]
+    one_node = H100.with_parameters(Parameters(kept))
     cases = cases_of([made("all_gather", sizes=SIZES[::2])], Choice(one_node, ""))
     found = calibrate(one_node, cases, Simulated(one_node, cases), date="2026-01-15")
-    assert found.profile.number("ring_rate") == pytest.approx(TRUE["ring_rate"], rel=1e-3)
+    assert found.profile.parameters.numbers["ring_rate"] == pytest.approx(TRUE["ring_rate"], rel=1e-3)
 
 
 @given(st.sampled_from(sorted(CONSTANTS)), st.floats(1e-12, 1e18))
 def test_a_clamped_value_is_within_the_limits_of_its_constant(name: str, value: float) -> None:
     """Clamping is idempotent, and a payload, a share and a hop keep their relation to what limits them."""
-    spec, clamped = CONSTANTS[name], H100.clamped(name, value)
-    assert H100.clamped(name, clamped) == clamped
-    assert not spec.is_part or clamped <= H100.number(spec.depends_on)
-    assert not spec.min_constant or clamped >= H100.number(spec.min_constant)
+    spec = CONSTANTS[name]
+    clamped = nearest_possible({**H100.parameters.numbers, name: value}).get(name, value)
+    assert name not in nearest_possible({**H100.parameters.numbers, name: clamped})
+    assert not spec.is_part or clamped <= H100.parameters.numbers[spec.depends_on]
+    assert not spec.min_constant or clamped >= H100.parameters.numbers[spec.min_constant]
     if not (spec.is_part or spec.min_constant or spec.quantity.max_value < np.inf):
         assert clamped == value
 
@@ -273,7 +274,7 @@ def test_in_place_columns_and_two_runs_in_a_file(tmp_path: Path) -> None:
     found = calibrate_files([path], "h100-8").found
     assert [case.collective for case in found.cases] == ["sendrecv", "alltoall"]
     for name in ("link_payload", "link_many_payload", "message_launch"):
-        assert found.profile.number(name) == pytest.approx(TRUE[name], rel=1e-3)
+        assert found.profile.parameters.numbers[name] == pytest.approx(TRUE[name], rel=1e-3)
     in_place = cases_of(find_tables([path], in_place=True), Choice(H100, "8"))
     assert measured(in_place) == pytest.approx(2 * measured(found.cases), rel=1e-3)
 
@@ -392,7 +393,7 @@ def test_a_log_of_pairs_becomes_a_profile(command: Command) -> None:
     )
     done = command("calibrate", "p2p.log", "--profile", "h100-8", "--output", "my.toml", "--json")
     assert done.returncode == 0, done.stderr
-    assert load_profile(str(command.folder / "my.toml")).number("link_payload") == pytest.approx(351e9)
+    assert load_profile(str(command.folder / "my.toml")).parameters.numbers["link_payload"] == pytest.approx(351e9)
     (figure,) = json.loads(done.stdout)["pairs"]
     assert (figure["constant"], figure["count"]) == ("link_payload", 2)
 
@@ -402,7 +403,7 @@ def test_a_machine_that_runs_becomes_a_machine_file(tmp_path: Path, ending: str)
     """The file has the links and the launch cost that were found; without a library only the links."""
     topology = switch(3, 1e9, 0.0)
     found = calibrate_pairs(topology, FakeRanks(topology, {2: 0.9}))
-    machine = measured_machine(found, "on 2026-01-15, torchrun fabric")
+    machine = measured_machine(found, "on 2026-01-15")
     plain = topology_document(machine)
     path = tmp_path / f"my{ending}"
     path.write_bytes(msgspec.json.encode(plain) if ending == ".json" else msgspec.toml.encode(plain))
@@ -410,7 +411,7 @@ def test_a_machine_that_runs_becomes_a_machine_file(tmp_path: Path, ending: str)
     assert loaded.topology == found.machine.topology
     assert loaded.comm_library.launch_s == pytest.approx(LAUNCH_S)
     assert load_machine(str(path), library="ideal") == Machine(
-        loaded.topology, IDEAL, loaded.compute, loaded.summary, loaded.constants
+        loaded.topology, IDEAL, loaded.compute, loaded.summary, loaded.parameters
     )
     plain["constants"] = [{"name": "launch", "value": "1us", "source": "twice"}] * 2
     path.write_bytes(msgspec.json.encode(plain) if ending == ".json" else msgspec.toml.encode(plain))

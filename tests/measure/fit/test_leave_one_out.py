@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tasp_lab.core.errors import FitError, TableError, TaspLabError
-from tasp_lab.machines.profile_files import load_profile, profile_document
+from tasp_lab.machines.profile import load_profile, profile_document
 from tasp_lab.measure.fit.cases import Choice, cases_of, measured
-from tasp_lab.measure.fit.findings import with_numbers
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
+from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.leave_one_out import leave_one_out
 from tasp_lab.measure.readers import MeasuredTable, read_table
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
@@ -54,7 +54,7 @@ def test_what_is_left_out_is_predicted_by_what_the_others_tell(tmp_path: Path) -
             cases_of([read_table(folder / f"{name}.csv")], Choice(H100, "")) for name in (other, each.collective)
         )
         by_hand = fit_profile(H100, kept, simulated_anew(kept), date="2026-01-15").profile
-        errors = np.abs(simulated_anew(aside)(by_hand) / measured(aside) - 1)
+        errors = np.abs(simulated_anew(aside)(by_hand.parameters) / measured(aside) - 1)
         assert each.after == pytest.approx((np.median(errors), errors.max()), rel=1e-3)
 
 
@@ -119,7 +119,9 @@ def test_what_cannot_be_judged(tmp_path: Path) -> None:
 def test_profiles_of_one_name_that_differ_are_two_machines(tmp_path: Path) -> None:
     for name, rate in (("all_gather", 300e9), ("reduce_scatter", 200e9)):
         folder = write(tmp_path / name, name, profile="my.toml")
-        (folder / "my.toml").write_text(profile_document(with_numbers(H100, [("ring_rate", rate)])))
+        (folder / "my.toml").write_text(
+            profile_document(H100.with_parameters(with_numbers(H100.parameters, {"ring_rate": rate})))
+        )
     with pytest.raises(FitError, match=r"'my\.toml' differs from that of .*all_gather\.csv, expected one machine"):
         leave_one_out(tmp_path)
 

@@ -8,7 +8,7 @@ from sim.simulate import simulate
 from tasp_lab import predict_step
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute_rates import accelerator_names
+from tasp_lab.machines.compute import accelerator_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import gpus
 from tasp_lab.prediction.training_step.memory import memory_use, states_bytes

@@ -1,28 +1,121 @@
-"""The kernels of an accelerator: softmax attention takes the time of a named kernel by shape, all else that of a rate.
+"""How fast ranks compute: by the kernels of their accelerator, or at rates.
 
-`tasp_lab.machines.kernel_model` has the kernels and their constants. What it has no kernel for (float32, linear
-attention, calls between layers) is computed at the rates of the accelerator (`tasp_lab.machines.compute_rates`).
+Softmax attention takes the time of a named kernel by shape (`tasp_lab.machines.kernel_model`). What has no kernel there
+(float32, linear attention, calls between layers) is computed at the rates of the accelerator.
+
+A machine file or a profile names its `accelerator`, whose constants are in
+``tasp_lab/machines/accelerators/NAME.toml``, each with its source. Machine files and profiles may override them. A
+source that begins with ``assum`` marks an assumption. Rates are in FLOP/s of one accelerator: 4 FLOPs forward and 10
+backward per (query, key) pair and element of a head. Masked pairs are not counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 
 import msgspec
 
 from tasp_lab.core.choices import WHAT_IF_DTYPE
-from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.errors import ProfileError, TopologyError
+from tasp_lab.core.records import Record
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
-from tasp_lab.machines.compute_rates import AS_16_BIT, COMPUTE_RATES, accelerator_constants, compute_of
+from tasp_lab.machines.constants import CONSTANTS, Kind
 from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing
 from tasp_lab.machines.kernel_model.memory import bound_s
-from tasp_lab.machines.machine import Compute, ComputeRate, Constant, Machine
+from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
 from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
+
+COMPUTE_RATES: Mapping[str, Kind] = {name: spec.kind for name, spec in CONSTANTS.items() if spec.kind is not None}
+"""Constants of compute rates, like ``328.6TFLOP/s``, to dtype and pass."""
+
+ASSUMED_COMPUTE = ComputeRate(
+    300e12, "assumed: no measured rate; about what FlashAttention-2 does forward on one H100 or MI300X", assumed=True
+)
+"""The attention rate of a machine without one. On H100 and MI300X, 327.9 and 328.6 TFLOP/s were measured
+(Azure/AI-benchmarking-guide)."""
+
+AS_16_BIT = "assumed: as bf16; fp8 kernels are faster where a GPU has them, so communication hides less"
+"""Of rates in fp8. FlashAttention-3 forward on an H100: up to 740 TFLOP/s in fp16, close to 1,200 in fp8 (Shah et al.,
+2024, arXiv:2407.08608, abstract); no table here has calls in fp8 from which constants could be fitted."""
+
+
+class _AcceleratorFile(Record, frozen=True, forbid_unknown_fields=True):
+    constants: tuple[Constant, ...]
+
+
+def compute_of(parameters: Iterable[Parameter]) -> ComputeRate | ComputeRates:
+    """The compute rates that these parameters define; `INSTANT` without any.
+
+    A dtype and pass without a constant gets the rate of the nearest that has one, marked as an assumption: backward the
+    rate of forward, fp32 that of bf16. So is fp8, which has no constants: `AS_16_BIT`.
+
+    >>> found = compute_of([Parameter("compute_rate", 2e12, "a measurement")])
+    >>> found.rate("bf16", "forward").source, found.rate("bf16", "backward").source
+    ('a measurement', 'assumed: as bf16 forward (a measurement)')
+    """
+    known = {
+        COMPUTE_RATES[each.name]: ComputeRate(each.number, each.source, each.assumed)
+        for each in parameters
+        if each.name in COMPUTE_RATES
+    }
+    if not known:
+        return INSTANT
+    kinds = [(dtype, passing) for dtype in ("bf16", "fp16", "fp32") for passing in ("forward", "backward")]
+    rates = {kind: _nearest(known, *kind) for kind in kinds}
+    in_fp8 = {(WHAT_IF_DTYPE, passing): _nearest(known, "bf16", passing).as_assumed(AS_16_BIT) for _, passing in kinds}
+    return ComputeRates({**rates, **in_fp8})
+
+
+def _nearest(known: Mapping[Kind, ComputeRate], dtype: str, passing: str) -> ComputeRate:
+    wanted = ("fp32" if dtype == "fp32" else "bf16", passing)
+    for kind in (wanted, (wanted[0], "forward"), ("bf16", passing), ("bf16", "forward")):
+        if kind in known:
+            rate = known[kind]
+            if kind == wanted or rate.assumed:
+                return rate
+            return replace(rate, source=f"assumed: as {' '.join(kind)} ({rate.source})", assumed=True)
+    return ASSUMED_COMPUTE
+
+
+def accelerator_names() -> list[str]:
+    """Names of the accelerators with a file of constants, in alphabetical order."""
+    folder = files("tasp_lab.machines") / "accelerators"
+    return sorted(entry.name[: -len(".toml")] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+@cache
+def accelerator_parameters(name: str) -> tuple[Parameter, ...]:
+    """The parameters of an accelerator. Raises `TopologyError` for an unknown name.
+
+    >>> [parameter.text for parameter in accelerator_parameters("h100")]
+    ['327.9TFLOP/s', '290.6TFLOP/s', '67TFLOP/s', '132']
+    """
+    if name not in accelerator_names():
+        raise TopologyError(f"accelerator {name!r} is unknown: expected one of {', '.join(accelerator_names())}")
+    data = (files("tasp_lab.machines") / "accelerators" / f"{name}.toml").read_bytes()
+    records = msgspec.toml.decode(data, type=_AcceleratorFile).constants
+    found = []
+    for record in records:
+        low, high = parse_interval(record, f"accelerator {name!r}")
+        found.append(replace(Parameter.parse(record.name, record.value, record.source), low=low, high=high))
+    return tuple(found)
+
+
+def with_accelerator(parameters: tuple[Parameter, ...], accelerator: str | None) -> tuple[Parameter, ...]:
+    """Parameters of a machine, with those of its accelerator that it does not override."""
+    if accelerator is None:
+        return parameters
+    stated = {parameter.name for parameter in parameters}
+    return parameters + tuple(each for each in accelerator_parameters(accelerator) if each.name not in stated)
+
 
 PARTS = {
     "launch_s": "kernel launch",
@@ -43,7 +136,7 @@ MERGE = "merge"
 class KernelCompute:
     """Calls of softmax attention in 16 bit take the time of a kernel, `rest` has the others.
 
-    Calls in fp8 are assumed to take as long as those in 16 bit (`tasp_lab.machines.compute_rates.AS_16_BIT`).
+    Calls in fp8 are assumed to take as long as those in 16 bit (`tasp_lab.machines.compute.AS_16_BIT`).
 
     `speed` is 1, the scale of an emulated fabric, or the factor of an override; another kernel keeps it. `passes` are
     those of a runtime beside each call, on the same stream; without a runtime there are none: ours merges where the
@@ -132,14 +225,14 @@ def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
     return kind == "softmax" and dtype != "fp32"
 
 
-def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Constant, ...]:
+def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Parameter, ...]:
     """The constants behind the time of a kernel: those of the GPU, and of the pass and head dimension."""
     gpu, variant = kernel.gpu, kernel.variant(passing, head_dim)
     of_gpu = [_constant(f"{gpu.name} {name}", name, value) for name, value in _known(gpu)]
     of_pass = [_constant(f"{kernel.name} {passing} {name}", name, value) for name, value in _known(variant)]
     design = variant.design
     tile = f"{design.rows} x {design.columns}, {design.slots} per SM, {design.order}, split keys: {design.split}"
-    return (*of_gpu, *of_pass, Constant(f"{kernel.name} {passing} tile", tile, design.source))
+    return (*of_gpu, *of_pass, Parameter(f"{kernel.name} {passing} tile", tile, design.source))
 
 
 def _known(part: msgspec.Struct) -> Iterable[tuple[str, KernelConstant]]:
@@ -147,9 +240,10 @@ def _known(part: msgspec.Struct) -> Iterable[tuple[str, KernelConstant]]:
     return ((name, value) for name, value in found if isinstance(value, KernelConstant))
 
 
-def _constant(label: str, name: str, constant: KernelConstant) -> Constant:
+def _constant(label: str, name: str, constant: KernelConstant) -> Parameter:
     value, low, high = (_text(name, each) for each in (constant.value, constant.low, constant.high))
-    return Constant(label, value if low == high else f"{value} ({low} to {high})", constant.source)
+    written = value if low == high else f"{value} ({low} to {high})"
+    return Parameter(label, constant.value, constant.source, low=constant.low, high=constant.high, written=written)
 
 
 def _text(name: str, value: float) -> str:
@@ -161,15 +255,15 @@ def _text(name: str, value: float) -> str:
     return format_flops(value) if name.endswith("flops") or name == "rate" else f"{value:.4g}"
 
 
-def compute_on(constants: Sequence[Constant], accelerator: str) -> Compute:
-    """How ranks compute that have these constants: by the default kernel of their accelerator, if it has kernels.
+def compute_on(parameters: Parameters, accelerator: str) -> Compute:
+    """How ranks compute that have these parameters: by the default kernel of their accelerator, if it has kernels.
 
     Rates for 16 bit that the machine states itself, unlike its accelerator, hold instead.
     """
-    rates = compute_of(constants)
+    rates = compute_of(parameters.values())
     if not kernels_on(accelerator):
         return rates
-    own = [each for each in constants if each not in accelerator_constants(accelerator)]
+    own = [each for each in parameters.values() if each not in accelerator_parameters(accelerator)]
     if any(COMPUTE_RATES.get(each.name, ("fp32",))[0] != "fp32" for each in own):
         return rates
     return KernelCompute(attention_kernel(accelerator), rates)

@@ -1,0 +1,264 @@
+"""Systems: how topology, communication library and contention of a machine follow from its numbers.
+
+::
+
+    system = load_profile("h100").system("2x8")
+    numbers = load_profile("h100").parameters.numbers
+    system.topology(numbers), system.comm_library(numbers)
+
+A system is a member of a family in one size: everything about a machine that is no number. With changed numbers
+(`tasp_lab.machines.parameters.changed`) it gives overrides, samples, fits and what-ifs, and its `edits` keep links
+changed whatever the numbers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tasp_lab.core.errors import ProfileError, TopologyError
+from tasp_lab.machines.constants import PROTOCOLS
+from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.libraries.channels import (
+    ChannelLibrary,
+    ChannelRule,
+    Medium,
+    PairLibrary,
+    Protocol,
+    ProtocolName,
+    channel_rule,
+    channels_per_net_peer,
+    power_of_two,
+)
+from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
+from tasp_lab.machines.parameters import library_parameters
+from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.topology.graph import Topology
+
+Library = Literal["nccl", "rccl", "gloo", "ideal"]
+LIBRARIES: tuple[Library, ...] = ("nccl", "rccl", "gloo", "ideal")
+
+Numbers = Mapping[str, float]
+"""Values of parameters in SI units, by name."""
+
+Edit = Callable[[Topology], Topology]
+
+
+def gloo() -> CommLibrary:
+    """gloo over TCP with the constants of its file."""
+    values = {parameter.name: parameter.number for parameter in library_parameters("gloo")}
+    return TcpLibrary("gloo", values["launch"], values["tcp_payload"])
+
+
+@dataclass(frozen=True)
+class System:
+    """A member of a family: `domains` domains of `ranks` ranks each, and a library.
+
+    Parameters
+    ----------
+    family, family_library : name and library of the family.
+    inside : the network of a domain: a switch, or a link between any two GPUs.
+    rails : whether NICs meet in rail switches.
+    library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``.
+    name : of the machine.
+    in_pairs : whether messages go through a communicator per pair of ranks, see `PairLibrary`.
+    edits : what was done to the links, in order.
+    """
+
+    family: str
+    family_library: Library
+    inside: Literal["switch", "full-mesh"]
+    domains: int
+    ranks: int
+    rails: bool
+    library: str
+    name: str
+    in_pairs: bool = False
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def has_own_library(self) -> bool:
+        """Whether its library is that of its family, rather than ``ideal`` or ``gloo`` in its place."""
+        return self.library in ("auto", self.family_library)
+
+    def edited(self, edit: Edit) -> System:
+        """The system with one more edit of its links."""
+        return replace(self, edits=(*self.edits, edit))
+
+    def topology(self, numbers: Numbers) -> Topology:
+        """The topology with these numbers. Raises `ProfileError` if one is missing."""
+        with self._needing():
+            topology = replace(self._unedited(numbers), name=self.name)
+        for edit in self.edits:
+            topology = edit(topology)
+        return topology
+
+    def _unedited(self, numbers: Numbers) -> Topology:
+        link = (numbers["link_bandwidth"], numbers["link_latency"]) if self.ranks > 1 else (1.0, 0.0)
+        if self.domains == 1:
+            return (switch if self.inside == "switch" else full_mesh)(self.ranks, *link)
+        return nodes(
+            self.domains,
+            self.ranks,
+            self.inside,
+            "rails" if self.rails else "fabric",
+            link_bandwidth_bytes_per_s=link[0],
+            link_latency_s=link[1],
+            nic_bandwidth_bytes_per_s=numbers["nic_bandwidth"],
+            nic_latency_s=numbers["nic_latency"],
+        )
+
+    def comm_library(self, numbers: Numbers) -> CommLibrary:
+        """The communication library with these numbers.
+
+        Raises `ProfileError` if one is missing, and for a library that the family does not have.
+        """
+        if not self.has_own_library:
+            if self.library not in ("ideal", "gloo"):
+                raise ProfileError(
+                    f"library {self.library!r}: the profile of {self.name} is of {self.family_library}; "
+                    "expected auto, ideal or gloo there"
+                )
+            return gloo() if self.library == "gloo" else IDEAL
+        with self._needing():
+            return self._own_library(numbers)
+
+    def _own_library(self, numbers: Numbers) -> CommLibrary:
+        if self.family_library == "ideal":
+            return IDEAL
+        if self.family_library == "gloo":
+            return TcpLibrary("gloo", numbers["launch"], numbers["tcp_payload"])
+        world = self._channels(numbers, self.domains, self.ranks)
+        if not self.in_pairs:
+            return world
+        inside = self._channels(numbers, 1, 2) if self.ranks > 1 else None
+        between = self._channels(numbers, 2, 1) if self.domains > 1 else None
+        return PairLibrary(name=world.name, world=world, inside=inside, between=between)
+
+    def contention(self, numbers: Numbers) -> Contention:
+        """What messages take from kernel calls; nothing if it is unknown how many multiprocessors a GPU has."""
+        known = "sms" in numbers and "sms_per_channel" in numbers
+        if self.family_library not in ("nccl", "rccl") or not self.has_own_library or not known:
+            return NONE
+        try:
+            with self._needing():
+                channels = _message_channels(numbers, self.domains, self.ranks)
+                return Contention(numbers["sms"], numbers["sms_per_channel"], channels)
+        except TopologyError as error:
+            raise ProfileError(f"profile {self.family!r}: {error}") from error
+
+    def numbers_read(self, numbers: Numbers) -> frozenset[str]:
+        """The names of the numbers on which topology, library and contention depend.
+
+        >>> from tasp_lab.machines.profile import load_profile
+        >>> h100 = load_profile("h100")
+        >>> sorted(h100.system("2x8", library="ideal").numbers_read(h100.parameters.numbers))
+        ['link_bandwidth', 'link_latency', 'nic_bandwidth', 'nic_latency']
+        """
+        read = _ReadNumbers(numbers)
+        replace(self, edits=()).topology(read)
+        self.comm_library(read)
+        self.contention(read)
+        return frozenset(read.names)
+
+    @contextmanager
+    def _needing(self) -> Iterator[None]:
+        """Turns a missing number into a `ProfileError`."""
+        try:
+            yield
+        except KeyError as error:
+            name = error.args[0]
+            raise ProfileError(
+                f"profile {self.family!r}: constant {name!r} is missing; {self.family_library} needs it here"
+            ) from error
+
+    def _channels(self, numbers: Numbers, domains: int, ranks: int) -> ChannelLibrary:
+        """The library with a communicator of `domains` domains of `ranks` ranks each."""
+        shared = domains > 1
+        ring = numbers["ring_rate"] if ranks > 1 else math.inf
+        inside = _medium(numbers, "", "nic_" if shared else "")
+        return ChannelLibrary(
+            name=self.family_library,
+            domain_ranks=ranks,
+            media=(inside, _medium(numbers, "nic_", "nic_")) if shared else (inside,),
+            protocols={name: self._protocol(numbers, name, domains, ranks) for name in PROTOCOLS},
+            rule=self._rule(numbers, domains, ranks),
+            ring_bytes_per_s=min(ring, ranks * numbers["nic_ring_rate"]) if shared else ring,
+            short_bytes=int(numbers["short_message"]),
+        )
+
+    def _rule(self, numbers: Numbers, domains: int, ranks: int) -> ChannelRule:
+        channels = _message_channels(numbers, domains, ranks)
+        if domains == 1:
+            return channel_rule(ranks, channels, power_of_two(int(numbers["channels_per_peer"])))
+        per_peer, at_once = int(numbers["nic_channels_per_peer"]), int(numbers["peers_per_channel"])
+        # RCCL keeps one channel free, NCCL none
+        free = channels - (self.family_library == "rccl")
+        return channel_rule(domains * ranks, channels, channels_per_net_peer(domains * ranks, free, per_peer, at_once))
+
+    def _protocol(self, numbers: Numbers, name: ProtocolName, domains: int, ranks: int) -> Protocol:
+        key = name.lower()
+        link_s, inside_s = numbers["link_latency"], numbers[f"link_hop_{key}"]
+        hop_s = inside_s - link_s
+        hops_s = ring_hops_s = (hop_s, hop_s)
+        if domains > 1:
+            nic_s, between_s = numbers["nic_latency"], numbers[f"nic_hop_{key}"]
+            hops_s = (hop_s, between_s - nic_s)
+            # a hop inside one of several domains takes at least net_overhead, with Simple three times that
+            inside_s = max(inside_s, numbers["net_overhead"] * (3 if key == "simple" else 1))
+            ring_hops_s = (inside_s - link_s, (between_s if ranks > 1 else numbers[f"lone_hop_{key}"]) - nic_s)
+        if min(hops_s) < 0:
+            raise ProfileError(f"profile {self.family!r}: a hop of {name} takes less than the wire")
+        return Protocol(
+            name,
+            numbers[f"base_{key}"],
+            hops_s,
+            ring_hops_s,
+            payload_share=numbers["ll_payload"] if name == "LL" else 1,
+            ring_share=1 if name == "Simple" else numbers[f"{key}_share"],
+            max_bytes_per_s=numbers[_LL_MAX.get(domains, "nic_ll_max")] if name == "LL" else None,
+        )
+
+
+class _ReadNumbers(dict[str, float]):
+    """Numbers that remember which of them were read."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        super().__init__(numbers)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+_LL_MAX = {1: "ll_max", 2: "two_ll_max"}
+"""What LL reaches at most in a ring, by the number of domains."""
+
+
+def _message_channels(numbers: Numbers, domains: int, ranks: int) -> int:
+    """All channels of send and receive of a rank."""
+    if domains == 1:
+        return power_of_two(int(numbers["channels"]))
+    searched = int(numbers["channels_per_nic"]) * ranks
+    doubled = searched * (2 if searched < numbers["enough_channels"] else 1)
+    return power_of_two(min(doubled, int(numbers["max_channels"])))
+
+
+def _medium(numbers: Numbers, prefix: str, chunks: str) -> Medium:
+    """The medium inside a domain, or that of the network; `chunks` is before the names of chunk sizes."""
+    payload = numbers[f"{prefix}payload" if prefix else "link_payload"]
+    wire = prefix or "link_"
+    return Medium(
+        numbers[f"{prefix}message_launch"],
+        numbers[f"{wire}bandwidth"],
+        payload,
+        payload if prefix else numbers["link_many_payload"],
+        numbers[f"{wire}channel_rate"],
+        int(numbers[f"{chunks}chunk"]),
+        int(numbers[f"{chunks}bytes_per_channel"]),
+        int(numbers[f"{chunks}min_bytes_per_channel"]),
+    )
