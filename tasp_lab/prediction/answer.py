@@ -51,8 +51,8 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
+from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.schedules.objects import check_schedules

@@ -47,7 +47,7 @@ def check_schedules(schedules: Sequence[AnySchedule], work: Work, passes: Pass) 
     Returns the collective that all schedules implement; None of a layer.
 
     >>> from tasp_lab.topology.builders import full_mesh
-    >>> from tasp_lab.schedules.build import build_schedules
+    >>> from tasp_lab.schedules.for_work import build_schedules
     >>> check_schedules(build_schedules("ring-all-reduce", full_mesh(4), 64), 128, "forward")
     Traceback (most recent call last):
     tasp_lab.core.errors.ScheduleError: schedule 'ring-all-reduce' is an AllReduce of 64 B per rank, expected 128 B

@@ -57,7 +57,7 @@ from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology

@@ -21,7 +21,7 @@ from runtime.trials.in_process import InProcess, Mailboxes
 from runtime.trials.patterns import fill, verify
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Work, Workload
 

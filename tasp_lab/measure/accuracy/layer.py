@@ -37,7 +37,7 @@ from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import check_attention, one_name
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import MASKS

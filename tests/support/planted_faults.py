@@ -1,0 +1,351 @@
+"""Faults planted in the product, one at a time, and the tests that must find them.
+
+    python -m tests.support.planted_faults              # all faults, each with its own tests, in a copy of the tree
+    python -m tests.support.planted_faults proof lanes  # those whose names contain one of the words
+
+Each fault is a change of one line, written as the text before and after. The text before must occur exactly once in
+the product, in whatever file, so that files may move; if it does not, the list is out of date and the script says so.
+A fault is found if the tests named beside it fail. A fault that passes is a hole in the suite: the script ends with 1.
+
+The faults are of the kind that a reader overlooks: a bound that is off by one, a term left out, the wrong one of two
+similar columns. They span the product: topologies, rings, proof, engines, machines, predictions, studies, runtime.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("tasp_lab", "sim", "runtime")
+COPIED = (*PRODUCT, "tests", "experiments", "docs", "notebooks", "pyproject.toml", "README.md", "mkdocs.yml")
+
+
+class Fault(NamedTuple):
+    """A fault.
+
+    Parameters
+    ----------
+    name : what is wrong then.
+    before, after : the text that is changed, which occurs once in the product, and what it becomes.
+    tests : files or folders of tests that find it, the cheapest first.
+    """
+
+    name: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+FAULTS = (
+    Fault(
+        "max-min: a frozen flow leaves its share to others",
+        "left[constraint] -= level",
+        "left[constraint] -= 0 * level",
+        ("tests/sim/test_max_min.py",),
+    ),
+    Fault(
+        "event engine: a message has no latency of its own",
+        "self.latency_s: Number = route.latency_s + message.latency_s",
+        "self.latency_s: Number = route.latency_s",
+        ("tests/sim",),
+    ),
+    Fault(
+        "event engine: contention does not slow a call in progress",
+        "self.left_s -= (1 - share) * elapsed_s",
+        "self.left_s -= elapsed_s",
+        ("tests/sim/test_contention.py",),
+    ),
+    Fault(
+        "array engine: sends and receives of a GPU add up",
+        "min(max(gpu.sending, gpu.receiving), gpus.max_channels)",
+        "min(gpu.sending + gpu.receiving, gpus.max_channels)",
+        ("tests/sim/test_contention.py", "tests/sim"),
+    ),
+    Fault(
+        "event engine: the host serves the last lane first",
+        "heapq.heappush(self._queue, (self._env.now, lane, launch_s, done))",
+        "heapq.heappush(self._queue, (self._env.now, -lane, launch_s, done))",
+        ("tests/sim",),
+    ),
+    Fault(
+        "array engine: a class of transfers passes a link once, whatever its members",
+        'passes["count"] = np.bincount(classes.of_operation)[passing] * passed // size[constraint]',
+        'passes["count"] = passed',
+        ("tests/sim/test_array_symmetry.py", "tests/sim"),
+    ),
+    Fault(
+        "dependencies: the first buffer is never waited for",
+        "takes = taken >= 0",
+        "takes = taken > 0",
+        ("tests/schedule", "tests/sim"),
+    ),
+    Fault(
+        "dependencies: all lanes of a rank are one",
+        "lanes = transfers.source * schedule.lanes + transfers.lane",
+        "lanes = transfers.source * schedule.lanes",
+        ("tests/schedule", "tests/sim"),
+    ),
+    Fault(
+        "messages: blocks apart in memory go together",
+        "joins &= offset[after] == offset[before] + size[before]",
+        "joins &= offset[after] >= offset[before] + size[before]",
+        ("tests/schedule/test_messages.py", "tests/sim/test_messages.py", "tests/runtime/test_predicted_messages.py"),
+    ),
+    Fault(
+        "proof: a block may arrive twice in a step",
+        "self._refuse(step, came.doubled >= 0, twice)",
+        "_ = twice",
+        ("tests/schedule",),
+    ),
+    Fault(
+        "proof: calls may add to what is sent at the same step",
+        "wrong[wrong] = self._schedule.is_resident(added.rank[wrong], added.block[wrong])",
+        "wrong[:] = False",
+        ("tests/schedule",),
+    ),
+    Fault(
+        "proof: copies may be left behind",
+        "wrong = (final & ~complete) | (held & ~complete) | (held & ~stays)",
+        "wrong = (final & ~complete) | (held & ~complete)",
+        ("tests/schedule",),
+    ),
+    Fault(
+        "collectives: an AllReduce may begin with the same part everywhere",
+        "parts = np.sort(np.broadcast_to(schedule.initial_part, (n, *columns)), axis=0)",
+        "parts = np.arange(n)[:, None] + 0 * np.broadcast_to(schedule.initial_part, (n, *columns))",
+        ("tests/schedules/collectives", "tests/schedule"),
+    ),
+    Fault(
+        "layout: zigzag gives a rank two neighbouring chunks",
+        "for at in (rank, -1 - rank)",
+        "for at in (2 * rank, 2 * rank + 1)",
+        ("tests/workload", "tests/schedules"),
+    ),
+    Fault(
+        "layout: the busiest rank gets the next remainder",
+        "(rank not in longer, -pairs[rank])",
+        "(rank not in longer, pairs[rank])",
+        ("tests/workload", "tests/schedules"),
+    ),
+    Fault(
+        "layer: keys have as many heads as queries",
+        "return 2 * self.batch * self.kv_head_count * self.head_dim * ELEMENT_BYTES[self.dtype]",
+        "return 2 * self.batch * self.heads * self.head_dim * ELEMENT_BYTES[self.dtype]",
+        ("tests/workload", "tests/schedules"),
+    ),
+    Fault(
+        "TokenRing: the last results never return",
+        "return hop + 1 if hop and (circulation.gradients >= 0).any() else hop",
+        "return hop",
+        ("tests/schedules/attention/test_token_ring.py", "tests/schedules"),
+    ),
+    Fault(
+        "rings: the Gray code is no Gray code",
+        "order = ranks ^ ranks >> 1",
+        "order = ranks ^ ranks >> 2",
+        ("tests/rings",),
+    ),
+    Fault(
+        "rings: nodes of five ranks use each pair once",
+        "least_fold = 2 if per_node in (3, 5) else 1",
+        "least_fold = 2 if per_node == 3 else 1",
+        ("tests/rings",),
+    ),
+    Fault(
+        "cuts: a mesh has a narrowest cut of one rank only",
+        "crossing = len(inside) * (mesh.world_size - len(inside))",
+        "crossing = mesh.world_size - 1",
+        ("tests/topology",),
+    ),
+    Fault(
+        "cuts: a shared capacity larger than its links is a relay",
+        "if sum(Fraction(bandwidths[link]) for link in members) > most:",
+        "if len(members) > 1:",
+        ("tests/topology",),
+    ),
+    Fault(
+        "bound: the first part of a block is the whole block",
+        "(part < 0) | (schedule.blocks.parts == 1)",
+        "(part < 1) | (schedule.blocks.parts == 1)",
+        ("tests/sim", "tests/schedules"),
+    ),
+    Fault(
+        "bound: covers add up the wrong rows",
+        "beyond = np.append(np.cumsum(row_bytes[::-1])[::-1], 0)",
+        "beyond = np.append(np.cumsum(row_bytes), 0)",
+        ("tests/schedules/attention/test_bound.py", "tests/schedules", "tests/sim"),
+    ),
+    Fault(
+        "NCCL: channels double one size too early",
+        "while 2 * channels <= self.most and size_bytes > channels * bytes_per_channel:",
+        "while 2 * channels <= self.most and size_bytes >= channels * bytes_per_channel:",
+        ("tests/machines",),
+    ),
+    Fault(
+        "NCCL: peers that just fit get half the channels",
+        "while least > 1 and least * ranks > channels:",
+        "while least > 1 and least * ranks >= channels:",
+        ("tests/machines",),
+    ),
+    Fault(
+        "NCCL: the protocol is chosen without its base latency",
+        "time_s = protocol.base_s + hops_s + sent_bytes / rate",
+        "time_s = hops_s + sent_bytes / rate",
+        ("tests/machines", "tests/prediction"),
+    ),
+    Fault(
+        "contention: messages take more channels than there are",
+        "return min(max(sending, receiving), self.max_channels) * self.sms_per_channel / self.sms",
+        "return max(sending, receiving) * self.sms_per_channel / self.sms",
+        ("tests/machines", "tests/sim/test_contention.py"),
+    ),
+    Fault(
+        "importer: links back are not counted",
+        "if a == b or counts.get((b, a), 0) != count:",
+        "if a == b:",
+        ("tests/machines/test_importers.py", "tests/machines"),
+    ),
+    Fault(
+        "nccl-tests: wrong results are taken",
+        'if column == "#wrong" and not "N/A".startswith(words[3])',
+        'if column == "#nothing" and not "N/A".startswith(words[3])',
+        ("tests/measure/readers",),
+    ),
+    Fault(
+        "fit: held-out rows do not count",
+        "return self.before is None or max(self.after, self.held_out or 0.0) < self.before",
+        "return self.before is None or self.after < self.before",
+        ("tests/measure/fit", "tests/measure"),
+    ),
+    Fault(
+        "tuning: the options with most changes win a tie",
+        "best = min(_close(times, shortest_s), key=lambda options: _changes(options, start, axes))",
+        "best = max(_close(times, shortest_s), key=lambda options: _changes(options, start, axes))",
+        ("tests/prediction/test_tune.py", "tests/prediction"),
+    ),
+    Fault(
+        "memory of a step: sharded states are rounded down",
+        "return -(-total // ranks) if plan.fsdp else total",
+        "return total // ranks if plan.fsdp else total",
+        ("tests/prediction",),
+    ),
+    Fault(
+        "study: the machine's constants are no part of a key",
+        "_sha256([self.inputs(), constants_of(self) if constants is None else constants, models])",
+        "_sha256([self.inputs(), models])",
+        ("tests/study/test_keys.py", "tests/study"),
+    ),
+    Fault(
+        "crossover: a bisection stops a value too early",
+        "while high - low > 1 and values[high] > values[low] * (1 + tolerance):",
+        "while high - low > 2 and values[high] > values[low] * (1 + tolerance):",
+        ("tests/study",),
+    ),
+    Fault(
+        "merge: rows without keys weigh in",
+        "other_weight = (other.lse - total).exp_().masked_fill_(other.lse == -math.inf, 0)",
+        "other_weight = (other.lse - total).exp_()",
+        ("tests/runtime/test_kernels.py", "tests/runtime"),
+    ),
+    Fault(
+        "bands: a trimmed band keeps its old lower limit",
+        "max(low - shift, 1 - keys), min(high - shift, queries - 1)",
+        "max(low, 1 - keys), min(high - shift, queries - 1)",
+        ("tests/runtime/test_kernels.py", "runtime/kernels"),
+    ),
+    Fault(
+        "executor: a sum that was sent away is still there",
+        "self._has_parts.difference_update(blocks)",
+        "_ = blocks",
+        ("tests/runtime/test_executor.py", "tests/runtime"),
+    ),
+    Fault(
+        "executor: operands that lie apart are taken in reverse",
+        "return tuple(torch.cat(list(fields)) for fields in zip(*found, strict=True))",
+        "return tuple(torch.cat(list(fields)[::-1]) for fields in zip(*found, strict=True))",
+        ("tests/runtime/test_what_is_proven_runs.py", "tests/runtime"),
+    ),
+    Fault(
+        "rank program: a join does not wait for earlier readers",
+        "if step <= join.step:",
+        "if step < join.step:",
+        ("tests/runtime", "tests/schedule"),
+    ),
+    Fault(
+        "watchdog: a rank that computes for ever is never found",
+        "if last.row[2] == WORKING and now - last.progress_at_s > self._longest_silence_s:",
+        "if last.row[2] == WORKING and now - last.beat_at_s > self._longest_silence_s:",
+        ("tests/runtime/test_heartbeat.py",),
+    ),
+    Fault(
+        "units: a rate of zero is taken",
+        'raise QuantityError(f"{what} {text!r}: expected more than 0 {unit}")',
+        "return 0.0",
+        ("tests/core",),
+    ),
+    Fault(
+        "layer: one cached position more than there are",
+        "if not 0 <= self.cached_keys < self.sequence:",
+        "if not 0 <= self.cached_keys <= self.sequence:",
+        ("tests/workload", "tests/schedules"),
+    ),
+)
+
+
+def main(words: list[str]) -> int:
+    """Plant the chosen faults one after another; the number of those that no test finds, at most 1 as a status."""
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    missed = [fault.name for fault in chosen if not _is_found(fault)]
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} faults found", *missed, sep="\n  ")
+    return int(bool(missed))
+
+
+def place_of(fault: Fault, root: Path = ROOT) -> Path:
+    """The file that has the text of a fault. Raises `LookupError` unless it occurs exactly once in the product."""
+    files = [path for package in PRODUCT for path in sorted((root / package).rglob("*.py"))]
+    places = [path for path in files for _ in range(path.read_text().count(fault.before))]
+    if len(places) != 1:
+        raise LookupError(f"fault {fault.name!r}: its text occurs {len(places)} times, expected once: {fault.before}")
+    return places[0]
+
+
+def _is_found(fault: Fault) -> bool:
+    """Whether the tests of a fault fail in a copy of the tree that has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy2(source, copy / name)
+        place = place_of(fault, copy)
+        place.write_text(place.read_text().replace(fault.before, fault.after))
+        for tests in fault.tests:
+            line = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not gpu and not alone", tests]
+            tested = subprocess.run(
+                line, cwd=copy, env=_environment(copy), capture_output=True, text=True, check=False, timeout=3600
+            )
+            if tested.returncode == 1:
+                failed = next((row for row in tested.stdout.splitlines() if row.startswith("FAILED")), "")
+                print(f"found: {fault.name}: {failed.removeprefix('FAILED ').partition(' - ')[0]}", flush=True)
+                return True
+            if tested.returncode not in (0, 5):
+                raise RuntimeError(f"fault {fault.name!r}: pytest {tests} ended with {tested.returncode}")
+    print(f"NOT FOUND: {fault.name}", flush=True)
+    return False
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """The environment in which the copy is imported instead of what is installed."""
+    return os.environ | {"PYTHONPATH": str(root), "CI": "true"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
