@@ -18,10 +18,9 @@ from cyclopts.argument import Argument
 
 from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
-from tasp_lab.schedules.attention.registry import ATTENTION, attention_layout, options_of
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.kinds import KINDS
-from tasp_lab.schedules.collectives.registry import COLLECTIVES
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, options_of
 from tasp_lab.workload.layer import Workload
 
 ROOT = Path(__file__).parent.parent

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from runtime import attention, positions, shard
 from tasp_lab.core.progress import print_line
-from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.workload.layer import Workload
 
 

@@ -1,6 +1,6 @@
 """Entry point of the simulator: selects an engine and runs it.
 
->>> from tasp_lab.schedules.collectives.registry import collective
+>>> from tasp_lab.schedules.build import collective
 >>> from tasp_lab.topology.builders import full_mesh
 >>> pair = full_mesh(2, 1e9, 1e-6)
 >>> time_s = simulate(collective("ring", pair, 4000), Machine(pair)).time_s

@@ -28,7 +28,7 @@ from tasp_lab.core.units import format_size
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import default_scale
 

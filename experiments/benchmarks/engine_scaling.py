@@ -20,8 +20,8 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology

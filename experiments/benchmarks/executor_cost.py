@@ -34,8 +34,8 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

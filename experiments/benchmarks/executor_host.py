@@ -31,9 +31,9 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import ATTENTION
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

@@ -24,8 +24,8 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import RingSteps
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Topology
 

@@ -18,7 +18,7 @@ from experiments.common import markdown_table, write_record
 from sim.event.engine import simulate
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 

@@ -19,7 +19,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import accelerator_parameters
 from tasp_lab.machines.contention import Contention
 from tasp_lab.machines.profile import load_profile
-from tasp_lab.schedules.collectives.library_calls import library_schedule
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 
 MIB = 2**20
 

@@ -28,7 +28,7 @@ from experiments.train_gpt.options import Recipe, RunOptions
 from tasp_lab.core.choices import Decay
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.process import usable_cores
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import LINEAR
 
 RANKS = 4
 STEPS, STEPS_OF_LOSSES = 8, 150

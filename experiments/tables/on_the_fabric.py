@@ -16,7 +16,7 @@ from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import default_scale

@@ -23,7 +23,7 @@ from tasp_lab.schedules.attention.backward import Dataflow
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.validation.fabrics import default_scale
 from tasp_lab.validation.validate import Run
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 
 LAYER = Workload(sequence=8 * 7 * 2 * 36, heads=4, kv_heads=2, head_dim=128, dtype="bf16", mask="causal")
 SCHEDULES = ("zigzag-ring-attention", "tasp")
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
     topology: str
     ccr: float
-    mask: Mask = "causal"
+    mask: str = "causal"
     kv_heads: int = 2
     dataflow: Dataflow = "auto"
     slow_motion: float = 1.0

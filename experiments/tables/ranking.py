@@ -25,7 +25,7 @@ from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.compare import SINGLE_RINGS
-from tasp_lab.schedules.attention.registry import attention_names_on
+from tasp_lab.schedules.registry import attention_names_on
 
 MACHINES = ("mi300x-8", "h100-8", "mi300x-2x8", "h100-2x8", "mi300x-8x8", "h100-8x8")
 SHAPES = ((32, 8), (64, 8), (128, 8))

@@ -29,7 +29,7 @@ from tasp_lab import Workload
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import balanced_ring
+from tasp_lab.schedules.registry import balanced_ring
 
 PARTS = {
     "mesh": Part("full-mesh:8", Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal")),

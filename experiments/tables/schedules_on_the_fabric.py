@@ -40,8 +40,7 @@ from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on
-from tasp_lab.schedules.registry import options_for
+from tasp_lab.schedules.registry import attention_names_on, options_for
 from tasp_lab.topology.graph import Topology
 
 RING = "ring-attention"

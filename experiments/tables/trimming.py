@@ -12,8 +12,7 @@ from experiments.common import RESULTS, markdown_table, write_page
 from sim.event.engine import simulate
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.workload.layer import Workload
 
 TOPOLOGIES = ("full-mesh:8", "switch:8", "torus:3x3", "h100-2x8", "h100-4x8")

@@ -13,10 +13,9 @@ from cyclopts import Parameter, Token
 from tasp_lab.core.choices import Decay
 from tasp_lab.core.errors import QuantityError, ScheduleError, WorkloadError
 from tasp_lab.core.units import parse_integer
-from tasp_lab.schedules.attention.registry import attention_layout
-from tasp_lab.schedules.linear.registry import LINEAR, linear_spec
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.layer_pattern import expand_layers
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.registry import LINEAR, linear_spec
+from tasp_lab.workload.layer import Workload, expand_layers
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
@@ -150,7 +149,7 @@ class RunOptions:
                 f"schedule {self.schedule!r} is for linear attention, expected one for softmax attention"
             )
         found = {
-            "L": linear_spec(self.linear_schedule).layout(recipe.layer("L", 1), ranks),
+            "L": linear_spec(self.linear_schedule).layout_on(recipe.layer("L", 1), ranks),
             "S": attention_layout(self.schedule, recipe.layer("S", 1), ranks),
         }
         return {kind: found[kind] for kind in sorted(set(recipe.layers))}

@@ -16,7 +16,7 @@ from runtime.sequence_parallel.agreement import Proposal
 from tasp_lab.core.errors import OutputError, RunError, TaspLabError, WorkloadError
 from tasp_lab.core.files import check_writable
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import linear_schedules
 from tasp_lab.topology.builders import full_mesh
 
 TIMEOUT_S = 120.0

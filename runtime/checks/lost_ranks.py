@@ -28,7 +28,7 @@ from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError, TaspLabError
 from tasp_lab.core.process import leave
 from tasp_lab.core.progress import print_line
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 
 MODULE = "runtime.checks.lost_ranks"

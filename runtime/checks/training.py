@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.api import attention
 from runtime.sequence_parallel.sharding import positions, shard
-from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.workload.layer import Workload
 
 Tensor = torch.Tensor

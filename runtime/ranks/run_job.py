@@ -1,7 +1,7 @@
 """Execution of a job as one rank of a torch.distributed process group.
 
 >>> from runtime.protocol.jobs import RunSchedule
->>> from tasp_lab.schedules.collectives.registry import collective
+>>> from tasp_lab.schedules.build import collective
 >>> from tasp_lab.topology.builders import full_mesh
 >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 >>> job = RunSchedule(collective("ring", full_mesh(1), 64), "auto", repeats=3)

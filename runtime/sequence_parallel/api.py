@@ -47,11 +47,11 @@ from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules, groups_on
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, TENSORS, AttentionTask
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.build import attention_layout, attention_schedules, groups_on
+from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 
 
 class CallKeywords(TypedDict, total=False):
@@ -109,12 +109,12 @@ def attention_with_lse(
     Parameters
     ----------
     q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's layout assigns
-        (`tasp_lab.schedules.attention.registry.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32,
+        (`tasp_lab.schedules.build.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32,
         bfloat16 or float16, any strides.
     k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`. With `cached_keys` they are of
         the cached positions of the rank, too, which come first.
-    schedule : a name in `tasp_lab.schedules.attention.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or
-        schedules for this workload and world size, as `tasp_lab.schedules.attention.registry.attention_schedules`
+    schedule : a name in `tasp_lab.schedules.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or
+        schedules for this workload and world size, as `tasp_lab.schedules.build.attention_schedules`
         builds them: a forward pass, or both as `tasp_lab.schedules.attention.backward.Passes` where gradients are
         wanted.
     group : the process group; all ranks if None.
@@ -166,7 +166,7 @@ class _SoftmaxCall(LayerCall):
     v: torch.Tensor
     _: KW_ONLY
     schedule: str | Schedule | Passes
-    mask: Mask
+    mask: str
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
     cached_keys: int

@@ -42,7 +42,7 @@ from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES, linear_schedules
+from tasp_lab.schedules.build import linear_schedules
 from tasp_lab.schedules.linear.task import (
     GATE_GRADIENTS,
     GATES,
@@ -54,8 +54,9 @@ from tasp_lab.schedules.linear.task import (
     RESULTS,
     LinearTask,
 )
+from tasp_lab.schedules.registry import LINEAR, state_schedules
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Decay, Mask, Workload
+from tasp_lab.workload.layer import Decay, Workload
 
 Tensor = torch.Tensor
 
@@ -124,7 +125,7 @@ def linear_attention(
     gates : the logarithm of each a_i, at most 0: [batch, positions, kv_heads], or a number per channel of the keys,
         [batch, positions, kv_heads, head_dim]; float32. Without either nothing decays. Checked on CPU only, since a
         GPU would have to wait.
-    schedule : a name in `tasp_lab.schedules.linear.registry.LINEAR`.
+    schedule : a name in `tasp_lab.schedules.registry.LINEAR`.
     causal : if False every query sees all keys, without decay.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         states begin anew at each.
@@ -132,7 +133,7 @@ def linear_attention(
         None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too.
     return_final_state : whether to return the state behind the last position, too, equal on all ranks. Neither state
         goes with packed documents, a full mask or schedules other than those in
-        `tasp_lab.schedules.linear.registry.MOVES_STATES`.
+        `tasp_lab.schedules.registry.state_schedules`.
     kernel : ``fla``, ``torch``, or ``auto``, the fastest that can do it (`runtime.kernels.linear_registry`).
     group, topology, transport, options, timeout_s : see `runtime.sequence_parallel.api.attention_with_lse`.
 
@@ -163,7 +164,7 @@ class _LinearCall(LayerCall):
     _: KW_ONLY
     decay: Sequence[float] | Tensor | None
     schedule: str
-    mask: Mask
+    mask: str
     cu_seqlens: Sequence[int] | Tensor | None
     return_final_state: bool
     kernel: str
@@ -194,7 +195,7 @@ class _LinearCall(LayerCall):
         lengths = lengths_of(everyone)
         with_state = [rank for rank, proposal in enumerate(everyone) if proposal["initial_state"]]
         if with_state or self.return_final_state:
-            check_ends(self.schedule, self.mask == "causal", self.documents, with_state, lengths)
+            check_ends(self.schedule, self.workload.visible.is_causal, self.documents, with_state, lengths)
         whole = replace(self.workload, sequence=max(1, sum(lengths)), documents=self.documents)
         built = _built_by_name(self.schedule, topology, whole, None, self.to_run, self.decays)
         layout = _task_of(built[0]).layout
@@ -349,9 +350,9 @@ def check_ends(
     if documents is not None:
         raise WorkloadError(f"{what} with cu_seqlens: every document begins with a state of its own, expected one "
                             "sequence")  # fmt: skip
-    if schedule in LINEAR and schedule not in MOVES_STATES:
+    if schedule in LINEAR and schedule not in state_schedules():
         raise ScheduleError(f"schedule {schedule!r}: {what} does not apply to it, as it moves keys instead of states, "
-                            f"expected one of {', '.join(MOVES_STATES)}")  # fmt: skip
+                            f"expected one of {', '.join(state_schedules())}")  # fmt: skip
     first = next((rank for rank, length in enumerate(lengths) if length), 0)
     if with_state not in ([], [first]):
         ranks = ", ".join(map(str, with_state))

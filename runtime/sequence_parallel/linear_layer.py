@@ -74,7 +74,7 @@ class LinearLayer:
         assert isinstance(schedule.task, LinearTask), "a schedule of linear attention has a task"
         task = schedule.task
         self._task = task
-        self._is_causal = task.workload.mask == "causal"
+        self._is_causal = not task.is_full
         self._ends, self._attend_within = ends or SequenceEnds(), attend
         self._before_last: Tensor | None = None
         initial = self._ends.initial

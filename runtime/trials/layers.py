@@ -29,7 +29,7 @@ from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.linear import task as linear
-from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 
 Tensor = torch.Tensor
@@ -146,10 +146,7 @@ class AttentionTrial:
 
     def _keys_of(self, position: int) -> slice:
         """The unmasked keys of a query."""
-        low, high = self._document(position)
-        if self._workload.mask == "causal":
-            high = position + 1
-        return slice(low if self._workload.window is None else max(low, high - self._workload.window), high)
+        return self._workload.visible.keys_of(position, *self._document(position))
 
     def _compare(self, what: str, found: Tensor, expected: Sequence[Exact]) -> None:
         """Raise `RunError` if the rows differ by more than rounding."""
@@ -175,12 +172,8 @@ class AttentionTrial:
     def _exact_dk_dv(self, position: int, out: Tensor, lse: Tensor) -> tuple[Exact, Exact]:
         """The exact gradients of a key and value, from all queries that attend to it and their results."""
         q, k, v, dout = self._whole
-        low, high = self._document(position)
-        if self._workload.mask == "causal":
-            low = position
-        if self._workload.window is not None:
-            high = min(high, position + self._workload.window)
-        by, here = slice(low, high), slice(position, position + 1)
+        by = self._workload.visible.queries_of(position, *self._document(position))
+        here = slice(position, position + 1)
         queries = dout[:, by], q[:, by], k[:, here], v[:, here], out[:, by], lse[:, by]
         return _exact_gradients(*queries, self._scale)[1:]
 
@@ -291,7 +284,7 @@ class LinearTrial:
             starts = [each for each in self._starts() if each < before.stop]
             rows = gates if gates is None or len(gates) == 1 else gates[before]
             state = kernels.make_state(k[before], v[before], rows, starts)
-            if task.workload.mask == "full":
+            if task.is_full:
                 behind = slice(before.stop + int(task.count[chunk]), None)
                 state = state + kernels.make_state(k[behind], v[behind])
             piece = state.chunk(task.pieces, dim=1)[int(task.piece[block])]
@@ -335,7 +328,7 @@ class LinearTrial:
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, decays: Tensor | None) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        if self._task.workload.mask == "full":
+        if self._task.is_full:
             return kernels.apply_state(q, kernels.make_state(k, v)).transpose(0, 1)
         return kernels.attend(q, k, v, decays, self._starts()).transpose(0, 1)
 

@@ -93,7 +93,7 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
     Raises `ScheduleError` if the machine lacks ranks or links of the schedule, and for more than `MAX_TRANSFERS`
     transfers and kernel calls of a schedule that is not ring-based or has little symmetry.
 
-    >>> from tasp_lab.schedules.collectives.registry import collective
+    >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.topology.builders import full_mesh
     >>> mesh = full_mesh(8, 50e9, 1e-6)
     >>> simulated = run(collective("multi-ring", mesh, 7 * 2**20), Machine(mesh))

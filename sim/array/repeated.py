@@ -39,7 +39,7 @@ class RepeatedRun:
 
     Raises `ScheduleError` if the topology lacks ranks or links of the schedule, and for too many transfers.
 
-    >>> from tasp_lab.schedules.collectives.registry import collective
+    >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.topology.builders import full_mesh
     >>> mesh = full_mesh(8, 50e9, 1e-6)
     >>> run = RepeatedRun(collective("multi-ring", mesh, 7 * 2**20), mesh, CommLibrary("fast"))

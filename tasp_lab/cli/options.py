@@ -16,10 +16,8 @@ from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedules.attention.registry import attention_names
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
-from tasp_lab.schedules.collectives.registry import COLLECTIVES
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import LINEAR, SchedulesOf, attention_names
 
 if TYPE_CHECKING:
     from tasp_lab.machines.machine import Machine
@@ -66,7 +64,7 @@ def schedules_help() -> str:
     >>> schedules_help().split(". ")[0]
     'AllGather: ring, multi-ring, direct, trees, library-ring'
     """
-    of_kind = {kind: [name for name, spec in COLLECTIVES.items() if spec.kind == kind] for kind in KINDS}
+    of_kind = {kind: list(SchedulesOf(kind)) for kind in KINDS}
     layers = ("Attention", attention_names()), ("Linear attention", list(LINEAR))
     lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), *layers)]
     lines.append("Hybrids: one of linear attention + one of attention, like lasp-2+kv-all-gather. ")

@@ -17,19 +17,18 @@ from tasp_lab.core.choices import (
     Direction,
     Dtype,
     KindChoice,
-    Mask,
     Pass,
     Travelling,
     WireDtype,
 )
 from tasp_lab.core.errors import ModelError, QuantityError
 from tasp_lab.core.units import parse_count, parse_size_bytes
+from tasp_lab.workload.mask import MASKS
 
 if TYPE_CHECKING:
     from tasp_lab.core.choices import AttentionKind
     from tasp_lab.schedules.attention.options import AttentionOptions
-    from tasp_lab.schedules.registry import Work
-    from tasp_lab.workload.layer import Workload
+    from tasp_lab.workload.layer import Work, Workload
 
 MAX_DOCUMENTS = 100_000
 """Each document adds blocks and kernel calls to a schedule, so simulations are limited to far fewer."""
@@ -69,7 +68,8 @@ class LayerChoice:
     head_dim: Annotated[int | None, whole("Elements per head; 128 if not given.", LAYER)] = None
     dtype: Annotated[Dtype, _choice("The dtype of queries, keys, values and the result.")] = "bf16"
     mask: Annotated[
-        Mask | None, _choice("causal: a query attends to the keys up to its own position. full if not given.")
+        str | None,
+        _choice(f"{', '.join(MASKS)}; causal: a query attends to the keys up to its own position. full if not given."),
     ] = None
     window: Annotated[int | None, whole("With causal, the most keys that a query attends to.", LAYER)] = None
     cached_keys: Annotated[
@@ -297,7 +297,7 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _repeats(pattern: str, period: str) -> bool:
     """Whether a pattern is a period of layers, once or several times."""
-    from tasp_lab.workload.layer_pattern import expand_layers
+
 
     layers = expand_layers(pattern)
     return layers == period * (len(layers) // len(period))

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-Mask = Literal["full", "causal"]
-"""causal: a query sees the keys up to its own position."""
-
 AttentionKind = Literal["softmax", "linear", "hybrid"]
 """Kinds of attention layers, and stacks of both."""
 

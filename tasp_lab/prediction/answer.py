@@ -51,23 +51,16 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
-from tasp_lab.schedules.collectives.registry import kind_of
 from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
 from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.schedules.registry import (
-    NOT_APPLICABLE,
-    Work,
-    build_schedules,
-    check_names,
-    check_schedules,
-    reason_of,
-    uses_rings,
-)
+from tasp_lab.schedules.objects import check_schedules
+from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, reason_of, uses_rings
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 Detail = Literal["times", "events", "bottleneck"]
 """How much a simulation records: ``times`` alone; ``events``, the start and end of every transfer and kernel call; or

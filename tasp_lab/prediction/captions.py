@@ -12,12 +12,11 @@ from tasp_lab.prediction.answer import PASS_NAMES, Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
 from tasp_lab.prediction.provenance import UsedConstant, compute_constants
 from tasp_lab.schedules.collectives.kinds import describe
-from tasp_lab.schedules.collectives.registry import kind_of
-from tasp_lab.schedules.registry import Work
+from tasp_lab.schedules.registry import kind_of
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 MIN_SHARE = 0.0005
 """Parts of the critical path with a smaller share of the time are left out of the table."""
@@ -70,7 +69,7 @@ def describe_layer(layer: Workload) -> str:
         f"{layer.cached_keys:,} of them cached" if layer.cached_keys else "",
         f"batch {layer.batch}" if layer.batch > 1 else "",
         f"{_count(layer.heads, 'head')} ({_count(layer.kv_head_count, 'KV head')}) of {layer.head_dim}",
-        layer.mask if layer.mask == "causal" else "full mask",
+        layer.visible.caption,
         f"decay per {layer.decay}" if layer.decay in ("head", "channel") else "",
         "decay per position" if layer.decay == "scalar" else "",
         f"window {layer.window}" if layer.window else "",

@@ -64,30 +64,24 @@ from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
-from tasp_lab.schedules.hybrid.registry import LASP_2H, Names, names_of
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.passes import chunk_layout
+from tasp_lab.schedules.objects import AnySchedule, check_schedules, name_of, names_in
 from tasp_lab.schedules.registry import (
+    LASP_2H,
     NOT_APPLICABLE,
-    USES_RINGS,
-    AnySchedule,
+    Names,
+    baselines,
     by_kind,
-    check_schedules,
     layer_names_on,
-    name_of,
-    names_in,
+    names_of,
     options_for,
 )
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.layer_pattern import LAYER_KINDS
+from tasp_lab.workload.layer import LAYER_KINDS, Workload
 
-SINGLE_RINGS = (
-    *(name for name in CIRCULATIONS if name not in USES_RINGS),
-    *("ring-linear-attention", "ring-linear-attention-right"),
-    LASP_2H,
-)
+SINGLE_RINGS = tuple(baselines())
 """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
 
 COMPUTES: Mapping[AttentionKind, str] = {

@@ -33,10 +33,10 @@ from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.registry import AnySchedule, Work, built_in, names_in
+from tasp_lab.schedules.objects import AnySchedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 from tasp_lab.workload.models.model import Model
 
 MachineLike = Machine | Topology | str

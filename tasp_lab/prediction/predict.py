@@ -54,10 +54,11 @@ from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.registry import NOT_APPLICABLE, Work, check_schedules, names_in, uses_rings
+from tasp_lab.schedules.objects import check_schedules, names_in
+from tasp_lab.schedules.registry import NOT_APPLICABLE, uses_rings
 from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 
 def predict(

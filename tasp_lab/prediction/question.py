@@ -38,9 +38,9 @@ from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.registry import AnySchedule, Work, name_of
+from tasp_lab.schedules.objects import AnySchedule, name_of
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload, is_left_out
+from tasp_lab.workload.layer import Work, Workload, is_left_out
 
 NO_SAMPLES = Sampling(0)
 

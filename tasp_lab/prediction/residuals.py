@@ -93,7 +93,7 @@ def groups() -> tuple[Group, ...]:
 def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
     """The regime of a schedule on a machine that is predicted to take `time_s`; of a stack, that of its mean layer.
 
-    >>> from tasp_lab.schedules.collectives.registry import collective
+    >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> machine = load_machine("h100-2x8")
     >>> str(regime_of(machine, collective("ring", machine.topology, 2**20), 1e-3))

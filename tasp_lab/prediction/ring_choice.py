@@ -29,7 +29,7 @@ from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.rings.closed_forms import closed_forms
 from tasp_lab.rings.decompose import Decomposition, decompose, ring_limit_bytes_per_s
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedules.registry import USES_RINGS, uses_rings
+from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.links import Link
 
@@ -65,7 +65,8 @@ class RingOptions:
         """
         if not any(map(uses_rings, schedules)):
             if self != RingOptions():
-                names = f"{', '.join(USES_RINGS[:-1])} and {USES_RINGS[-1]}"
+                *others, last = names_over_rings()
+                names = f"{', '.join(others)} and {last}"
                 raise NoDecompositionError(f"fold, lanes, rail-aligned and search-budget apply to {names} only")
             return False
         if given and self != RingOptions():

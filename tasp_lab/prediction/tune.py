@@ -15,26 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, prod
-from typing import Any, get_args
+from typing import Any
 
-from tasp_lab.core.choices import Dataflow, Travelling
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE, options_of
 
-SEARCHED: Mapping[str, Sequence[object]] = {
-    "trim": (True, False),
-    "buffers": (2, 3, 4, 6),
-    "dataflow": get_args(Dataflow),
-    "tail_chunks": (1, 2, 4),
-    "stages": (1, 2, 4, 8),
-    "groups": ("auto", "consecutive", "strided"),
-    "travels": get_args(Travelling),
-    "pieces": (None, 1, 2, 4, 8),
-}
+SEARCHED: Mapping[str, Sequence[object]] = {name: option.tried for name, option in OPTIONS.items() if option.tried}
 """The values that are tried of each searched field of `AttentionOptions`, where it applies to a schedule."""
 
-NOT_SEARCHED = ("passes", "gradient_dtype", "result_dtype", "direction")
+NOT_SEARCHED = tuple(name for name, option in OPTIONS.items() if not option.tried)
 """The fields that say what to compute, and in which precision it is sent; and the direction, of which `auto` is the
 best."""
 

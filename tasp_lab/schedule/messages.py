@@ -1,6 +1,6 @@
 """The messages of a schedule: what both engines simulate and the executor posts. Derived from the schedule alone.
 
->>> from tasp_lab.schedules.attention.registry import attention_schedules
+>>> from tasp_lab.schedules.build import attention_schedules
 >>> from tasp_lab.topology.builders import full_mesh
 >>> from tasp_lab.workload.layer import Workload
 >>> layer = Workload(64, heads=1, head_dim=1)

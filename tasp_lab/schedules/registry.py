@@ -1,68 +1,46 @@
-"""Schedules by name: of a collective, of the passes of a layer of softmax or linear attention, or of a hybrid.
+"""All schedules by name: of collectives, of softmax and linear attention, and of hybrids.
 
-The *work* is a number of bytes per rank, or a `tasp_lab.workload.layer.Workload`. Each kind of work has schedules of
-its own, and a name of another kind is refused. The name of a schedule determines the collective.
-`tasp_lab.schedules.attention.options.AttentionOptions` select the passes of a layer and their dataflow.
+A schedule is one file of ``collectives/``, ``attention/`` or ``linear/`` that registers itself beside its builder::
+
+    @schedule("burst", "softmax", layout="balanced", options=("trim", "buffers", "gradient_dtype"))
+    def burst(name, topology, workload, options=DEFAULT_OPTIONS): ...
+
+Nothing else names it: a new file adds a schedule, and without its file a schedule is gone. A family has a split of the
+ranks in its names, such as ``usp:2x4``, and may have variants, such as ``usp:2x4:tasp``. A hybrid is named after one
+schedule of linear and one of softmax attention, such as ``lasp-2+tasp``.
+
+Help and completion list the names without importing numpy: names and kinds are read from the decorators in the sources,
+and a file is imported when a schedule of it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import get_args
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args
 
 from tasp_lab.core.choices import AttentionKind
-from tasp_lab.core.choices import Pass as Pass
 from tasp_lab.core.errors import (
     NoDecompositionError,
     NoRouteError,
     ScheduleError,
-    TooManyBlocksError,
     first_line,
     nearest,
     unknown,
 )
-from tasp_lab.core.units import format_size
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.stacked_task import StackedTask
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import USES_RINGS as ATTENTION_OVER_RINGS
-from tasp_lab.schedules.attention.registry import (
-    attention_names,
-    attention_names_on,
-    attention_schedules,
-    check_attention,
-    is_attention,
-    is_own_attention,
-)
-from tasp_lab.schedules.attention.registry import options_of as attention_options_of
-from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.collectives.conditions import collectives_of
-from tasp_lab.schedules.collectives.kinds import CollectiveKind, with_article
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective, kind_of, schedules_of
-from tasp_lab.schedules.hybrid import registry as hybrid
-from tasp_lab.schedules.hybrid.relayout import RelayoutTask
-from tasp_lab.schedules.hybrid.stack import hybrid_schedules, layers_of
-from tasp_lab.schedules.linear.registry import LINEAR, is_own_linear, linear_schedules
-from tasp_lab.schedules.linear.registry import USES_RINGS as LINEAR_OVER_RINGS
-from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.collectives.kinds import CollectiveKind, NcclTestsName, with_article
 
-Work = int | Workload
-"""The bytes that each rank owns of a collective (`tasp_lab.schedules.collectives.registry`), or an attention layer."""
+if TYPE_CHECKING:
+    from tasp_lab.workload.layer import Work, Workload
+    from tasp_lab.workload.sequence_layout import SequenceLayout
 
-AnySchedule = str | Schedule
-"""A schedule by its name, or one that was built."""
-
-USES_RINGS = (
-    *(name for name, spec in COLLECTIVES.items() if spec.uses_rings),
-    *ATTENTION_OVER_RINGS,
-    *LINEAR_OVER_RINGS,
-)
-"""The schedules of single layers and of collectives that accept a decomposition."""
-
+Kind = CollectiveKind | Literal["softmax", "linear"]
+"""What a schedule computes."""
 
 COLLECTIVE, SOFTMAX, LINEAR_KIND, HYBRID = "a collective", "softmax attention", "linear attention", "a hybrid"
 """Kinds of work, in messages."""
@@ -70,76 +48,141 @@ COLLECTIVE, SOFTMAX, LINEAR_KIND, HYBRID = "a collective", "softmax attention", 
 KINDS: Mapping[AttentionKind, str] = {"softmax": SOFTMAX, "linear": LINEAR_KIND, "hybrid": HYBRID}
 """Those of layers."""
 
-LAYERS = (AttentionTask, LinearTask, RelayoutTask)
-"""The tasks of layers, and of what lies between those of a hybrid, whose times are known."""
-
 NOT_APPLICABLE = (ScheduleError, NoRouteError, NoDecompositionError)
 """What building or simulating a schedule raises if the layer, the topology or the options contradict it."""
 
 
-def reason_of(error: Exception, name: str) -> str:
-    """Why a schedule does not apply, as text that stands beside its name.
-
-    >>> reason_of(ScheduleError("schedule 'direct', step 0: rank 3 sends to rank 4"), "direct")
-    'step 0: rank 3 sends to rank 4'
-    """
-    return first_line(error).removeprefix(f"schedule {name!r}").lstrip(":, ")
-
-
-def build_schedules(
-    name: str,
-    topology: Topology,
-    work: Work,
-    decomposition: Decomposition | None = None,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-) -> tuple[Schedule, ...]:
-    """The schedules of a name, one for each requested pass, in the order of execution.
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """A schedule, or a family of them.
 
     Parameters
     ----------
-    name : a name in `COLLECTIVES` for bytes, for a layer one of `tasp_lab.schedules.attention.registry` or of
-        `tasp_lab.schedules.linear.registry`, for a hybrid one of each (`tasp_lab.schedules.hybrid.registry`).
-    topology : the ranks and links.
-    work : bytes per rank, or the layer.
-    decomposition : the rings of schedules that use some (`uses_rings`), if not the topology's own.
-    options : of a layer, see `tasp_lab.schedules.attention.registry.attention_schedules`.
-
-    Raises `ScheduleError` for an unknown name, one of the other kind, options of a collective, and more than can be
-    proved.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> [schedule.transfers for schedule in build_schedules("ring", full_mesh(4), 64)]
-    [12]
-    >>> layer, both = Workload(sequence=64, mask="causal", heads=1), AttentionOptions("both", dataflow="rotate-kv")
-    >>> [schedule.transfers for schedule in build_schedules("ring-attention", full_mesh(4), layer, options=both)]
-    [6, 12]
+    kind : what it computes.
+    builder : of a collective, builds the schedule from a topology and `shard_bytes`, and a decomposition if it uses
+        rings. Of attention, the schedules, one per pass, from its name, a topology, a workload and `AttentionOptions`
+        (of linear attention also from decays); with the keyword `decomposition` if it uses rings, `split` if it is a
+        family, and `variant` if that has variants.
+    layout : of attention, a name of `tasp_lab.workload.sequence_layout.LAYOUTS`, or ``balanced`` for that of the mask;
+        or a function of a workload and a number of ranks, with the keywords `split` and `variant` as above.
+    options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
+    uses_rings : whether it accepts a decomposition.
+    is_baseline : whether it goes around one ring; speed-ups are over the fastest of these.
+    moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
+    library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
+    split : what the split of a family stands for, as shown to users: ``UxR``; empty if it is none.
+    variants : the schedules whose names may follow the split after a colon; without one the variant is "".
+    of_variant : options that apply with a variant only if they apply to the schedule of this name.
+    members : which number of the split is that of the ranks of a group. Builder and layout have groups of consecutive
+        ranks; other groups follow from the option `groups`, see `tasp_lab.schedules.attention.rank_order`.
+    same_as : the schedule that a split and a variant of a family amount to; "" if they are one of their own.
     """
-    check_names([name], work)
-    if not isinstance(work, Workload):
-        if options != DEFAULT_OPTIONS:
-            kind = with_article(COLLECTIVES[name].kind)
-            raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
-        return (collective(name, topology, work, decomposition),)
-    build = {"softmax": attention_schedules, "linear": linear_schedules, "hybrid": hybrid_schedules}[work.kind]
-    try:
-        return build(name, topology, work, decomposition, options)
-    except TooManyBlocksError as error:
-        raise ScheduleError(f"schedule {name!r}: {error}") from None
+
+    kind: Kind
+    builder: Callable[..., Any]
+    layout: str | Callable[..., SequenceLayout] = "balanced"
+    options: tuple[str, ...] = ()
+    uses_rings: bool = False
+    is_baseline: bool = False
+    moves_states: bool = False
+    library_call: NcclTestsName | Literal[""] = ""
+    split: str = ""
+    variants: tuple[str, ...] = ()
+    of_variant: tuple[str, ...] = ()
+    members: int = 0
+    same_as: Callable[[tuple[int, int], str], str] | None = None
+
+    def layout_on(self, workload: Workload, world_size: int, **family: object) -> SequenceLayout:
+        """The sequence layout of a workload on a number of ranks."""
+        if callable(self.layout):
+            return self.layout(workload, world_size, **family)
+        from tasp_lab.workload.sequence_layout import LAYOUTS
+
+        function = LAYOUTS[workload.visible.balanced_layout if self.layout == "balanced" else self.layout]
+        return function(workload.sequence, world_size, workload.parts)
 
 
-def names_in(schedules: Iterable[AnySchedule]) -> list[str]:
-    """The schedules that are given by name."""
-    return [each for each in schedules if isinstance(each, str)]
+# -- the registry -----------------------------------------------------------------------------------------------------
+SCHEDULES: dict[str, ScheduleSpec] = {}
+"""By name, of families without split: those whose files have been imported, and those that others have entered."""
+
+_OWN: dict[str, ScheduleSpec] = {}
+"""As the files of this package register them: others may add to `SCHEDULES`, or replace what is there."""
+
+_PACKAGES = ("collectives", "attention", "linear")
+
+_DECORATOR = re.compile(r'^@schedule\(\s*"([^":]+)(?::(\w+))?",\s*"(\w+)"', re.MULTILINE)
+
+Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
-def built_in(schedules: Iterable[AnySchedule]) -> list[Schedule]:
-    """The schedules that are given as objects."""
-    return [each for each in schedules if isinstance(each, Schedule)]
+def schedule(name: str, kind: Kind, **settings: Any) -> Callable[[Builder], Builder]:
+    """Register the decorated builder; `settings` are the other fields of `ScheduleSpec`.
+
+    `name` and `kind` are literals, as they are also read from the source. A family has its split behind a colon.
+    """
+    family, _, split = name.partition(":")
+
+    def register(builder: Builder) -> Builder:
+        spec = ScheduleSpec(kind, builder, split=split, **settings)
+        if family not in SCHEDULES or SCHEDULES[family] is _OWN.get(family):
+            SCHEDULES[family] = spec
+        _OWN[family] = spec
+        return builder
+
+    return register
 
 
-def name_of(schedule: AnySchedule) -> str:
-    """The name of a schedule."""
-    return schedule if isinstance(schedule, str) else schedule.name
+class _Declared(NamedTuple):
+    """What is known of a schedule before its file is imported."""
+
+    kind: str
+    split: str
+    module: str
+
+
+@cache
+def _declared() -> Mapping[str, _Declared]:
+    """The schedules by the decorators in the files of this package, in the order of files and lines."""
+    found = {}
+    for package in _PACKAGES:
+        for path in sorted(Path(__file__).with_name(package).glob("*.py")):
+            for family, split, kind in _DECORATOR.findall(path.read_text(encoding="utf-8")):
+                found[family] = _Declared(kind, split, f"{__package__}.{package}.{path.stem}")
+    return found
+
+
+class SchedulesOf(Mapping[str, ScheduleSpec]):
+    """The schedules of some kinds, a view of the registry. Listing names imports nothing, looking one up its file."""
+
+    def __init__(self, *kinds: str) -> None:
+        self._kinds = kinds
+
+    def __iter__(self) -> Iterator[str]:
+        for name in dict.fromkeys((*_declared(), *SCHEDULES)):
+            if (SCHEDULES[name] if name in SCHEDULES else _declared()[name]).kind in self._kinds:
+                yield name
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == each for each in self)
+
+    def __getitem__(self, name: str) -> ScheduleSpec:
+        if name not in self:
+            raise KeyError(name)
+        if name not in SCHEDULES:
+            import_module(_declared()[name].module)
+        return SCHEDULES[name]
+
+    def split_of(self, name: str) -> str:
+        """What the split of a family stands for."""
+        return SCHEDULES[name].split if name in SCHEDULES else _declared()[name].split
+
+
+COLLECTIVES, ATTENTION, LINEAR = SchedulesOf(*get_args(CollectiveKind)), SchedulesOf("softmax"), SchedulesOf("linear")
+"""The schedules of collectives, of softmax and of linear attention, by name as on the command line."""
 
 
 def uses_rings(name: str) -> bool:
@@ -148,19 +191,235 @@ def uses_rings(name: str) -> bool:
     >>> uses_rings("multi-ring"), uses_rings("lasp-2+tasp"), uses_rings("usp:2x4")
     (True, True, False)
     """
-    return hybrid.uses_rings(name) if hybrid.is_hybrid(name) else name in USES_RINGS
+    if is_hybrid(name):
+        return any(uses_rings(each) for each in names_of(name))
+    family = name.partition(":")[0]
+    return any(family in each and each[family].uses_rings for each in (COLLECTIVES, ATTENTION, LINEAR))
+
+
+def names_over_rings() -> list[str]:
+    """The schedules of single layers and of collectives that accept a decomposition.
+
+    >>> names_over_rings()[:2]
+    ['multi-ring', 'multi-ring-reduce-scatter']
+    """
+    return [name for each in (COLLECTIVES, ATTENTION, LINEAR) for name, spec in each.items() if spec.uses_rings]
+
+
+def state_schedules() -> list[str]:
+    """The schedules of linear attention that move states, so that a sequence may begin with one and leave one."""
+    return [name for name, spec in LINEAR.items() if spec.moves_states]
+
+
+def baselines() -> list[str]:
+    """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
+    return [*(name for each in (ATTENTION, LINEAR) for name, spec in each.items() if spec.is_baseline), LASP_2H]
 
 
 def is_own(name: str) -> bool:
     """Whether tasp-lab itself builds the schedules of a name of a layer, so that its sources say when they change.
 
-    >>> is_own("lasp-2+tasp"), is_own("ring-attention"), is_own("mine")
-    (True, True, False)
+    >>> is_own("lasp-2+tasp"), is_own("ring-attention"), is_own("usp:2x4"), is_own("mine")
+    (True, True, True, False)
     """
-    if hybrid.is_hybrid(name):
-        linear, _, softmax = name.partition("+")
-        return is_own_linear(linear) and is_own_attention(softmax)
-    return is_own_linear(name) or is_own_attention(name)
+    if is_hybrid(name):
+        return all(is_own(each) for each in name.partition("+")[::2])
+    families = [each for each in name.split(":") if each in ATTENTION or each in LINEAR]
+    if name.partition(":")[0] not in families:
+        return False
+    return all((ATTENTION if each in ATTENTION else LINEAR)[each] is _OWN.get(each) for each in families)
+
+
+def one_name(name: str) -> str:
+    """The one name of schedules that are the same: USP with one group is Ulysses, with groups of one its ring.
+
+    >>> one_name("usp:8x1:striped-ring-attention"), one_name("usp:1x8:striped-ring-attention"), one_name("burst")
+    ('ulysses', 'striped-ring-attention', 'burst')
+    """
+    spec = ATTENTION.get(name.partition(":")[0])
+    if spec is None or spec.same_as is None:
+        return name
+    _, family = known_attention(name, None)
+    return spec.same_as(family["split"], family.get("variant", "")) or name
+
+
+# -- names of softmax attention ---------------------------------------------------------------------------------------
+def attention_names() -> list[str]:
+    """The names as shown to users.
+
+    >>> [name for name in attention_names() if ":" in name]
+    ['double-ring:WxR', 'grid:YxX', 'usp:UxR']
+    """
+    return [f"{name}:{split}" if (split := ATTENTION.split_of(name)) else name for name in ATTENTION]
+
+
+def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
+    """All names on a number of ranks: of a family each split into two factors of which none is 1.
+
+    With `variants` also each split of a family with each of its variants.
+
+    >>> attention_names_on(8)[-2:]
+    ['usp:2x4', 'usp:4x2']
+    """
+    splits = [f"{each}x{world_size // each}" for each in range(2, world_size // 2 + 1) if world_size % each == 0]
+    found = []
+    for name, spec in ATTENTION.items():
+        suffixes = ["", *(f":{variant}" for variant in _variants(spec) if variants)]
+        found += [f"{name}:{split}{suffix}" for split in splits for suffix in suffixes] if spec.split else [name]
+    return found
+
+
+def _variants(spec: ScheduleSpec) -> list[str]:
+    """The variants of a family; those whose schedules are there."""
+    return [each for each in spec.variants if each in ATTENTION or each in COLLECTIVES]
+
+
+def is_attention(name: str) -> bool:
+    """Whether a name, with or without a split and a variant, is one of a schedule of softmax attention.
+
+    >>> is_attention("usp:2x4"), is_attention("multi-ring")
+    (True, False)
+    """
+    return name.partition(":")[0] in ATTENTION
+
+
+def balanced_ring(workload: Workload) -> str:
+    """The schedule over one ring that gives all ranks equal work: that of the layout that the mask names."""
+    layout = workload.visible.balanced_layout
+    rings = (name for name, spec in ATTENTION.items() if spec.is_baseline and spec.layout == layout)
+    return next(rings)
+
+
+def check_attention(names: Iterable[str]) -> None:
+    """Raise `ScheduleError` for the first name that is not known, or whose split or variant is none."""
+    for name in names:
+        known_attention(name, None)
+
+
+def known_attention(name: str, world_size: int | None) -> tuple[ScheduleSpec, dict[str, Any]]:
+    """The spec of a name, and of a family the keywords `split` and `variant`. Any world size is accepted if None."""
+    family, *parts = name.split(":")
+    spec = ATTENTION.get(family)
+    if spec is None or len(parts) > bool(spec.split) + bool(spec.variants):
+        raise ScheduleError(unknown("schedule", name, attention_names()))
+    if not spec.split:
+        return spec, {}
+    text, variant = (*parts, "", "")[:2]
+    numbers = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
+    if numbers is None:
+        raise ScheduleError(f"schedule {name!r}: expected {family}:{spec.split} with two numbers, like {family}:2x4")
+    if len(parts) > 1 and variant not in _variants(spec):
+        raise ScheduleError(f"schedule {name!r}: {unknown('variant', variant, _variants(spec))}")
+    first, second = int(numbers[1]), int(numbers[2])
+    if world_size not in (None, first * second):
+        raise ScheduleError(f"schedule {name!r} is for {first * second} ranks, expected a split of {world_size}")
+    return spec, {"split": (first, second)} | ({"variant": variant} if spec.variants else {})
+
+
+# -- names of hybrids -------------------------------------------------------------------------------------------------
+LASP_2H = "lasp-2+kv-all-gather"
+"""The schedule of hybrids that was published with LASP-2 (arXiv:2502.07563): the states of linear layers and the keys
+of softmax layers are gathered. There all layers have contiguous shards; here those of softmax layers are zigzag under a
+causal mask, which balances the work but moves hidden states."""
+
+EXPECTED = f"LINEAR+SOFTMAX, such as {LASP_2H}"
+"""The form of names, in messages."""
+
+
+class Names(NamedTuple):
+    """The names of the schedules of linear and of softmax layers."""
+
+    linear: str
+    softmax: str
+
+    def of(self, letter: str) -> str:
+        """The schedule of a layer of a pattern."""
+        return self.linear if letter == "L" else self.softmax
+
+    @property
+    def together(self) -> str:
+        """The name of the schedule of the hybrid.
+
+        >>> Names("all-scan", "tasp").together
+        'all-scan+tasp'
+        """
+        return f"{self.linear}+{self.softmax}"
+
+
+def is_hybrid(name: str) -> bool:
+    """Whether a name has the form of one of a hybrid."""
+    return "+" in name
+
+
+def names_of(name: str) -> Names:
+    """The schedules of the layers of a hybrid, by its name.
+
+    >>> names_of("lasp+usp:2x4")
+    Names(linear='lasp', softmax='usp:2x4')
+
+    Raises `ScheduleError` for a name of another form, and for unknown schedules or those of the other side.
+    """
+    linear, _, softmax = name.partition("+")
+    if not (linear and softmax) or "+" in softmax:
+        raise ScheduleError(f"schedule {name!r}, expected one for a hybrid: {EXPECTED}")
+    try:
+        linear_spec(linear)
+        if softmax in LINEAR:
+            raise ScheduleError(
+                f"schedule {softmax!r} is for linear attention, expected one for softmax attention: "
+                f"{', '.join(attention_names())}"
+            )
+        check_attention([softmax])
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {name!r}: {error}") from None
+    return Names(linear, softmax)
+
+
+def linear_spec(name: str) -> ScheduleSpec:
+    """The spec of a schedule of linear attention. Raises `ScheduleError` for an unknown one."""
+    if is_attention(name):
+        raise ScheduleError(
+            f"schedule {name!r} is for softmax attention, expected one for linear attention: {', '.join(LINEAR)}"
+        )
+    if name not in LINEAR:
+        raise ScheduleError(unknown("schedule", name, LINEAR))
+    return LINEAR[name]
+
+
+# -- names of any kind ------------------------------------------------------------------------------------------------
+def schedules_of(kind: CollectiveKind) -> list[str]:
+    """The schedules of a collective that are not a single library call.
+
+    >>> schedules_of("AllGather")
+    ['ring', 'multi-ring', 'direct', 'trees']
+    """
+    return [name for name, spec in COLLECTIVES.items() if spec.kind == kind and not spec.library_call]
+
+
+def kind_of(names: Iterable[str]) -> CollectiveKind:
+    """The collective that the schedules, one or more, implement. Raises `ScheduleError` if they differ in it.
+
+    >>> kind_of(["ring", "ring-all-reduce"])
+    Traceback (most recent call last):
+    tasp_lab.core.errors.ScheduleError: schedule 'ring-all-reduce' is an AllReduce, 'ring' an AllGather: expected \
+schedules of one collective
+    """
+    first, *others = names
+    kind = _collective_kind(first)
+    for name in others:
+        if _collective_kind(name) != kind:
+            raise ScheduleError(
+                f"schedule {name!r} is {with_article(_collective_kind(name))}, {first!r} {with_article(kind)}: "
+                "expected schedules of one collective"
+            )
+    return kind
+
+
+def _collective_kind(name: str) -> CollectiveKind:
+    if name not in COLLECTIVES:
+        raise ScheduleError(unknown("schedule", name, COLLECTIVES))
+    kind: CollectiveKind = COLLECTIVES[name].kind  # type: ignore[assignment]  # the view has no others
+    return kind
 
 
 def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -> list[str]:
@@ -169,12 +428,31 @@ def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -
     With `variants` also each split of a family with each of its variants. None of hybrids, which have too many: those
     to compare follow from the schedules of their layers (`tasp_lab.prediction.compare`).
 
+    >>> from tasp_lab.workload.layer import Workload
     >>> layer_names_on(8, Workload(sequence=64, kind="linear"))[:2]
-    ['lasp', 'lasp-2']
+    ['lasp', 'all-scan']
     """
     if work.kind == "hybrid":
         return []
     return list(LINEAR) if work.kind == "linear" else attention_names_on(world_size, variants=variants)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The fields of `AttentionOptions`, without the passes, that apply to a schedule of a layer.
+
+    >>> options_of("all-scan"), options_of("usp:2x4:token-ring")
+    (('pieces',), ('buffers', 'gradient_dtype', 'result_dtype', 'groups'))
+    >>> options_of("all-scan+ulysses")
+    ('pieces', 'gradient_dtype', 'result_dtype')
+    """
+    if is_hybrid(name):
+        return tuple(dict.fromkeys(option for each in names_of(name) for option in options_of(each)))
+    if name in LINEAR:
+        return LINEAR[name].options
+    spec, family = known_attention(name, None)
+    variant = ATTENTION.get(family.get("variant", ""))
+    left_out = () if variant is None else {*spec.of_variant}.difference(variant.options)
+    return tuple(each for each in spec.options if each not in left_out)
 
 
 def options_for(name: str, options: AttentionOptions) -> AttentionOptions:
@@ -186,15 +464,10 @@ def options_for(name: str, options: AttentionOptions) -> AttentionOptions:
     return options.only(options_of(name))
 
 
-def options_of(name: str) -> tuple[str, ...]:
-    """The fields of `AttentionOptions`, without the passes, that apply to a schedule of a layer.
-
-    >>> options_of("all-scan")
-    ('pieces',)
-    """
-    if hybrid.is_hybrid(name):
-        return hybrid.options_of(name)
-    return LINEAR[name].options if name in LINEAR else attention_options_of(name)
+def options_for_layer(name: str, letter: str, options: AttentionOptions) -> AttentionOptions:
+    """The options that a layer of a pattern knows. Raises `ScheduleError` for one that neither kind of layer knows."""
+    options.check_known(name, options_of(name))
+    return options_for(names_of(name).of(letter), options)
 
 
 def check_names(names: Iterable[str], work: Work) -> None:
@@ -202,12 +475,13 @@ def check_names(names: Iterable[str], work: Work) -> None:
 
     All schedules of one call must implement the same collective.
 
+    >>> from tasp_lab.workload.layer import Workload
     >>> check_names(["ring"], Workload(sequence=64, heads=1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     tasp_lab.core.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for softmax attention: ...
     """
-    names, wanted = list(names), _kind_of_work(work)
-    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [hybrid.EXPECTED]}
+    names, wanted = list(names), KINDS[work.kind] if _is_layer(work) else COLLECTIVE
+    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [EXPECTED]}
     right: Sequence[str] = of_layers.get(wanted, list(COLLECTIVES))
     for name in names:
         if "," in name:
@@ -215,7 +489,7 @@ def check_names(names: Iterable[str], work: Work) -> None:
             raise ScheduleError(f"schedule {name!r}: expected one name; for several give {each}")
         kind = _kind_of_name(name)
         if kind and kind != wanted:
-            what = with_article(COLLECTIVES[name].kind) if kind == COLLECTIVE else f"for {kind}"
+            what = with_article(_collective_kind(name)) if kind == COLLECTIVE else f"for {kind}"
             expected = wanted if wanted == COLLECTIVE else f"one for {wanted}"
             other = "; or --kind linear" if (kind, wanted) == (LINEAR_KIND, SOFTMAX) else ""
             raise ScheduleError(f"schedule {name!r} is {what}, expected {expected}: {', '.join(right)}{other}")
@@ -227,84 +501,11 @@ def check_names(names: Iterable[str], work: Work) -> None:
             raise ScheduleError(unknown("schedule", name, right))
     if wanted == HYBRID:
         for name in names:
-            hybrid.names_of(name)
+            names_of(name)
     elif wanted == SOFTMAX:
         check_attention(names)
     elif wanted == COLLECTIVE and names:
         kind_of(names)
-
-
-def check_schedules(schedules: Sequence[AnySchedule], work: Work, passes: Pass) -> CollectiveKind | None:
-    """Raise `ScheduleError` for the first schedule that computes something else than this work, in this pass.
-
-    Returns the collective that all schedules implement; None of a layer.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> check_schedules(build_schedules("ring-all-reduce", full_mesh(4), 64), 128, "forward")
-    Traceback (most recent call last):
-    tasp_lab.core.errors.ScheduleError: schedule 'ring-all-reduce' is an AllReduce of 64 B per rank, expected 128 B
-    """
-    names = names_in(schedules)
-    check_names(names, work)
-    found = None if isinstance(work, Workload) or not names else kind_of(names)
-    for schedule in built_in(schedules):
-        where, task = f"schedule {schedule.name!r}", schedule.task
-        if not isinstance(work, Workload):
-            if task is not None:
-                raise ScheduleError(f"{where} computes with {type(task).__name__}, expected a collective")
-            found = collective_of(schedule, work, found)
-        elif task is None:
-            raise ScheduleError(f"{where} computes nothing, expected one for {KINDS[work.kind]}")
-        else:
-            _check_layer(schedule, work)
-            if task.passing != passes:
-                raise ScheduleError(f"{where} is a {task.passing} pass, requested is {passes!r}: expected the pass "
-                                    f"{task.passing!r}, as a schedule object is one pass")  # fmt: skip
-    return found
-
-
-def _check_layer(schedule: Schedule, work: Workload) -> None:
-    """Raise `ScheduleError` unless the task of a schedule is this layer, or the layers of this hybrid."""
-    task, where = schedule.task, f"schedule {schedule.name!r}"
-    known = {"softmax": AttentionTask, "linear": LinearTask, "hybrid": StackedTask}[work.kind]
-    parts = task.layers if isinstance(task, StackedTask) else (task,)
-    if not isinstance(task, known) or not all(isinstance(each, LAYERS) for each in parts):
-        raise ScheduleError(f"{where} computes with {type(task).__name__}, expected {known.__name__} for "
-                            f"{KINDS[work.kind]}; sim.simulate.simulate takes any task")  # fmt: skip
-    own = [each.workload for each, _ in layers_of(schedule)]
-    letters = work.layers if work.kind == "hybrid" else "L" if work.kind == "linear" else "S"
-    wanted = [work.of(letter) if work.kind == "hybrid" else work for letter in letters]
-    wanted = wanted[::-1] if isinstance(task, StackedTask) and task.passing == "backward" else wanted
-    if len(own) != len(wanted):
-        raise ScheduleError(f"{where} has {len(own)} layers, expected {len(wanted)}")
-    for number, (layer, expected) in enumerate(zip(own, wanted, strict=True)):
-        if layer != expected:
-            name = next(f.name for f in fields(layer) if getattr(layer, f.name) != getattr(expected, f.name))
-            values = f"{getattr(layer, name)}, expected {getattr(expected, name)}"
-            of_layer = f"layer {number} has " if len(own) > 1 else "is for a layer with "
-            raise ScheduleError(f"{where} {of_layer}{name.replace('_', ' ')} {values}")
-
-
-def collective_of(schedule: Schedule, shard_bytes: int, beside: CollectiveKind | None = None) -> CollectiveKind:
-    """The collective of `shard_bytes` that a schedule implements, by what ranks have at its start and at its end.
-
-    Where several fit, as AllGather and SendRecv do on two ranks, it is `beside` if that is one of them.
-
-    Raises `ScheduleError` where none fits, and where it is another one than `beside`.
-    """
-    found = collectives_of(schedule)
-    where = f"schedule {schedule.name!r}"
-    if not found:
-        raise ScheduleError(f"{where} is no collective of equal shards, expected an AllGather, a ReduceScatter, an "
-                            "AllReduce, an AllToAll or a SendRecv by its initial and final copies")  # fmt: skip
-    fitting = [kind for kind, size in found.items() if size == shard_bytes]
-    if not fitting:
-        kind, size = next(iter(found.items()))
-        raise ScheduleError(f"{where} is {with_article(kind)} of {format_size(size)} per rank, "
-                            f"expected {format_size(shard_bytes)}")  # fmt: skip
-    if beside is not None and beside not in fitting:
-        raise ScheduleError(f"{where} is {with_article(fitting[0])}, expected {with_article(beside)} as the others are")
-    return fitting[0] if beside is None else beside
 
 
 def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[AttentionKind, list[str]]:
@@ -316,26 +517,33 @@ def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[Attent
     of_kinds = {kind: [name for name in names if _kind_of_name(name) == KINDS[kind]] for kind in kinds}
     for name in names:
         if not any(name in each for each in of_kinds.values()):
-            known = [*attention_names(), *LINEAR]
             what = _kind_of_name(name)
             if not what:
-                raise ScheduleError(unknown("schedule", name, known))
-            what = with_article(COLLECTIVES[name].kind) if what == COLLECTIVE else f"for {what}"
+                raise ScheduleError(unknown("schedule", name, [*attention_names(), *LINEAR]))
+            what = with_article(_collective_kind(name)) if what == COLLECTIVE else f"for {what}"
             expected = " or ".join(KINDS[kind] for kind in kinds)
             raise ScheduleError(f"schedule {name!r} is {what}, expected one for {expected}")
     return of_kinds
 
 
-def _kind_of_work(work: Work) -> str:
-    if not isinstance(work, Workload):
-        return COLLECTIVE
-    return KINDS[work.kind]
+def _is_layer(work: Work) -> TypeGuard[Workload]:
+    """Whether the work is a layer and not a number of bytes."""
+    return hasattr(work, "kind")
 
 
 def _kind_of_name(name: str) -> str:
     """What a schedule is for; empty for an unknown name."""
-    if hybrid.is_hybrid(name):
+    if is_hybrid(name):
         return HYBRID
     if name in COLLECTIVES or name in LINEAR:
         return COLLECTIVE if name in COLLECTIVES else LINEAR_KIND
     return SOFTMAX if is_attention(name) else ""
+
+
+def reason_of(error: Exception, name: str) -> str:
+    """Why a schedule does not apply, as text that stands beside its name.
+
+    >>> reason_of(ScheduleError("schedule 'direct', step 0: rank 3 sends to rank 4"), "direct")
+    'step 0: rank 3 sends to rank 4'
+    """
+    return first_line(error).removeprefix(f"schedule {name!r}").lstrip(":, ")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from tasp_lab.core.choices import DEFAULT_BUFFERS
 from tasp_lab.core.errors import QuantityError, StudyError, unknown
 from tasp_lab.core.units import parse_count
-from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.options import NUMBERS, AttentionOptions
 from tasp_lab.study.point import Point, Value
 
 LAYER_AXES: Mapping[str, str] = {
@@ -35,7 +35,7 @@ LAYER_AXES: Mapping[str, str] = {
 }
 """Numbers of a layer, to the fields of `tasp_lab.workload.layer.Workload`."""
 
-OPTION_AXES = ("buffers", "stages", "tail_chunks")
+OPTION_AXES = NUMBERS
 NODES = "nodes"
 WHOLE_AXES = (*LAYER_AXES, *OPTION_AXES, NODES)
 """Axes of whole numbers; all others are factors of overrides, whose names have a dot."""

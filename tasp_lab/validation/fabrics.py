@@ -51,9 +51,8 @@ from tasp_lab.prediction.provenance import (
     machine_inputs,
     plain,
 )
-from tasp_lab.schedules.registry import Work
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 LINKS_BYTES_PER_S_PER_CORE = 40e6
 """The bytes per second that one core can forward over all links of an emulated fabric and stay mostly idle.

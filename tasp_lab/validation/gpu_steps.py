@@ -38,7 +38,6 @@ from runtime.checks.watch import CheckedGroup
 from runtime.executor.transports import TRANSPORTS, make_transport
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s
-from tasp_lab.core.choices import Mask
 from tasp_lab.core.errors import RunError, TaspLabError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.machines.machine import INSTANT, Machine
@@ -46,12 +45,12 @@ from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests
 from tasp_lab.prediction.provenance import host_environment
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.collectives.registry import COLLECTIVES
-from tasp_lab.schedules.registry import Work, build_schedules, layer_names_on
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import COLLECTIVES, layer_names_on
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import fit_document
 from tasp_lab.validation.validate import Trials
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 KIB, MIB = 2**10, 2**20
 BOTH = AttentionOptions("both")
@@ -73,7 +72,7 @@ class Sizes(NamedTuple):
     head_dims: tuple[int, ...] = (64, 128)
     delayed_bytes: int = 64 * KIB
     seeds: int = 1
-    delayed_masks: tuple[Mask, ...] = ("causal",)
+    delayed_masks: tuple[str, ...] = ("causal",)
     aligned_bytes: tuple[int, int] = (56 * MIB, 64 * MIB)
     timed_layer: Workload = Workload(16384, heads=32, kv_heads=8, head_dim=128, dtype="bf16")
     overlap_sequences: tuple[int, ...] = (16384,)

@@ -57,7 +57,8 @@ from tasp_lab.rings.decompose import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.registry import Work, build_schedules, check_names
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import check_names
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import (
@@ -75,7 +76,7 @@ from tasp_lab.validation.fabrics import (
     start_ranks,
     why_not_comparable,
 )
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 ComputeKind = Literal["timed", "real"]
 

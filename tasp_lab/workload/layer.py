@@ -6,7 +6,8 @@ Or it may begin with a **cached prefix**, whose keys and values were computed be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from operator import index
@@ -18,9 +19,48 @@ from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
-from tasp_lab.core.choices import Mask as Mask
 from tasp_lab.core.errors import WorkloadError, of_type
-from tasp_lab.workload.layer_pattern import LAYER_KINDS, expand_layers
+from tasp_lab.workload.mask import Mask, mask_named
+
+LAYER_KINDS: Mapping[str, AttentionKind] = {"L": "linear", "S": "softmax"}
+"""The kind of attention of each letter."""
+
+MAX_LAYERS = 1024
+"""Maximum number of layers: more than any published model has, and few enough to be written out."""
+
+_PART = re.compile(r"(?:(\d+)x)?(.*)", re.ASCII | re.DOTALL)
+
+_EXPECTED = "a pattern such as LLSLLS or 4xLLLS"
+
+
+def expand_layers(pattern: str) -> str:
+    """The letters of all layers, in order: parts after commas, each with a COUNTx before it or without.
+
+    >>> expand_layers("LL,2xLS"), expand_layers("LLLSLLLS") == expand_layers("2xLLLS")
+    ('LLLSLS', True)
+
+    Raises `WorkloadError` for other letters, for parts without layers, a count of 0, and more than `MAX_LAYERS` layers.
+    """
+    if not isinstance(pattern, str):
+        raise WorkloadError(f"layers: {pattern!r}, expected {_EXPECTED}")
+    shown, found = f"layers {pattern[:40]!r}", ""
+    for number, part in enumerate(pattern.split(","), start=1):
+        match = _PART.fullmatch(part)
+        assert match is not None, "anything may follow the count"
+        count, letters = match.groups()
+        other = next((each for each in letters if each not in LAYER_KINDS), None)
+        if other is not None:
+            raise WorkloadError(f"{shown}: unknown layer {other!r}, expected L (linear) or S (softmax attention)")
+        if not letters:
+            raise WorkloadError(f"{shown}: no layers in part {number}, expected {_EXPECTED}")
+        if count is not None and not count.strip("0"):
+            raise WorkloadError(f"{shown}: {count} times {letters[:40]}, expected 1 or more")
+        times = 1 if count is None else int(count.lstrip("0")[:9])
+        if len(found) + times * len(letters) > MAX_LAYERS:
+            raise WorkloadError(f"{shown}: too many layers, expected at most {MAX_LAYERS}")
+        found += letters * times
+    return found
+
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes per element of each dtype."""
@@ -44,7 +84,8 @@ class Workload:
     kv_heads : heads of keys and values, a divisor of `heads`; equal to `heads` if None.
     head_dim : elements per head of queries, keys and values.
     dtype : ``bf16``, ``fp16``, ``fp32`` or ``fp8``, of queries, keys, values and the output; fp8 is only predicted.
-    mask : ``full``, or ``causal``: a query attends to the keys at its own and earlier positions.
+    mask : a name in `tasp_lab.workload.mask.MASKS`: ``full``, or ``causal``, a query attends to the keys at its own and
+        earlier positions; `visible` is the mask itself.
     window : with ``causal``, maximum number of keys per query, its own included; all if None.
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
     cached_keys : the number of first positions that have keys and values only, as in a KV cache; the queries are those
@@ -53,7 +94,7 @@ class Workload:
     decay : of the state of ``linear`` attention: ``none``, a constant per KV ``head``, or one that depends on the data,
         per position and KV head (``scalar``) or also per ``channel`` of the keys.
     layers : of a hybrid, the pattern of its layers, L for linear and S for softmax attention, such as ``LLSLLS`` or
-        ``4xLLLS`` (`tasp_lab.workload.layer_pattern`); expanded. A window is that of softmax layers.
+        ``4xLLLS`` (`expand_layers`); expanded. A window is that of softmax layers.
     linear_kv_heads : of a hybrid, the KV heads of its linear layers; as many as `kv_heads`, those of its softmax
         layers, if None.
 
@@ -70,7 +111,7 @@ class Workload:
     kv_heads: int | None = None
     head_dim: int = 128
     dtype: str = "bf16"
-    mask: Mask = "full"
+    mask: str = "full"
     window: int | None = None
     documents: tuple[int, ...] | None = None
     cached_keys: int = field(default=0, metadata={"optional": True})
@@ -100,11 +141,10 @@ class Workload:
             raise WorkloadError(f"{self.heads} heads are not a multiple of {self.kv_heads} KV heads")
         if self.dtype not in ELEMENT_BYTES:
             raise WorkloadError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}")
-        if self.mask not in ("full", "causal"):
-            raise WorkloadError(f"unknown mask {self.mask!r}, expected full or causal")
+        mask = mask_named(self.mask)
         if self.window is not None and self.window < 1:
             raise WorkloadError(f"window: {self.window}, expected 1 or more")
-        if self.window is not None and self.mask != "causal":
+        if self.window is not None and not (mask.is_causal and mask.is_of_order):
             raise WorkloadError(
                 f"window: {self.window} with the mask {self.mask}, expected a causal mask (--mask causal)"
             )
@@ -142,7 +182,11 @@ class Workload:
         if self.kind != "softmax" and self.cached_keys:
             of_kind = "linear attention" if self.kind == "linear" else "a hybrid"
             raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for {of_kind}")
-        if self.decay != "none" and self.mask == "full":
+        mask = mask_named(self.mask)
+        if self.kind != "softmax" and not (mask.is_full or (mask.is_causal and mask.is_of_order)):
+            raise WorkloadError(f"mask {self.mask!r} of {self.kind} attention, whose states hold all keys or all keys "
+                                "before a position: expected full or causal")  # fmt: skip
+        if self.decay != "none" and not mask.is_causal:
             raise WorkloadError(
                 f"decay {self.decay!r} with a full mask has no agreed meaning, expected a causal mask or no decay"
             )
@@ -189,6 +233,15 @@ class Workload:
         return self.window if self.window is not None and self.window < self.sequence else None
 
     @property
+    def visible(self) -> Mask:
+        """The keys that a query attends to: the mask, within the window if that limits it.
+
+        >>> Workload(sequence=8, mask="causal", window=3).visible.high
+        2
+        """
+        return mask_named(self.mask).within(self.keys_seen)
+
+    @property
     def queries(self) -> int:
         """The number of positions that have queries."""
         return self.sequence - self.cached_keys
@@ -223,6 +276,10 @@ class Workload:
     def flops_per_pair(self) -> int:
         """FLOPs per (query, key) pair over all heads and sequences: two dot products of length `head_dim`."""
         return 4 * self.batch * self.heads * self.head_dim
+
+
+Work = int | Workload
+"""The bytes that each rank owns of a collective (`tasp_lab.schedules.collectives.kinds`), or an attention layer."""
 
 
 def is_left_out(value: object, each: Field[Any]) -> bool:

@@ -25,7 +25,7 @@ and the positions with queries are balanced whatever the length of the prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from operator import attrgetter
@@ -197,6 +197,10 @@ def striped(sequence: int, world_size: int, documents: Sequence[int] | None = No
             shards[rank].append(Span(start + offset, world_size, count))
             pairs[rank] += count * (offset + 1) + world_size * count * (count - 1) // 2
     return _layout("striped", sequence, shards)
+
+
+LAYOUTS: Mapping[str, LayoutFunction] = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped}
+"""All layouts by name; masks name the one that balances their work (`tasp_lab.workload.mask`)."""
 
 
 def _starts_and_lengths(sequence: int, documents: Sequence[int] | None) -> list[tuple[int, int]]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasp_lab.schedules.attention.registry import attention_names_on
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import LINEAR, attention_names_on
 from tests.conftest import Command, Tell
 
 FULL = ("--seq", "2048", "--heads", "8")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import LINEAR
 from tests.conftest import Command, Tell
 
 LAYER = ("--kind", "linear", "--seq", "4096", "--heads", "8")

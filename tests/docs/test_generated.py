@@ -9,8 +9,7 @@ import pytest
 
 from docs.generate import DOCUMENTS, MOVES, PARTS, generated, with_output
 from tasp_lab.cli.process import main
-from tasp_lab.schedules.attention.registry import attention_names
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import LINEAR, attention_names
 
 MARKED = [document for document in DOCUMENTS if "<!-- generated: " in document.read_text()]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.tables import hybrids
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import LINEAR
 
 
 def run(layers: str, processes: int, times_s: list[float], losses: list[float]) -> list[dict[str, Any]]:

@@ -19,8 +19,7 @@ from experiments.tables.schedules_on_the_fabric import ALIKE, Part, applying, bu
 from sim.simulate import simulate
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import ATTENTION, attention_names
-from tasp_lab.schedules.registry import options_for
+from tasp_lab.schedules.registry import ATTENTION, attention_names, options_for
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -22,10 +22,9 @@ from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelShape, clip_band, pairs_in_band
 from tasp_lab.workload.layer import Workload
 from tests.conftest import Tell
 from tests.support.systems import schedules_for

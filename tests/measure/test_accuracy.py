@@ -13,7 +13,7 @@ from tasp_lab.machines.profile import load_profile, member, profile_document, pr
 from tasp_lab.measure.accuracy import accuracy, evaluate, message_parts, own_tables
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
-from tasp_lab.schedules.collectives.library_calls import library_schedule
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tests.conftest import ROOT, Command
 
 HEAD = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\n# source: a test\nsize_B,time_us\n"

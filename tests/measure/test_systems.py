@@ -12,7 +12,7 @@ from tasp_lab.core.errors import TableError
 from tasp_lab.machines.host_model.runtime import runtime_names
 from tasp_lab.measure.accuracy.layer import LibraryRun, library_run
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

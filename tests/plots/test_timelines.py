@@ -25,7 +25,7 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.plots import timelines as pictures
 from tasp_lab.plots.timelines import draw_timelines, render
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import linear_schedules
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, Event, Timeline
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

@@ -15,7 +15,7 @@ from sim.array import engine as array_engine
 from tasp_lab.cli.process import main
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.predict import predict
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology import graph as topology
 from tasp_lab.topology import links
 from tasp_lab.topology.builders import full_mesh

@@ -12,9 +12,7 @@ from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.prediction.compare import FASTEST, StackChoice, choose_stacks, compare, compare_kinds
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS
-from tasp_lab.schedules.attention.registry import attention_names_on
-from tasp_lab.schedules.hybrid.registry import LASP_2H
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.registry import LASP_2H, LINEAR, attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

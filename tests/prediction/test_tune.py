@@ -21,7 +21,7 @@ from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.predict import predict
 from tasp_lab.prediction.tune import MAX_TRIALS, NOT_SEARCHED, SEARCHED, Axes, Tuned, axes_of, most_trials, search
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import ATTENTION
+from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.workload.layer import Workload
 from tests.support.strategies import attention_layers

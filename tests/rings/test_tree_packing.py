@@ -20,8 +20,8 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE
 from tasp_lab.rings.tree_packing import TreePacking, cheapest_tree, pack_trees, tree_depths
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather, multi_ring_all_gather
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.schedules.collectives.tree_all_gather import MAX_CHUNKS, best_chunks, tree_all_gather
 from tasp_lab.topology.builders import full_mesh, nodes, ring, torus
 from tasp_lab.topology.cuts import all_gather_cut

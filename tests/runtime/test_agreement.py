@@ -17,7 +17,7 @@ from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
 from runtime.sequence_parallel.agreement import exchange
 from runtime.trials.layers import random_layer
 from tasp_lab.core.errors import RunError, TaspLabError
-from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.ranks import on_ranks

@@ -31,10 +31,11 @@ from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.forward import attention as forward_schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
-from tasp_lab.schedules.linear.registry import MOVES_STATES
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.registry import state_schedules
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Link
 from tasp_lab.workload.layer import Workload
@@ -539,7 +540,7 @@ def moved(state: Tensor | None, work: Workload, source: int, destination: int) -
 def test_a_sequence_goes_on_from_the_state_of_its_prefix(world_size: int) -> None:
     """Outputs and gradients of both parts are those of the whole sequence."""
     decays = ("none", "head", "scalar", "channel")
-    given = [(linear(PREFIX + REST, decay=decay), name) for decay in decays for name in MOVES_STATES]
+    given = [(linear(PREFIX + REST, decay=decay), name) for decay in decays for name in state_schedules()]
     of_ranks = succeeded(on_ranks(continued_on_rank, world_size, given))
     for case, *squares in zip(given, *of_ranks, strict=True):
         assert max(relative_errors(squares)) < 1e-5, case

@@ -17,7 +17,7 @@ from runtime.trials.in_process import run_in_process
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules
+from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedules.attention.test_cached_prefix import schedules

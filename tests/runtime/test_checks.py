@@ -32,8 +32,7 @@ from runtime.protocol.jobs import RunSchedule
 from runtime.ranks.torchrun import HIGH_PRIORITY
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.ranks import on_ranks

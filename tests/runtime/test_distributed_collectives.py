@@ -13,7 +13,8 @@ from runtime.executor.transports import make_transport
 from runtime.protocol.jobs import RunSchedule
 from runtime.protocol.records import RankRecord, merge_records
 from runtime.ranks.launcher import LaunchedRanks
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective, kind_of
+from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.registry import COLLECTIVES, kind_of
 from tasp_lab.topology.builders import full_mesh
 from tests.conftest import Command
 from tests.support.ranks import on_ranks

@@ -17,7 +17,7 @@ from runtime.protocol.jobs import MeasurePair, PairTimes, RunSchedule
 from runtime.protocol.records import RankRecord
 from runtime.ranks.launcher import launch
 from tasp_lab.core.errors import FabricError
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
 from tests.conftest import ROOT
@@ -166,7 +166,7 @@ def test_it_works_without_root() -> None:
         "from runtime.fabric.emulated import emulate\n"
         "from runtime.protocol.jobs import RunSchedule\n"
         "from runtime.ranks.launcher import launch\n"
-        "from tasp_lab.schedules.collectives.registry import collective\n"
+        "from tasp_lab.schedules.registry import collective\n"
         "from tasp_lab.topology.builders import full_mesh\n"
         "mesh = full_mesh(2, 5e6, 0.0)\n"
         "with emulate(mesh) as built, launch(built.locations) as ranks:\n"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from runtime import attention_with_lse
 from runtime.executor.streams import CudaStreams
 from runtime.kernels.registry import KERNELS
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

@@ -33,8 +33,7 @@ from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import attention_layout, attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

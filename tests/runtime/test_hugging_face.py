@@ -21,7 +21,7 @@ from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.ranks import on_ranks

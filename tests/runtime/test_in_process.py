@@ -20,11 +20,11 @@ from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.composition import in_chunks
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
-from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
 from tasp_lab.schedules.attention.task import QUERY_GRADIENTS, RESULTS
-from tasp_lab.schedules.linear.registry import LINEAR, linear_schedules
+from tasp_lab.schedules.build import linear_schedules
+from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.topology.graph import Topology

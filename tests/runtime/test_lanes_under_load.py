@@ -21,9 +21,9 @@ from runtime.trials.in_process import InProcess, Mailboxes
 from runtime.trials.patterns import fill, verify
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import Work, build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 LIMIT_S = 60.0
 RANKS = 4

@@ -16,7 +16,7 @@ import pytest
 from runtime.protocol.jobs import MeasurePair, PairTimes, RankLocation, RunSchedule
 from runtime.ranks.launcher import LaunchedRanks, launch
 from tasp_lab.core.errors import RunError
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 from tests.conftest import ROOT, assert_gone
 from tests.support.ranks import as_if_by_torchrun

@@ -27,10 +27,10 @@ from tasp_lab.schedule.composition import in_chunks, over_groups
 from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
-from tasp_lab.schedules.collectives.registry import collective
-from tasp_lab.schedules.linear.registry import LINEAR
+from tasp_lab.schedules.build import attention_layout, collective
+from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.derived import renumbered

@@ -18,7 +18,8 @@ from runtime.sequence_parallel.sharding import shard
 from runtime.trials.in_process import InProcess, Mailboxes
 from tasp_lab.core.choices import Decay
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES, linear_schedules
+from tasp_lab.schedules.build import linear_schedules
+from tasp_lab.schedules.registry import LINEAR, state_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
@@ -100,7 +101,7 @@ def in_one_piece(layer: Workload, with_state: bool, with_final: bool) -> list[Te
     return [out.detach(), *gradients, *([after.detach()] if with_final else []), *dinitial]
 
 
-@pytest.mark.parametrize("name", MOVES_STATES)
+@pytest.mark.parametrize("name", state_schedules())
 @settings(max_examples=12)
 @given(st.data())
 def test_states_at_both_ends_and_all_gradients_are_those_of_the_recurrence(name: str, data: st.DataObject) -> None:

@@ -23,10 +23,10 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_names_on
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
-from tasp_lab.schedules.registry import build_schedules, options_for
+from tasp_lab.schedules.build import build_schedules, collective
+from tasp_lab.schedules.registry import COLLECTIVES, attention_names_on, options_for
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.recorded_calls import recorded_all_to_alls, recorded_communicators, recorded_groups

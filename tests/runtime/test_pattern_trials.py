@@ -15,7 +15,7 @@ from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.schedules import parts

@@ -14,13 +14,11 @@ from sim.simulate import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
-from tasp_lab.schedules.linear.registry import LINEAR
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective
+from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
 from tests.sim.test_engine_against_reference import gossips
 from tests.support.star_trail import star_trail
@@ -33,7 +31,7 @@ NO_TIME = ComputeRate(1e15)
 def star_trails(draw: st.DrawFn) -> Schedule:
     members = draw(st.sampled_from([1, 2]))
     n = draw(st.sampled_from([2, 3] if members == 1 else [4, 8]))
-    mask: Mask = draw(st.sampled_from(["full", "causal"]))
+    mask: str = draw(st.sampled_from(["full", "causal"]))
     return star_trail(full_mesh(n), Workload(draw(st.integers(2 * n, 40)), heads=1, head_dim=8, mask=mask), members)
 
 
@@ -50,7 +48,7 @@ def test_collectives(name: str) -> None:
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("name", attention_names_on(RANKS, variants=True))
-def test_attention(name: str, mask: Mask) -> None:
+def test_attention(name: str, mask: str) -> None:
     for schedule in passes(name, Workload(48, heads=4, head_dim=8, mask=mask)):
         check(schedule)
 

@@ -35,9 +35,8 @@ from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, Join, Place
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedules.attention.test_backward import Case, cases_of

@@ -37,9 +37,9 @@ from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
+from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.registry import COLLECTIVES
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.runtime.test_streams import BETWEEN_CHANNELS, Device, DrawnStreams, SlowCopies, ring_of_rings

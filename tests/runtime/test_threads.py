@@ -19,7 +19,7 @@ from runtime.executor.message_io import MessageIO
 from runtime.executor.per_lane import run_beside
 from runtime.trials.in_process import InProcess, Mailboxes
 from tasp_lab.core.errors import RunError
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 
 

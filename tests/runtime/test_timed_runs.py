@@ -22,8 +22,7 @@ from runtime.trials.in_process import InProcess, Mailboxes
 from runtime.trials.patterns import Patterns, PatternTrial
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

@@ -22,7 +22,7 @@ from runtime.trials.patterns import PatternWork
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

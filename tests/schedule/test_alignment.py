@@ -17,10 +17,8 @@ from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
-from tasp_lab.schedules.linear.registry import LINEAR, MOVES_STATES, linear_schedules
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective, linear_schedules
+from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on, state_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -75,7 +73,7 @@ def test_operands_and_messages_of_attention(name: str) -> None:
 def test_messages_of_linear_attention(name: str, head_dim: int) -> None:
     """Both passes of states in one piece and cut into groups of heads, with every kind of decay, and of keys."""
     for decay in DECAYS:
-        if name not in MOVES_STATES and decay in ("scalar", "channel"):
+        if name not in state_schedules() and decay in ("scalar", "channel"):
             continue  # keys travel only without decay, or with a constant one
         if name == "multi-ring-lasp-2" and decay in ("head", "scalar"):
             continue  # the test below

@@ -19,7 +19,7 @@ from tasp_lab.schedule.rank_part import SCATTERED, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.task import KEYS
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import as_arrays, buffers_of, calls_of

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.trials.in_process import run_in_process
 from sim import simulate
-from sim.bounds import least as bound
+from sim.bounds import least
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
@@ -18,13 +18,14 @@ from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules import registry
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
+from tasp_lab.schedules.build import collective, linear_schedules
 from tasp_lab.schedules.collectives.conditions import check_collective
 from tasp_lab.schedules.collectives.kinds import KINDS
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, CollectiveSpec, collective
-from tasp_lab.schedules.linear.registry import LINEAR, linear_schedules
+from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, ScheduleSpec
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.small_schedules import SCHEDULES
@@ -187,17 +188,19 @@ def test_collectives_are_what_their_names_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_registered_collective_that_moves_nothing_is_refused(name: str) -> None:
+def test_a_registered_collective_that_moves_nothing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof takes its start as it is, since it has no task; the collective does not."""
 
+    right = collective(name, MESH, 64)
+
     def nothing(topology: object, shard_bytes: int, *rings: object) -> Schedule:
-        right = collective(name, MESH, shard_bytes)
         data = Blocks.of_data(right.block_bytes)
         return replace(right, blocks=data, steps=[], initial=right.final, initial_part=None, kept=None)
 
-    spec = CollectiveSpec(COLLECTIVES[name].kind, nothing)
+    spec = ScheduleSpec(COLLECTIVES[name].kind, nothing)
+    monkeypatch.setitem(registry.SCHEDULES, name, spec)
     with pytest.raises(ScheduleError, match=f"is not an? {spec.kind} of 64 B, but no collective"):
-        spec.build(MESH, 64)
+        collective(name, MESH, 64)
 
 
 # -- the bound --------------------------------------------------------------------------------------------------------
@@ -207,8 +210,8 @@ def test_a_registered_collective_that_moves_nothing_is_refused(name: str) -> Non
 def test_a_time_below_the_bound_is_an_error_of_ours(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(MESH)
     time_s = simulate.simulate(schedule, machine).time_s
-    assert time_s >= bound.least_s(schedule, machine) > 0
-    monkeypatch.setattr(bound, "least_s", lambda *_: 2 * time_s)
+    assert time_s >= least.least_s(schedule, machine) > 0
+    monkeypatch.setattr(least, "least_s", lambda *_: 2 * time_s)
     with pytest.raises(
         AssertionError, match=f"'{schedule.name}' on full-mesh:4: predicted .* s, and nothing takes less"
     ):

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasp_lab.schedule.calls import Calls
-from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
+from tasp_lab.workload.kernel_shapes import clip_band, pairs_in_band
 
 sizes = st.integers(1, 9)
 limits = st.integers(-12, 12)

@@ -26,8 +26,8 @@ from tasp_lab.rings.rings import (
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology

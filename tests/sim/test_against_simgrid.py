@@ -33,8 +33,8 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.point_to_point import all_to_all
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.schedules.collectives.ring_reductions import multi_ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.topology.derived import with_links

@@ -19,10 +19,10 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedules.registry import COLLECTIVES
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.derived import with_links, without_links

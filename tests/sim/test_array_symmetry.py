@@ -23,8 +23,8 @@ from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology

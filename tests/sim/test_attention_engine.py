@@ -20,13 +20,12 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
 from tasp_lab.schedule.rank_part import Condition, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, SEND, Event
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.sim.test_engine_against_reference import attention_cases, computes, launches, rates, uneven_topologies
 from tests.support.kernel_calls import buffers_of
 from tests.support.schedules import assert_every_transfer_once, task_of, time_s
@@ -35,7 +34,7 @@ seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
 latencies = st.just(Fraction(0)) | st.fractions(Fraction(0), Fraction(5), max_denominator=5)
 
 
-def layer(positions: int, mask: Mask = "full") -> Workload:
+def layer(positions: int, mask: str = "full") -> Workload:
     """4 FLOPs per pair, and 4 bytes of keys and values per position."""
     return Workload(positions, head_dim=1, mask=mask, heads=1)
 
@@ -173,7 +172,7 @@ def uncontended_cases(draw: st.DrawFn) -> tuple[Topology, str, Workload]:
         st.builds(full_mesh, st.sampled_from([1, 2, 3, 5]), seconds, latencies)
         | st.builds(ring, st.integers(1, 5), seconds, latencies)
     )
-    mask: Mask = draw(st.sampled_from(["full", "causal"]))
+    mask: str = draw(st.sampled_from(["full", "causal"]))
     workload = Workload(draw(st.integers(1, 40)), head_dim=1, mask=mask, heads=1)
     return topology, draw(st.sampled_from(sorted(CIRCULATIONS))), workload
 

@@ -14,8 +14,7 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention_passes
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.timeline.events import DIFFERENTIATE, SEND
 from tasp_lab.topology.builders import full_mesh, ring, switch
 from tasp_lab.topology.graph import Topology

@@ -23,7 +23,7 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Compute, Machine
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Topology
 from tests.sim.test_array_engine import libraries

@@ -24,7 +24,7 @@ from tasp_lab.machines.machine import IDEAL, INSTANT, CommLibrary, ComputeRate, 
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology

@@ -14,8 +14,8 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.rings.rings import PAGE_BYTES
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.kinds import busbw_bytes_per_s
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, both_ways
 from tests.support.schedules import assert_every_transfer_once

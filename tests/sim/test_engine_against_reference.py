@@ -17,13 +17,12 @@ from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, Vertex
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.reference import max_min, reference_times
 from tests.support.strategies import complete_topologies, topologies_and_schedules
 from tests.support.tile_times import tile_times
@@ -171,7 +170,7 @@ def test_gossip(case: tuple[Topology, Schedule], launch_s: Fraction) -> None:
 def attention_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
     """A small layer on unequal links: any schedule, mask, trimming and number of buffers."""
     topology = draw(uneven_topologies(("full-mesh", "switch", "two switches", "chords"), max_ranks=4))
-    mask: Mask = draw(st.sampled_from(["full", "causal"]))
+    mask: str = draw(st.sampled_from(["full", "causal"]))
     window = draw(st.none() | st.integers(1, 12)) if mask == "causal" else None
     layer = Workload(draw(st.integers(1, 24)), head_dim=1, mask=mask, window=window, heads=1)
     name = draw(st.sampled_from(sorted(CIRCULATIONS)))

@@ -20,8 +20,8 @@ from tasp_lab.schedule.dependencies import dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on, attention_schedules
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import attention_schedules, collective
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.timeline.critical_path import critical_path
 from tasp_lab.timeline.events import SEND, Timeline
 from tasp_lab.topology.builders import full_mesh, ring, switch

@@ -17,8 +17,8 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CommLibrary, Message
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather, ring_all_gather
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

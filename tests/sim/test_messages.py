@@ -19,8 +19,8 @@ from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective
+from tasp_lab.schedules.build import attention_schedules, collective
+from tasp_lab.schedules.registry import COLLECTIVES
 from tasp_lab.timeline.critical_path import critical_path
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh

@@ -18,9 +18,9 @@ from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.machines.parameters import Change, changed
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
-from tasp_lab.schedules.collectives.library_calls import library_schedule
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tests.sim.test_array_engine import Library, PatientLibrary, small, some

@@ -23,8 +23,8 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on, attention_schedules
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import attention_schedules, collective
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh, ring, switch
 from tasp_lab.workload.kernel_shapes import KernelShape

@@ -19,14 +19,14 @@ from tasp_lab.machines.machine import CommLibrary, Compute, ComputeRate, Compute
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_names_on
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.timeline.events import SEND
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.sim.test_array_engine import assert_agree, libraries
 from tests.sim.test_engine_against_reference import computes, launches, uneven_topologies
 from tests.support.reference import reference_times
@@ -40,7 +40,7 @@ meshes = uneven_topologies(("full-mesh", "switch", "two switches"), max_ranks=4)
 def system_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
     """A pass of a small layer, whole or in chunks, or a stack of layers, on unequal links between all ranks."""
     topology = draw(meshes)
-    mask: Mask = draw(st.sampled_from(["full", "causal"]))
+    mask: str = draw(st.sampled_from(["full", "causal"]))
     heads = topology.world_size * draw(st.integers(1, 2))
     layer = Workload(
         draw(st.integers(1, 16)), heads=heads, kv_heads=draw(st.sampled_from([1, heads])), head_dim=1, mask=mask

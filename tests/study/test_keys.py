@@ -22,7 +22,8 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters
 from tasp_lab.prediction.answer import Built, build
 from tasp_lab.prediction.question import PreparedMachine
-from tasp_lab.schedules.attention.registry import ATTENTION, AttentionSpec, attention_layout, attention_schedules
+from tasp_lab.schedules.build import attention_layout, attention_schedules
+from tasp_lab.schedules.registry import ATTENTION, SCHEDULES, ScheduleSpec
 from tasp_lab.study.file import Study
 from tasp_lab.study.lookup import study_at
 from tasp_lab.study.point import Point
@@ -35,9 +36,10 @@ MACHINE = "h100-4"
 LAYER = Workload(8192, heads=8, mask="causal")
 
 
-def like(name: str) -> AttentionSpec:
+def like(name: str) -> ScheduleSpec:
     """A schedule of one's own that is built as another one."""
-    return AttentionSpec(
+    return ScheduleSpec(
+        "softmax",
         lambda _, topology, work, options: attention_schedules(name, topology, work, None, options),
         lambda work, ranks: attention_layout(name, work, ranks),
         ATTENTION[name].options,
@@ -87,7 +89,7 @@ def test_a_schedule_whose_code_changed_is_answered_anew(
     expected = {each: time_s(each) for each in ("zigzag-ring-attention", "kv-all-gather")}
     assert len(set(expected.values())) == 2
     for each in ("zigzag-ring-attention", "kv-all-gather", "zigzag-ring-attention"):
-        monkeypatch.setitem(ATTENTION, name, like(each))  # type: ignore[arg-type]
+        monkeypatch.setitem(SCHEDULES, name, like(each))
         (row,) = run_study(study_with(name), tmp_path).rows
         assert row["time_s"] == pytest.approx(expected[each], rel=1e-9)
         assert study_at(tmp_path).evaluate(next(study_with(name).points()))["time_s"] == row["time_s"]
@@ -96,12 +98,13 @@ def test_a_schedule_whose_code_changed_is_answered_anew(
 def test_what_a_schedule_is_built_from_may_be_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable of another module, an environment variable, a file: the builder itself stays the same object."""
     chosen = ["zigzag-ring-attention"]
-    own = AttentionSpec(
+    own = ScheduleSpec(
+        "softmax",
         lambda _, topology, work, options: attention_schedules(chosen[0], topology, work, None, options),
         lambda work, ranks: attention_layout(chosen[0], work, ranks),
         (),
     )
-    monkeypatch.setitem(ATTENTION, "mine", own)  # type: ignore[arg-type]
+    monkeypatch.setitem(SCHEDULES, "mine", own)
     before = run_study(study_with("mine"), tmp_path).rows[0]["time_s"]
     chosen[0] = "kv-all-gather"
     after = run_study(study_with("mine"), tmp_path).rows[0]["time_s"]
@@ -137,7 +140,7 @@ def test_finders_take_stored_rows_without_building(tmp_path: Path, monkeypatch: 
 def test_a_schedule_of_ones_own_is_built_but_not_simulated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ATTENTION, "mine", like("ulysses"))  # type: ignore[arg-type]
+    monkeypatch.setitem(SCHEDULES, "mine", like("ulysses"))
     counted = Counted(monkeypatch)
     rows = run_study(study_with("mine"), tmp_path).rows
     assert counted.since() == {"built": 1, "simulated": 1}

@@ -10,6 +10,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.workload.mask import MASKS
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.world import KernelCall
 
@@ -142,6 +143,11 @@ def _visible(task: AttentionTask) -> FloatArray:
     seen = document[:, None] == document
     if layer.mask == "causal":
         seen &= ahead >= 0
+    elif layer.mask != "full":  # one that a test has added
+        mask = MASKS[layer.mask]
+        assert mask.low is not None
+        assert mask.high is not None
+        seen &= (mask.low <= ahead) & (ahead <= mask.high)
     if layer.window is not None:
         seen &= ahead < layer.window
     return seen.astype(np.float64)

@@ -25,8 +25,7 @@ from runtime.sequence_parallel.sharding import shard
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_schedules
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import attention_layout, attention_schedules, linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous

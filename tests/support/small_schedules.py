@@ -12,7 +12,7 @@ from tasp_lab.schedule.composition.layers import in_chunks, stacked
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 from tests.support.attention_worlds import small
 from tests.support.systems import lasp2, token_ring, token_ring_passes, ulysses_passes, usp

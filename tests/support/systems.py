@@ -9,10 +9,10 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on, attention_schedules
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.attention.usp import in_groups
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -16,8 +16,8 @@ from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.profile import member
 from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
-from tasp_lab.schedules.collectives.registry import collective
 from tasp_lab.timeline.critical_path import critical_path, kind_of
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, switch

@@ -15,7 +15,7 @@ from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.cuts import Cut, all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, Vertex, both_ways

@@ -17,8 +17,8 @@ from tasp_lab.machines.importers.survey import Branch, Leaf, pcie_links, pcie_sw
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.profile import member
 from tasp_lab.plots.ring_layout import lay_out
+from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.library_rings import library_rings
-from tasp_lab.schedules.collectives.registry import COLLECTIVES
 from tasp_lab.timeline.critical_path import critical_path, kind_of
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.graph import Topology, Vertex, both_ways
@@ -49,7 +49,7 @@ def seen(topology: Topology, name: str) -> tuple[object, ...]:
     """A predicted time, and what it went to by kinds."""
     transport = load_machine("h100-2x4").comm_library
     machine = Machine(topology, transport)
-    schedule = replace(COLLECTIVES[name].build(topology, 2**20), name="any")
+    schedule = replace(collective(name, topology, 2**20), name="any")
     timeline = simulate(schedule, machine, explain=True)
     path = [(kind_of(what, topology), float(seconds)) for what, seconds in critical_path(timeline)]
     return timeline.time_s, path, schedule.steps[0].rows()

@@ -13,7 +13,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import answer_schedule
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation import fabrics

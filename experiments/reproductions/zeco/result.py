@@ -23,7 +23,7 @@ from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.residual_fit import residual_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import linear_schedules
 
 # ZeCO's figures as ranges: what communication can be of them.
 

@@ -19,8 +19,7 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelFile, Passing, Variant
 from tasp_lab.machines.kernel_model.memory import bound_s
 from tasp_lab.machines.kernel_model.tiles import last_begins, makespan, splits, tile_columns
-from tasp_lab.workload.kernel_calls import pairs_in_band
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
 _FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
 """Per (query, key) pair and element of a head."""

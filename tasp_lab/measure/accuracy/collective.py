@@ -13,8 +13,7 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.collectives.library_calls import library_schedule
-from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
+from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
 from tasp_lab.timeline.critical_path import critical_path, kind_of
 
 MAX_EXPLAINED = 20_000

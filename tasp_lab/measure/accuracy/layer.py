@@ -37,9 +37,10 @@ from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import check_attention
-from tasp_lab.schedules.registry import build_schedules
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import check_attention, one_name
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import MASKS
 
 _FIELD = re.compile(r"\{(\w+)(?:/(\w+))?\}")
 _BACKWARD = ("dataflow", "gradient_dtype")
@@ -196,7 +197,7 @@ def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> R
     """What a checked row is predicted as. Raises `TaspLabError` for an unknown machine, system or kernel."""
     assert row.gpus is not None, "a checked row has GPUs"
     source = table.headers.get("source", "")
-    run = library_run(row.system, row.variant, causal=layers[0].mask == "causal", ranks=row.gpus, source=source)
+    run = library_run(row.system, row.variant, causal=layers[0].visible.is_causal, ranks=row.gpus, source=source)
     if run.reason:
         raise ScheduleError(run.reason)
     profile = table.profile or row.gpu.casefold()
@@ -231,15 +232,14 @@ def check_row(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
 
 def _layers(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
     packed, mask = row.mask.startswith("varlen"), row.mask.removeprefix("varlen").strip()
-    if mask not in ("full", "causal"):
-        raise WorkloadError(f"unknown mask {row.mask!r}, expected full or causal")
-    known: Mask = "causal" if mask == "causal" else "full"
+    if mask not in MASKS:
+        raise WorkloadError(f"unknown mask {row.mask!r}, expected {' or '.join(MASKS)}")
     assert row.sequence is not None
     assert row.heads is not None
     assert row.head_dim is not None
     if row.dtype == WHAT_IF_DTYPE:
         raise WorkloadError(f"dtype {row.dtype!r}: no kernel has constants of it")
-    layer = Workload(row.sequence, row.batch or 1, row.heads, row.kv_heads, row.head_dim, row.dtype, known)
+    layer = Workload(row.sequence, row.batch or 1, row.heads, row.kv_heads, row.head_dim, row.dtype, mask)
     if not packed:
         return (layer,)
     if not table.documents:
@@ -263,11 +263,11 @@ def measured_time_s(table: LayerTable, row: LayerRow, layer: Workload) -> float:
         raise WorkloadError("a time of 0")
     if not row.flops_per_s:
         raise WorkloadError("neither a time nor a rate of the attention")
-    if table.counted is None and layer.mask == "causal":
+    if table.counted is None and not layer.visible.is_full:
         raise WorkloadError("a rate without its convention: no header 'flops', expected causal halved or causal full")
     if layer.documents is not None:
         raise WorkloadError("a rate of packed documents, expected a time")
-    pairs = pairs_of(layer.sequence, layer.sequence, causal=layer.mask == "causal", counted=table.counted or "masked")
+    pairs = pairs_of(layer.sequence, layer.sequence, causal=layer.visible.is_causal, counted=table.counted or "masked")
     flops = attention_flops(pairs, layer.batch, layer.heads, layer.head_dim, PASSES[row.passing])
     return flops / (row.flops_per_s * (row.gpus or 1))
 
@@ -298,19 +298,6 @@ class Times(NamedTuple):
 
 Group = dict[str, Times]
 """The schedules that do the same work, by name."""
-
-
-def one_name(schedule: str) -> str:
-    """The one name of schedules that are the same: USP with one group is Ulysses, with groups of one its ring.
-
-    >>> one_name("usp:8x1:striped-ring-attention"), one_name("usp:1x8:striped-ring-attention"), one_name("burst")
-    ('ulysses', 'striped-ring-attention', 'burst')
-    """
-    family, _, rest = schedule.partition(":")
-    split, _, ring = rest.partition(":")
-    if family != "usp" or "1" not in split.split("x"):
-        return schedule
-    return "ulysses" if split.endswith("x1") else ring or schedule
 
 
 def groups_of(rows: Sequence[MeasuredRow]) -> list[Group]:

@@ -22,8 +22,7 @@ from tasp_lab.machines.system import System
 from tasp_lab.measure.readers import MeasuredTable, Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
-from tasp_lab.schedules.collectives.library_calls import library_schedule
-from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
+from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
 
 
 @dataclass(frozen=True)

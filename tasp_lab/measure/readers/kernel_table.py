@@ -32,8 +32,7 @@ from typing import Literal, NamedTuple
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_alias
 from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
-from tasp_lab.workload.kernel_calls import pairs_in_band
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
 CountedPairs = Literal["masked", "full"]
 """The pairs that a table counts under a causal mask."""

@@ -14,14 +14,13 @@ from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.hybrid import registry as hybrid
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import relayout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.registry import is_hybrid, names_of, options_for_layer
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.sequence_layout import SequenceLayout
@@ -86,9 +85,9 @@ def passes_of(plan: StepPlan, topology: Topology) -> AllPasses:
 
 def _of_letter(plan: StepPlan, letter: str) -> tuple[str, AttentionOptions]:
     """The schedule and the options of the layers of a letter."""
-    if not hybrid.is_hybrid(plan.schedule):
+    if not is_hybrid(plan.schedule):
         return plan.schedule, plan.options
-    return hybrid.names_of(plan.schedule).of(letter), hybrid.options_for_layer(plan.schedule, letter, plan.options)
+    return names_of(plan.schedule).of(letter), options_for_layer(plan.schedule, letter, plan.options)
 
 
 def _groups(plan: StepPlan, topology: Topology) -> IntArray:

@@ -16,11 +16,12 @@ from dataclasses import replace
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import circulation_schedules
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import balanced_ring
+from tasp_lab.schedules.registry import balanced_ring, schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
+@schedule("burst", "softmax", options=("trim", "buffers", "gradient_dtype"))
 def burst(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:

@@ -18,7 +18,7 @@ from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.theorems import Paths
 from tasp_lab.schedules.attention.layer_blocks import query_spans
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
@@ -349,8 +349,8 @@ class Circulation:
     def _calls_at_owners(self) -> tuple[Calls, ...]:
         """Every rank's calls to its own blocks, document by document.
 
-        Both sides are in ascending order, so the causal mask between them equals that of their indices, counted from
-        the first query.
+        Both sides are in ascending order, so a mask of order between them equals that of their indices, counted from
+        the first query; other masks have a call per run of positions.
         """
         task, layer = self.task, self.task.workload
         key = task.owner[self.blocks] * self._documents + self._document
@@ -361,10 +361,11 @@ class Circulation:
         queries, keys = (staying, own) if self.side == "keys" else (own, staying)
         present = np.flatnonzero(queries.sizes)
         queries, keys, rank = queries.select(present), keys.select(present), present // self._documents
-        if layer.keys_seen is None:
+        if layer.visible.is_of_order:
             count, key_count = _positions(task, queries), _positions(task, keys)
-            low = count - key_count if layer.mask == "causal" else 1 - key_count
-            return _calls(task, rank, queries, keys, low, count - 1)
+            # Without cached keys as many of either side; with them, the last query is at the last key.
+            low, high = layer.visible.band(key_count - count, count, key_count)
+            return _calls(task, rank, queries, keys, low, high)
         (queries, queries_of), (keys, keys_of) = (_runs(task, each) for each in (queries, keys))
         query, key = ranges(*(np.searchsorted(keys_of, queries_of, side) for side in ("left", "right")))
         queries, keys = queries.select(query), keys.select(key)

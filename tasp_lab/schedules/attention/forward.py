@@ -17,8 +17,10 @@ less: about 1/8 on eight ranks. Of the two directions of a single ring the one t
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,15 +31,102 @@ from tasp_lab.core.errors import ScheduleError, unknown
 from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.rings.rings import is_ring, over_lanes
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.theorems import Paths, paths_prove
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks
-from tasp_lab.schedules.attention.forward_steps import AttentionSteps, CirculationSteps
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
-from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.collectives.all_gather import rings_for
+from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
+
+
+class Transfers(NamedTuple):
+    """The transfers of a step, arrays (transfers,)."""
+
+    source: IntArray
+    destination: IntArray
+    lane: IntArray
+    block: IntArray
+    gives: BoolArray
+
+
+class CirculationSteps(LazySteps):
+    """Base of steps in which blocks circulate; one lane per ring, unless a subclass needs more."""
+
+    def __init__(self, circulation: Circulation) -> None:
+        self.circulation = circulation
+
+    @property
+    def task(self) -> AttentionTask:
+        return self.circulation.task
+
+    @property
+    def lanes(self) -> int:
+        return len(self.circulation.rings)
+
+    @abstractmethod
+    def transfers(self, index: int) -> Transfers:
+        """The transfers of a step."""
+
+    @abstractmethod
+    def _calls(self, index: int) -> tuple[Calls, ...]: ...
+
+    @abstractmethod
+    def paths(self) -> Paths:
+        """The paths of all circulating blocks and their gradients."""
+
+    def step(self, index: int) -> Step:
+        return Step(*self.transfers(index), self._calls(index))
+
+    def prove(self, schedule: ScheduleModel) -> int | None:
+        """By induction along the paths (`tasp_lab.schedule.theorems`)."""
+        task, staying, paths = self.task, self.circulation.stationary, self.paths()
+        owner, results = task.owner[staying], task.output_of[staying]
+        fits = schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
+        return paths.transfers if fits and paths_prove(paths, staying, owner, results, owner, schedule) else None
+
+
+class AttentionSteps(CirculationSteps):
+    """Key block b starts at its owner and makes `hops[b]` hops along its ring, one per step.
+
+    `trim`: a block is dropped after the last rank whose mask needs it.
+    """
+
+    def __init__(self, circulation: Circulation, trim: bool) -> None:
+        super().__init__(circulation)
+        self._hops = circulation.hops(trim)
+
+    def paths(self) -> Paths:
+        return self.circulation.paths(self.lanes, self._hops)
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that all ranks send in total."""
+        return int((self._hops * self.task.block_bytes[self.circulation.blocks]).sum())
+
+    def __len__(self) -> int:
+        return 1 + int(self._hops.max(initial=0))
+
+    def transfers(self, index: int) -> Transfers:
+        circulation, moving = self.circulation, np.flatnonzero(self._hops > index)
+        moving = moving[circulation.order(moving, circulation.at(index + 1, moving))]
+        source, destination = circulation.at(index, moving), circulation.at(index + 1, moving)
+        copied = np.zeros(len(moving), dtype=bool)
+        return Transfers(source, destination, circulation.ring_of[moving], circulation.blocks[moving], copied)
+
+    def _calls(self, index: int) -> tuple[Calls, ...]:
+        """The calls of a step: on own keys at the first step, later on the arrivals of the step before."""
+        return self.circulation.calls_at(index, np.flatnonzero(self._hops >= index))
+
+
+CIRCULATIONS = ("ring-attention", "zigzag-ring-attention", "striped-ring-attention", "tasp")
+"""The schedules whose passes are circulations; `tasp_lab.schedules.attention.backward` registers them."""
 
 
 def attention(
@@ -54,7 +143,7 @@ def attention(
 
     Parameters
     ----------
-    name : a name in `tasp_lab.schedules.attention.registry.CIRCULATIONS`.
+    name : a name in `tasp_lab.schedules.attention.forward.CIRCULATIONS`.
     topology : the ranks and links; transfers use its routes.
     workload : the layer.
     decomposition : the rings of ``tasp``; by default `decompose(topology)`.
@@ -100,7 +189,7 @@ def circulation_of(
         raise ScheduleError(unknown("schedule", name, CIRCULATIONS))
     layout = attention_layout(name, workload, topology.world_size)
     rings, shares = [ring[None] for ring in single_rings(topology, direction)], [Fraction(1)]
-    if name == "tasp" and topology.world_size > 1:
+    if uses_rings(name) and topology.world_size > 1:
         found = rings_for(name, topology, decomposition)
         together, shares = over_lanes(found.rings, found.shares)
         rings = [together]
@@ -121,16 +210,6 @@ def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntA
     if direction != "auto" and not rings:
         raise ScheduleError(f"direction {direction!r}: no ring of {direction} ranks on {topology.name}, expected auto")
     return rings or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
-
-
-def rings_for(name: str, topology: Topology, decomposition: Decomposition | None) -> Decomposition:
-    """The rings of a schedule, by default those of `decompose`. Raises `ScheduleError` for another world size."""
-    found = decomposition or decompose(topology)
-    if found.world_size != topology.world_size:
-        raise ScheduleError(
-            f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
-        )
-    return found
 
 
 def check_size(name: str, topology: Topology, layout: SequenceLayout, rings: int) -> None:

@@ -12,7 +12,7 @@ to ranks whose mask needs it. Copies of keys are kept, so the backward pass star
 left them; it gathers the queries again, as part of the inputs of the gradients, and gives both gradients to their
 owners.
 
-``grid:YxX:GATHER`` gathers along an AllGather of `tasp_lab.schedules.collectives.registry`, ``ring``, ``multi-ring`` or
+``grid:YxX:GATHER`` gathers along an AllGather of `tasp_lab.schedules.registry`, ``ring``, ``multi-ring`` or
 ``trees``, on the links of a row and on those of a column, which must be the same in all rows and in all columns. What
 is computed returns along the same paths in reverse and is added up on its way, in float32 unless asked for otherwise:
 a ReduceScatter. As many blocks are sent as directly if all ranks need them; under a causal mask they pass ranks that do
@@ -39,19 +39,34 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import cut_by_rank
-from tasp_lab.schedules.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
+from tasp_lab.schedules.attention.gathering import (
+    all_gathers,
+    bytes_of,
+    given_back,
+    read_by,
+    shares_along,
+    steps_along,
+    trimmed,
+)
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather
-from tasp_lab.schedules.collectives.gather_steps import shares_along, trimmed
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
+@schedule(
+    "grid:YxX",
+    "softmax",
+    options=("gradient_dtype", "result_dtype", "groups"),
+    variants=("ring", "multi-ring", "trees"),
+    members=1,
+)
 def grid(
     name: str,
     topology: Topology,

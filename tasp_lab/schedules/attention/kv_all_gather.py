@@ -1,6 +1,6 @@
 """Keys and values gathered at every rank, as Llama 3 (arXiv:2407.21783) and Transformer Engine (`all_gather`) do.
 
-Keys and values move along the steps of any AllGather of `tasp_lab.schedules.collectives.registry`: each shard is cut in
+Keys and values move along the steps of any AllGather of `tasp_lab.schedules.registry`: each shard is cut in
 the proportions of its blocks. Then each rank attends over all that it sees, with one call per span of its queries, so
 nothing of the gathering is hidden behind kernels, and calls are as few and as large as they can be.
 
@@ -32,18 +32,30 @@ from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import cut_by_rank
-from tasp_lab.schedules.attention.gathering import all_gathers, bytes_of, given_back, read_by, steps_along
+from tasp_lab.schedules.attention.gathering import (
+    all_gathers,
+    bytes_of,
+    given_back,
+    read_by,
+    shares_along,
+    steps_along,
+    trimmed,
+)
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
-from tasp_lab.schedules.collectives.gather_steps import shares_along, trimmed
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.kernel_calls import clip_band
+from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
+@schedule("kv-all-gather", "softmax", options=("trim", "gradient_dtype"))
+@schedule("multi-ring-kv-all-gather", "softmax", options=("trim", "gradient_dtype"), uses_rings=True)
+@schedule("direct-kv-all-gather", "softmax", options=("trim", "gradient_dtype"))
+@schedule("trees-kv-all-gather", "softmax", options=("trim", "gradient_dtype"))
 def kv_all_gather(
     name: str,
     topology: Topology,

@@ -67,18 +67,19 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import circulation_plans
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_both_sides
 from tasp_lab.schedules.attention.forward import (
+    CirculationSteps,
     attention_schedule,
     check_size,
     circulation_of,
     forward_steps,
-    rings_for,
 )
-from tasp_lab.schedules.attention.forward_steps import CirculationSteps
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.schedules.attention.token_ring import StraightHomeSteps, query_rings
+from tasp_lab.schedules.attention.token_ring import STRAIGHT_HOME, StraightHomeSteps, query_rings
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.collectives.all_gather import rings_for
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
@@ -89,6 +90,7 @@ KEYS_ONLY: Sides = ("keys",)
 BOTH_SIDES: Sides = ("keys", "queries")
 
 
+@schedule("kv-and-q-rings", "softmax", options=(*STRAIGHT_HOME, "travels"), uses_rings=True)
 def kv_and_q_rings(
     name: str,
     topology: Topology,

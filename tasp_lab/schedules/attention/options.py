@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from operator import index
 from shlex import quote
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
@@ -28,7 +28,26 @@ if TYPE_CHECKING:
 GROUPS = ("auto", "consecutive", "strided")
 """Groups of ranks that have a name."""
 
+
+class Option(NamedTuple):
+    """What is known of an option, stated once, beside its field.
+
+    `choices` are its values if they have names, `least` is the least value of a number. `tried` are the values that are
+    searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that a layer computes.
+    """
+
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    tried: tuple[object, ...] = ()
+
+
 _LISTS = re.compile(r"\d{1,6}(,\d{1,6})*(\|\d{1,6}(,\d{1,6})*)*", re.ASCII)
+
+
+def _about(
+    choices: tuple[str, ...] = (), *, least: int | None = None, tried: tuple[object, ...] = ()
+) -> Mapping[str, Option]:
+    return {"option": Option(choices, least, tried)}
 
 
 @dataclass(frozen=True)
@@ -60,51 +79,48 @@ class AttentionOptions:
     'rotate-q'
     """
 
-    passes: Pass = "forward"
-    trim: bool = True
-    buffers: int = DEFAULT_BUFFERS
-    dataflow: Dataflow = "auto"
-    gradient_dtype: WireDtype = "auto"
-    result_dtype: WireDtype = "auto"
-    tail_chunks: int = 1
-    stages: int = DEFAULT_STAGES
-    groups: str = "auto"
-    travels: Travelling = "auto"
-    pieces: int | None = None
-    direction: Direction = "auto"
+    passes: Pass = field(default="forward", metadata=_about(get_args(Pass)))
+    trim: bool = field(default=True, metadata=_about(tried=(True, False)))
+    buffers: int = field(default=DEFAULT_BUFFERS, metadata=_about(least=2, tried=(2, 3, 4, 6)))
+    dataflow: Dataflow = field(default="auto", metadata=_about(get_args(Dataflow), tried=get_args(Dataflow)))
+    gradient_dtype: WireDtype = field(default="auto", metadata=_about(get_args(WireDtype)))
+    result_dtype: WireDtype = field(default="auto", metadata=_about(get_args(WireDtype)))
+    tail_chunks: int = field(default=1, metadata=_about(least=1, tried=(1, 2, 4)))
+    stages: int = field(default=DEFAULT_STAGES, metadata=_about(least=1, tried=(1, 2, 4, 8)))
+    groups: str = field(default="auto", metadata=_about(tried=GROUPS))
+    travels: Travelling = field(default="auto", metadata=_about(get_args(Travelling), tried=get_args(Travelling)))
+    pieces: int | None = field(default=None, metadata=_about(least=1, tried=(None, 1, 2, 4, 8)))
+    direction: Direction = field(default="auto", metadata=_about(get_args(Direction)))
 
     def __post_init__(self) -> None:
-        for name in ("buffers", "tail_chunks", "stages", "pieces"):
-            if name == "pieces" and self.pieces is None:
-                continue
-            try:
-                object.__setattr__(self, name, index(getattr(self, name)))
-            except TypeError:
-                raise ScheduleError(of_type(name.replace("_", " "), getattr(self, name), "a whole number")) from None
-            if name == "buffers" and self.buffers < 2:
-                raise ScheduleError(f"{self.buffers} buffers, expected 2 or more")
-            if getattr(self, name) < 1:
-                raise ScheduleError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
-        choices = {
-            "passes": Pass,
-            "dataflow": Dataflow,
-            "gradient_dtype": WireDtype,
-            "result_dtype": WireDtype,
-            "travels": Travelling,
-            "direction": Direction,
-        }
-        for name, choice in choices.items():
-            given, known = getattr(self, name), get_args(choice)
-            if given not in known:
+        for name, option in OPTIONS.items():
+            if option.least is not None:
+                self._check_number(name, option.least)
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if option.choices and value not in option.choices:
                 what = "pass" if name == "passes" else name.replace("_", " ")
                 unknown = what if name == "travels" else f"unknown {what}"
-                raise ScheduleError(f"{unknown} {given!r}, expected one of {', '.join(known)}")
+                raise ScheduleError(f"{unknown} {value!r}, expected one of {', '.join(option.choices)}")
         self._check_groups()
         if self.passes == "forward" and (self.dataflow, self.gradient_dtype) != ("auto", "auto"):
             raise ScheduleError(
                 f"dataflow {self.dataflow!r} and gradient dtype {self.gradient_dtype!r} without a backward pass, "
                 "expected the pass backward or both"
             )
+
+    def _check_number(self, name: str, least: int) -> None:
+        """Make an option a plain int. Raise `ScheduleError` for what is no whole number, and for less than `least`."""
+        value, what = getattr(self, name), name.replace("_", " ")
+        if value is None and name == "pieces":  # the best number, chosen by the topology
+            return
+        try:
+            object.__setattr__(self, name, index(value))
+        except TypeError:
+            raise ScheduleError(of_type(what, value, "a whole number")) from None
+        if value < least:
+            found = f"{value} {what}" if name == "buffers" else f"{what}: {value}"
+            raise ScheduleError(f"{found}, expected {least} or more")
 
     def _check_groups(self) -> None:
         if self.groups in GROUPS:
@@ -156,10 +172,10 @@ class AttentionOptions:
     def check_known(self, schedule: str, names: Iterable[str]) -> None:
         """Raise `ScheduleError` if any but these options, which a schedule has, are other than the defaults."""
         known = {"passes", *names}
-        for field in fields(self):
-            given, default = getattr(self, field.name), field.default
-            if given != default and field.name not in known:
-                what = field.name.replace("_", " ")
+        for own in fields(self):
+            given, default = getattr(self, own.name), own.default
+            if given != default and own.name not in known:
+                what = own.name.replace("_", " ")
                 expected = "none" if default is None else repr(default)
                 raise ScheduleError(
                     f"schedule {schedule!r}: {what} {given!r} does not apply to it, expected {expected}"
@@ -189,5 +205,11 @@ class AttentionOptions:
         backward = {"forward": (False,), "backward": (True,), "both": (False, True)}[self.passes]
         return tuple(one_pass(each) for each in backward)
 
+
+OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(AttentionOptions)}
+"""The options of `AttentionOptions`, in the order of its fields."""
+
+NUMBERS = tuple(sorted(each.name for each in fields(AttentionOptions) if type(each.default) is int))
+"""The options that are numbers and have one as their default."""
 
 DEFAULT_OPTIONS = AttentionOptions()

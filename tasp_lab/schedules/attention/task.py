@@ -4,7 +4,7 @@ Forward, ``attend`` reads queries and keys (with their values) and adds to the r
 block: the tiles of its rows. Backward, ``differentiate`` adds one part per key block to the gradient of the queries,
 and one per query block to that of the keys. Blocks are those of `tasp_lab.schedules.attention.layer_blocks`.
 
-A **tile** is a query block against a key block; its mask is a band (`tasp_lab.workload.kernel_calls`). Parts are
+A **tile** is a query block against a key block; its mask is a band (`tasp_lab.workload.kernel_shapes`). Parts are
 numbered among the blocks of the same document and the same KV heads; a tile with an empty mask is no part.
 """
 
@@ -27,8 +27,7 @@ from tasp_lab.schedules.attention.layer_blocks import QUERY_GRADIENTS as QUERY_G
 from tasp_lab.schedules.attention.layer_blocks import RESULTS as RESULTS
 from tasp_lab.schedules.attention.layer_blocks import TENSORS as TENSORS
 from tasp_lab.schedules.attention.layer_blocks import LayerBlocks
-from tasp_lab.workload.kernel_calls import clip_band, pairs_in_band
-from tasp_lab.workload.kernel_shapes import ShapeRows
+from tasp_lab.workload.kernel_shapes import ShapeRows, clip_band, pairs_in_band
 from tasp_lab.workload.layer import ELEMENT_BYTES
 
 ATTEND, DIFFERENTIATE = "attend", "differentiate"
@@ -160,13 +159,8 @@ class AttentionTask(LayerBlocks):
     def run_bands(self, query: IntArray, queries: IntArray, key: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The bands of runs of a document: `queries` positions from `query` on, `keys` from `key` on. Not clipped."""
         ahead = (query - key).astype(np.int64)
-        low = np.broadcast_to(1 - keys, ahead.shape)
-        high = np.broadcast_to(queries - 1, ahead.shape)
-        if self.workload.mask == "causal":
-            low = -(ahead // self.layout.stride)
-        if self.workload.keys_seen is not None:
-            high = (self.workload.keys_seen - 1 - ahead) // self.layout.stride
-        return low, high
+        low, high = self.workload.visible.band(ahead, queries, keys, self.layout.stride)
+        return np.broadcast_to(low, ahead.shape), np.broadcast_to(high, ahead.shape)
 
     def effects(self, calls: Calls) -> Effects:
         """One part per tile. Raises `ScheduleError` for other operands than queries and their keys, or another mask."""
@@ -239,8 +233,7 @@ class AttentionTask(LayerBlocks):
         layer, pairs = self.workload, 0
         for length in layer.documents or (layer.sequence,):
             queries = length - layer.cached_keys
-            low = -layer.cached_keys if layer.mask == "causal" else 1 - length
-            high = queries - 1 if layer.keys_seen is None else layer.keys_seen - 1 - layer.cached_keys
+            low, high = layer.visible.band(layer.cached_keys, queries, length)
             pairs += int(pairs_in_band(low, high, queries, length)) if length else 0
         return pairs * layer.heads * self.flops_per_pair_and_head
 

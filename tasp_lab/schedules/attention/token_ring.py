@@ -47,18 +47,25 @@ from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
-from tasp_lab.schedules.attention.forward import check_size, rings_for
+from tasp_lab.schedules.attention.forward import check_size
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.collectives.all_gather import rings_for
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+
+STRAIGHT_HOME = ("buffers", "gradient_dtype", "result_dtype")
+"""The options of schedules whose results return straight to their owners."""
 
 MAX_BALANCED_RINGS = 128
 """More rings cut queries into too many small messages: on 32 ranks it would be 496 instead of 31."""
 
 
+@schedule("token-ring", "softmax", layout="contiguous", options=(*STRAIGHT_HOME, "tail_chunks"))
+@schedule("zigzag-token-ring", "softmax", layout="zigzag", options=(*STRAIGHT_HOME, "tail_chunks"))
 def token_ring(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:
@@ -73,6 +80,7 @@ def token_ring(
     return _passes(name, topology, workload, options, np.tile(downward, (chunks, 1)), shares, steps_of)
 
 
+@schedule("token-multi-ring", "softmax", options=STRAIGHT_HOME, uses_rings=True)
 def token_multi_ring(
     name: str,
     topology: Topology,

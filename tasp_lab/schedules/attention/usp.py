@@ -29,16 +29,12 @@ from tasp_lab.schedule.composition.sequence import joined
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings, no_copies
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import (
-    ATTENTION,
-    CIRCULATIONS,
-    attention_layout,
-    attention_schedules,
-    balanced_ring,
-)
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.ulysses import ulysses
+from tasp_lab.schedules.build import attention_layout, attention_schedules
+from tasp_lab.schedules.registry import ATTENTION, balanced_ring, schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
@@ -46,6 +42,39 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
 
+def usp_layout(workload: Workload, world_size: int, *, split: tuple[int, int], variant: str = "") -> SequenceLayout:
+    """The layout of ``usp:UxR:NAME``: that of the outer schedule, shared out to the ranks of each group."""
+    members, groups = split
+    if groups == 1:
+        return attention_layout("ulysses", workload, world_size)
+    outer = attention_layout(variant or balanced_ring(workload), workload, groups)
+    return outer if members == 1 else _layout(outer, members)
+
+
+def _same_as(split: tuple[int, int], variant: str) -> str:
+    """What USP amounts to: Ulysses with one group, with groups of one rank the outer schedule."""
+    return "ulysses" if split[1] == 1 else variant if split[0] == 1 else ""
+
+
+@schedule(
+    "usp:UxR",
+    "softmax",
+    layout=usp_layout,
+    options=("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype", "groups", "direction"),
+    variants=(
+        "ring-attention",
+        "zigzag-ring-attention",
+        "striped-ring-attention",
+        "tasp",
+        "token-ring",
+        "zigzag-token-ring",
+        "token-multi-ring",
+        "kv-and-q-rings",
+        "burst",
+    ),
+    of_variant=("trim", "dataflow", "direction"),
+    same_as=_same_as,
+)
 def usp(
     name: str,
     topology: Topology,
@@ -78,7 +107,7 @@ def usp(
     def one_pass(backward: bool) -> Schedule:
         asked = _dataflows(outer, plain) if backward else [plain.forward_only]
         try:
-            found = [ATTENTION[outer].builder(outer, between, workload, each)[0] for each in asked]
+            found: list[Schedule] = [ATTENTION[outer].builder(outer, between, workload, each)[0] for each in asked]
         except NoLinkError as error:
             ends = (group * members + np.arange(members) for group in (error.source, error.destination))
             _check_links(f"schedule {name!r}, between groups", topology, *ends)
@@ -87,15 +116,6 @@ def usp(
         return in_groups(name, topology, fewest, members, wire)
 
     return options.build(one_pass)
-
-
-def usp_layout(workload: Workload, world_size: int, *, split: tuple[int, int], variant: str = "") -> SequenceLayout:
-    """The layout of ``usp:UxR:NAME``: that of the outer schedule, shared out to the ranks of each group."""
-    members, groups = split
-    if groups == 1:
-        return attention_layout("ulysses", workload, world_size)
-    outer = attention_layout(variant or balanced_ring(workload), workload, groups)
-    return outer if members == 1 else _layout(outer, members)
 
 
 def _dataflows(outer: str, options: AttentionOptions) -> list[AttentionOptions]:

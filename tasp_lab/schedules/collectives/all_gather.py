@@ -25,6 +25,7 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import all_blocks, own_blocks, rings_prove
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 MAX_TRANSFERS_AT_ONCE = 2**27
@@ -77,6 +78,7 @@ class RingSteps(LazySteps):
         return len(self) * self.rings.size if rings_prove(self.rings, self.chunks, schedule) else None
 
 
+@schedule("ring", "AllGather")
 def ring_all_gather(
     topology: Topology,
     shard_bytes: int,
@@ -98,6 +100,7 @@ def ring_all_gather(
     return _around_rings("ring", topology, rings.astype(np.int64), shares, shard_bytes, chunks, fused)
 
 
+@schedule("multi-ring", "AllGather", uses_rings=True)
 def multi_ring_all_gather(
     topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None, *, chunks: int = 1
 ) -> Schedule:
@@ -107,10 +110,21 @@ def multi_ring_all_gather(
     fairly between lanes, so a ring with a larger share is split over several lanes of about equal shares. The default
     decomposition is `decompose(topology)`. Each lane's part of a shard is cut into `chunks`, sent one after another.
     """
-    found = decomposition or decompose(topology)
+    found = rings_for("multi-ring", topology, decomposition)
     return _around_rings("multi-ring", topology, *over_lanes(found.rings, found.shares), shard_bytes, chunks)
 
 
+def rings_for(name: str, topology: Topology, decomposition: Decomposition | None) -> Decomposition:
+    """The rings of a schedule, by default those of `decompose`. Raises `ScheduleError` for another world size."""
+    found = decomposition or decompose(topology)
+    if found.world_size != topology.world_size:
+        raise ScheduleError(
+            f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
+        )
+    return found
+
+
+@schedule("direct", "AllGather")
 def direct_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
     """AllGather of `shard_bytes` per rank in one step: every rank sends its shard to all others."""
     n = topology.world_size

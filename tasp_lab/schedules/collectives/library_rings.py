@@ -1,4 +1,6 @@
-"""The rings of a communication library's channels, and the fused collectives around them.
+"""Collectives as the communication libraries run them: fused calls around the rings of channels, and messages.
+
+AllGather, ReduceScatter and AllReduce are one fused call around rings, AllToAll and SendRecv a group of messages.
 
 One ring in the order of ranks if one switch joins all ranks; one ring per NIC of a node if there are several nodes; all
 rings of the decomposition if ranks are joined by direct links.
@@ -9,11 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.node_rings import node_rings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
+from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 AROUND_RINGS = {
@@ -40,9 +46,22 @@ def around_library_rings(
     return AROUND_RINGS[collective](topology, shard_bytes, found, True, chunks=chunks)
 
 
-def named_library_ring(name: str, collective: str, topology: Topology, shard_bytes: int) -> Schedule:
-    """`around_library_rings` with the schedule's name on the command line."""
-    return around_library_rings(collective, topology, shard_bytes).renamed(name)
+@schedule("library-ring", "AllGather", library_call="all_gather")
+def library_ring_all_gather(topology: Topology, shard_bytes: int) -> Schedule:
+    """AllGather as one call of the library, see `around_library_rings`."""
+    return around_library_rings("all_gather", topology, shard_bytes).renamed("library-ring")
+
+
+@schedule("library-ring-reduce-scatter", "ReduceScatter", library_call="reduce_scatter")
+def library_ring_reduce_scatter(topology: Topology, shard_bytes: int) -> Schedule:
+    """ReduceScatter as one call of the library, see `around_library_rings`."""
+    return around_library_rings("reduce_scatter", topology, shard_bytes).renamed("library-ring-reduce-scatter")
+
+
+@schedule("library-ring-all-reduce", "AllReduce", library_call="all_reduce")
+def library_ring_all_reduce(topology: Topology, shard_bytes: int) -> Schedule:
+    """AllReduce as one call of the library, see `around_library_rings`."""
+    return around_library_rings("all_reduce", topology, shard_bytes).renamed("library-ring-all-reduce")
 
 
 def library_rings(topology: Topology) -> IntArray:
@@ -62,3 +81,35 @@ def library_rings(topology: Topology) -> IntArray:
     if len(topology.vertices) == n + 1 and topology.is_complete:
         return np.arange(n, dtype=np.int64)[None]
     return decompose(topology).rings.astype(np.int64)
+
+
+def library_schedule(
+    collective: NcclTestsName, topology: Topology, size_bytes: int, rings: IntArray | None = None, chunks: int = 1
+) -> Schedule:
+    """The schedule by which a library implements a collective.
+
+    Parameters
+    ----------
+    collective : its nccl-tests name.
+    topology : the topology of the machine.
+    size_bytes : the nccl-tests size: the total for all_gather and reduce_scatter, the bytes that each rank sends for
+        alltoall, one message for sendrecv and all_reduce.
+    rings, chunks : see `around_library_rings`.
+
+    >>> from tasp_lab.topology.builders import switch
+    >>> schedule = library_schedule("all_gather", switch(8), 2**25)
+    >>> schedule.fused, schedule.transfers, int(schedule.block_bytes[0])
+    (True, 56, 4194304)
+
+    Raises `ScheduleError` for a single rank and for fewer bytes than ranks.
+    """
+    n = topology.world_size
+    if n == 1:
+        raise ScheduleError(f"{collective} of one rank sends nothing, expected two ranks or more")
+    if size_bytes < n and collective != "sendrecv":
+        raise ScheduleError(f"{collective} of {size_bytes} bytes, expected at least one per rank: {n}")
+    if collective == "sendrecv":
+        return send_recv(topology, size_bytes)
+    if collective == "alltoall":
+        return all_to_all(topology, size_bytes // n)
+    return around_library_rings(collective, topology, size_bytes // n, rings, chunks)

@@ -9,9 +9,11 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 
+@schedule("all-to-all", "AllToAll")
 def all_to_all(topology: Topology, chunk_bytes: int, fused: bool = False) -> Schedule:
     """Every rank sends every other rank a chunk of `chunk_bytes` of its own, all at once in one step.
 
@@ -51,6 +53,7 @@ def all_to_all(topology: Topology, chunk_bytes: int, fused: bool = False) -> Sch
     return schedule
 
 
+@schedule("send-recv", "SendRecv")
 def send_recv(topology: Topology, message_bytes: int, fused: bool = False) -> Schedule:
     """Every rank i sends a message of `message_bytes` to rank i + 1, the last one to rank 0, as nccl-tests' sendrecv.
 

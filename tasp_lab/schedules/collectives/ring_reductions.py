@@ -36,6 +36,7 @@ from tasp_lab.schedule.model import ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import all_blocks, are_permutations, own_blocks
 from tasp_lab.schedules.collectives.all_gather import RingSteps, multi_ring_all_gather, ring_all_gather
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 
@@ -82,6 +83,7 @@ def _proves(steps: RingSumSteps, schedule: ScheduleModel) -> bool:
     )
 
 
+@schedule("ring-reduce-scatter", "ReduceScatter")
 def ring_reduce_scatter(
     topology: Topology,
     shard_bytes: int,
@@ -111,6 +113,7 @@ def ring_reduce_scatter(
     return _sums("ring-reduce-scatter", gathering, fused, copies=False)
 
 
+@schedule("ring-all-reduce", "AllReduce")
 def ring_all_reduce(
     topology: Topology,
     shard_bytes: int,
@@ -131,6 +134,7 @@ def ring_all_reduce(
     return _sums("ring-all-reduce", gathering, fused, copies=True)
 
 
+@schedule("multi-ring-reduce-scatter", "ReduceScatter", uses_rings=True)
 def multi_ring_reduce_scatter(
     topology: Topology,
     shard_bytes: int,
@@ -147,6 +151,7 @@ def multi_ring_reduce_scatter(
     return _sums("multi-ring-reduce-scatter", gathering, fused, copies=False)
 
 
+@schedule("multi-ring-all-reduce", "AllReduce", uses_rings=True)
 def multi_ring_all_reduce(
     topology: Topology,
     shard_bytes: int,

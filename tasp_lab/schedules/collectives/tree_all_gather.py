@@ -18,6 +18,7 @@ from tasp_lab.rings.tree_packing import TreePacking, pack_trees
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 MAX_CHUNKS = 64
@@ -47,6 +48,7 @@ class TreeSteps(LazySteps):
         return Step(self.source[now], self.destination[now], self.lane[now], (self.first + chunk)[now])
 
 
+@schedule("trees", "AllGather")
 def tree_all_gather(
     topology: Topology, shard_bytes: int, packing: TreePacking | None = None, chunks: int | None = None
 ) -> Schedule:

@@ -21,10 +21,9 @@ from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
-from tasp_lab.schedules.hybrid.registry import names_of, options_for_layer
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask, moved, relayout
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.registry import names_of, options_for_layer
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout

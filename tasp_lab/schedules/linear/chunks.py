@@ -130,7 +130,7 @@ class LinearBlocks:
     @property
     def is_full(self) -> bool:
         """Whether every query attends to all keys."""
-        return self.workload.mask == "full"
+        return self.workload.visible.is_full
 
     @property
     def has_gates(self) -> bool:

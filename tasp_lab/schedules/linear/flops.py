@@ -18,6 +18,7 @@ from tasp_lab.core.arrays import IntArray
 
 if TYPE_CHECKING:
     from tasp_lab.schedules.linear.chunks import LinearBlocks
+    from tasp_lab.schedules.linear.task import LinearTask
 
 BLOCK = 64
 """Positions of a block of a kernel."""
@@ -104,7 +105,7 @@ class FlopCounts:
         return count * (self.per_kv_state // self.layer.pieces)
 
 
-def least_flops(layer: LinearBlocks) -> int:
+def least_flops(layer: LinearTask) -> int:
     """The least FLOPs of a pass by any schedule, over all ranks.
 
     All ranks together attend within all chunks, and compute what other chunks contribute to each chunk: by applying a

@@ -21,10 +21,13 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
+@schedule("lasp", "linear", layout=chunk_layout, moves_states=True)
+@schedule("all-scan", "linear", layout=chunk_layout, options=("pieces",), moves_states=True)
 def lasp(
     name: str,
     topology: Topology,
@@ -36,7 +39,7 @@ def lasp(
 
     Raises `ScheduleError` for a full mask, for pieces of unequal size, and if neighbours have no links.
     """
-    if workload.mask == "full":
+    if not workload.visible.is_causal:
         raise ScheduleError(f"schedule {name!r} passes states from chunk to chunk, expected a causal mask")
     pieces = (options.pieces or best_pieces(topology, workload)) if name == "all-scan" else 1
 

@@ -1,7 +1,7 @@
 """LASP-2 (arXiv:2502.07563): one AllGather of states, beside the attention within chunks.
 
 Each rank makes the state of its chunk, which carries the chunk's total decay. The states move along the steps of any
-AllGather of `tasp_lab.schedules.collectives.registry` while every rank attends within its chunk; then it folds the
+AllGather of `tasp_lab.schedules.registry` while every rank attends within its chunk; then it folds the
 states of the chunks before its own, with a full mask those of all others, and applies the sum to its queries. Backward
 the same is done with the gradients of states of the chunks behind.
 
@@ -26,15 +26,19 @@ from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.gathering import all_gathers
+from tasp_lab.schedules.attention.gathering import all_gathers, carried, shares_along, trimmed
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.collectives.gather_steps import carried, shares_along, trimmed
 from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
+@schedule("lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True)
+@schedule("multi-ring-lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True, uses_rings=True)
+@schedule("direct-lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True)
+@schedule("trees-lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True)
 def lasp2(
     name: str,
     topology: Topology,

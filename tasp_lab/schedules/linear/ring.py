@@ -34,6 +34,7 @@ from tasp_lab.schedules.linear.task import (
     TENSORS,
     LinearTask,
 )
+from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
@@ -41,6 +42,11 @@ Row = tuple[int, int, int, int, bool]
 """Source, destination, lane and block of a transfer, and whether it gives."""
 
 
+RING_OPTIONS = ("trim", "buffers", "gradient_dtype")
+
+
+@schedule("ring-linear-attention", "linear", layout=chunk_layout, options=RING_OPTIONS, is_baseline=True)
+@schedule("ring-linear-attention-right", "linear", layout=chunk_layout, options=RING_OPTIONS, is_baseline=True)
 def ring_linear_attention(
     name: str,
     topology: Topology,

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tasp_lab.core.choices import Decay, Mask
+from tasp_lab.core.choices import Decay
 from tasp_lab.core.errors import ModelError, WorkloadError, unknown
 from tasp_lab.core.records import Count, Record, Text
-from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.layer_pattern import MAX_LAYERS, expand_layers
+from tasp_lab.workload.layer import MAX_LAYERS, Workload, expand_layers
 
 
 class Latent(Record, frozen=True, forbid_unknown_fields=True):
@@ -131,7 +130,7 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
     mlp: MLP | None = None
     experts: Experts | None = None
     linear: Linear | None = None
-    mask: Mask = "causal"
+    mask: Text = "causal"
     tied_embeddings: bool = False
     published: Published | None = None
     name: str = ""

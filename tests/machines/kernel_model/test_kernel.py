@@ -12,8 +12,7 @@ from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.tiles import splits, tile_columns
 from tasp_lab.measure.readers.kernel_table import attention_shape
-from tasp_lab.workload.kernel_calls import pairs_in_band
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
 KERNELS = [attention_kernel(gpu, name) for gpu in gpu_names() for name in kernel_names(gpu)]
 NO_SPLIT = [kernel for kernel in KERNELS if all(each.design.split == "never" for each in kernel.file.variants)]

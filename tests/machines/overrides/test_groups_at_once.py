@@ -16,7 +16,7 @@ from tasp_lab.machines.overrides import overridden
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import nodes
 from tasp_lab.topology.graph import SharedCapacity, Topology
 from tasp_lab.workload.layer import Workload
@@ -61,7 +61,7 @@ def with_shared_nics(node_count: int, groups: int, ranks: int) -> Topology:
     st.sampled_from(get_args(Mask)),
 )
 def test_groups_that_share_nics_have_a_part_of_them_each(
-    name: str, shape: tuple[int, int], groups: int, passes: Passes, mask: Mask
+    name: str, shape: tuple[int, int], groups: int, passes: Passes, mask: str
 ) -> None:
     """A layer in each of G groups takes exactly as long as one group alone with ``nic.bandwidth=x1/G``."""
     node_count, ranks = shape

@@ -17,7 +17,7 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.schedule.dependencies import shapes_by_rank
 from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import Network, full_mesh, nodes
 from tasp_lab.topology.cuts import all_gather_cut
 

@@ -30,7 +30,7 @@ from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates, 
 from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, find_tables
 from tasp_lab.measure.readers.pairs import Kind
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
-from tasp_lab.schedules.collectives.library_calls import library_schedule
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import switch
 from tasp_lab.validation.fabrics import measured_machine
 from tests.conftest import Command

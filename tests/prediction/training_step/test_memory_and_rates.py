@@ -14,7 +14,7 @@ from tasp_lab.machines.kernel_model.constants import gpus
 from tasp_lab.prediction.training_step.memory import memory_use, states_bytes
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, _accelerators, step_rates
-from tasp_lab.schedules.collectives.registry import collective
+from tasp_lab.schedules.build import collective
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.parameters import parameter_count
 from tests.support.steps import exact_machine, phases_of, plan_of, small_model

@@ -19,9 +19,9 @@ from tasp_lab.rings.decompose import Decomposition, decompose
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes, dataflow_of
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, hypercube, nodes, ring, switch, torus
 from tasp_lab.topology.derived import with_links
 from tasp_lab.workload.layer import Workload

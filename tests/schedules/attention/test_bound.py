@@ -21,8 +21,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention_passes
 from tasp_lab.schedules.attention.circulation import Side, cut_blocks
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, both_ways

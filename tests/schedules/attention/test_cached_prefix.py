@@ -24,10 +24,11 @@ from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout, attention_names_on, attention_schedules
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
+from tasp_lab.schedules.build import attention_layout, attention_schedules
+from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import calls_of
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
@@ -140,7 +141,7 @@ def test_both_parts_lie_as_they_would_alone_and_queries_are_shared_out(layer: Wo
 KV_HEADS, HEADS, HEAD_DIM = 2, 12, 16
 
 
-def layer_of(n: int, cached: int, new: int, mask: Mask = "full") -> Workload:
+def layer_of(n: int, cached: int, new: int, mask: str = "full") -> Workload:
     """Both parts with `cached` and `new` positions in each of 2n chunks."""
     return Workload(
         2 * n * (cached + new),

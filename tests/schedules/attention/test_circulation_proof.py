@@ -13,8 +13,7 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.proof import prove
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
-from tasp_lab.schedules.attention.forward_steps import CirculationSteps
-from tasp_lab.schedules.attention.registry import CIRCULATIONS
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, CirculationSteps
 from tasp_lab.topology.builders import full_mesh
 from tests.support.strategies import attention_layers
 

@@ -11,26 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.buffer_layout import memory_bytes
-from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
-from tasp_lab.schedules.attention.direct_attention import direct_pass
-from tasp_lab.schedules.attention.needed_keys import needed_runs
+from tasp_lab.schedules.attention.direct_attention import direct_pass, needed_runs
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_layout
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
-from tasp_lab.topology.builders import bidirectional_ring, full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.schedules.build import attention_layout
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
-from tests.support.mutations import is_right_in_orders
-from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
-from tests.support.world import World
 
 NAME = "direct-attention"
 
@@ -161,7 +155,7 @@ def whole_documents(lengths: tuple[int, ...], ranks: tuple[int, ...]) -> Sequenc
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_documents_that_lie_on_one_rank_move_nothing(mask: Mask, backward: bool) -> None:
+def test_documents_that_lie_on_one_rank_move_nothing(mask: str, backward: bool) -> None:
     lengths = (5, 9, 3, 7, 4)
     layer = Workload(sum(lengths), heads=2, head_dim=4, mask=mask, documents=lengths)
     layout = whole_documents(lengths, (0, 1, 2, 0, 2))
@@ -185,7 +179,7 @@ def test_documents_that_two_ranks_share_move_between_these_two() -> None:
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 6])
-def test_each_stage_is_an_equal_part_of_what_every_link_carries(mask: Mask, stages: int) -> None:
+def test_each_stage_is_an_equal_part_of_what_every_link_carries(mask: str, stages: int) -> None:
     n, layer = 4, Workload(sequence=48, heads=2, head_dim=4, mask=mask)
     forward, backward = passes(n, layer, stages=stages)
     assert (len(forward.steps), len(backward.steps)) == (stages + 1, stages + 2)
@@ -287,36 +281,4 @@ def test_the_backward_pass_needs_nothing_that_the_forward_pass_left() -> None:
     assert (backward.initial.sum(axis=0) <= 1).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(attention_layers(), st.integers(1, 5), st.integers(1, 5), st.integers(2, 4))
-def test_any_layer_is_computed_by_calls_on_blocks_side_by_side(
-    layer: Workload, n: int, stages: int, buffers: int
-) -> None:
-    for schedule in passes(n, layer, stages=stages, buffers=buffers):
-        for rank in range(n):
-            rank_part(schedule, rank)
-
-
-@settings(max_examples=25, deadline=None)
-@given(attention_layers(max_positions=12), st.integers(1, 4), st.integers(1, 5), st.integers(2, 4))
-def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int, stages: int, buffers: int) -> None:
-    for schedule in passes(n, layer, stages=stages, buffers=buffers):
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 2)
-
-
 # Refusals
-
-
-def test_it_needs_links_between_all_ranks() -> None:
-    with pytest.raises(ScheduleError, match=r"'direct-attention'.*rank \d sends to rank \d, but .* has no such link"):
-        passes_of(NAME, bidirectional_ring(5), Workload(sequence=10))
-
-
-def test_no_stages_and_stages_of_other_schedules_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="stages: 0, expected 1 or more"):
-        AttentionOptions(stages=0)
-    with pytest.raises(ScheduleError, match="'tasp': stages 2 does not apply to it, expected 4"):
-        passes_of("tasp", full_mesh(4), Workload(sequence=8), stages=2)
-    with pytest.raises(ScheduleError, match=f"'{NAME}': trim False does not apply to it, expected True"):
-        passes(4, Workload(sequence=8), trim=False)

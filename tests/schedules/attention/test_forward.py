@@ -22,9 +22,9 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.attention.registry import CIRCULATIONS, attention_layout
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
@@ -32,7 +32,6 @@ from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import Call, as_arrays, buffers_of, calls_of, with_buffers
 from tests.support.schedules import task_of
 
-SINGLE = sorted(set(CIRCULATIONS) - {"tasp"})
 names = st.sampled_from(sorted(CIRCULATIONS))
 
 TOPOLOGIES = {
@@ -436,18 +435,6 @@ def test_too_many_blocks_to_prove_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tasp_lab.schedules.attention.forward.MAX_HOLDINGS", needed - 1)
     with pytest.raises(ScheduleError, match="8 ranks and 128 blocks are too many to prove, expected at most 1023"):
         attention("tasp", full_mesh(8), layer)
-
-
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        3,
-        5,
-    ],
-)
-def test_rings_of_other_ranks_are_refused(ranks: int) -> None:
-    with pytest.raises(ScheduleError):
-        attention("tasp", full_mesh(4), Workload(64, heads=1), decompose(full_mesh(ranks)))
 
 
 def test_rings_over_links_that_are_not_there_are_refused() -> None:

@@ -6,30 +6,19 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
-from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.collectives.registry import schedules_of
+from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, torus
 from tasp_lab.topology.derived import without_links
-from tasp_lab.workload.layer import Mask, Workload
-from tests.support.mutations import is_right_in_orders
-from tests.support.numeric_tasks import numbers_of
+from tasp_lab.workload.layer import Workload
 from tests.support.schedules import bytes_between, task_of
-from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
-from tests.support.world import World
 
 SPLITS = [(2, 2), (2, 4), (4, 2), (3, 3), (1, 3), (3, 1)]
 GATHERS = [each for each in schedules_of("AllGather") if each != "direct"]
-any_gather = st.sampled_from(["", *GATHERS])
-small_splits = st.sampled_from([(2, 2), (2, 3), (3, 2), (1, 2), (2, 1)])
 
 
 def named(split: tuple[int, int], gather: str = "") -> str:
@@ -69,19 +58,6 @@ def test_queries_and_results_move_in_rows_and_keys_in_columns(split: tuple[int, 
             in_row = step.lane % (rows + columns - 2) < columns - 1
             assert ((step.source // columns == step.destination // columns) == in_row).all()
             assert ((step.source % columns == step.destination % columns) == ~in_row).all()
-
-
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("split", SPLITS)
-def test_all_ranks_compute_the_same(mask: Mask, split: tuple[int, int]) -> None:
-    n = split[0] * split[1]
-    layer = Workload(sequence=4 * n, heads=2, head_dim=8, mask=mask)
-    pairs = layer.sequence * (layer.sequence + 1) // 2 if mask == "causal" else layer.sequence**2
-    for schedule, factor in zip(passes_of(named(split), full_mesh(n), layer), (2, 5), strict=True):
-        assert (schedule.flops().sum(axis=0) == pairs * factor * 2 * layer.heads * layer.head_dim // n).all()
-        (calls,) = (each for step in schedule.steps for each in step.calls)
-        if mask == "full":
-            assert len(calls) == n
 
 
 @pytest.mark.parametrize("split", [(2, 2), (3, 2), (2, 4)])
@@ -184,38 +160,6 @@ def test_rows_need_the_same_links() -> None:
         passes_of("grid:2x3:ring", without_links(full_mesh(6), ["3>4"]), layer, groups="consecutive")
     with pytest.raises(ScheduleError, match=r"schedule 'grid:2x3:direct': unknown variant 'direct'"):
         passes_of("grid:2x3:direct", full_mesh(6), layer)
-
-
-@settings(max_examples=90, deadline=None)
-@given(attention_layers(), small_splits, any_gather)
-def test_any_layer_is_computed_once_by_calls_on_blocks_side_by_side(
-    layer: Workload, split: tuple[int, int], gather: str
-) -> None:
-    for schedule in passes_of(named(split, gather), full_mesh(split[0] * split[1]), layer):
-        assert isinstance(schedule.task, AttentionTask)
-        assert schedule.flops().sum() == schedule.task.total_flops
-        for rank in range(schedule.world_size):
-            rank_part(schedule, rank)
-
-
-@settings(max_examples=40, deadline=None)
-@given(attention_layers(max_positions=12), small_splits, any_gather)
-def test_the_numbers_are_those_of_the_layer(layer: Workload, split: tuple[int, int], gather: str) -> None:
-    for schedule in passes_of(named(split, gather), full_mesh(split[0] * split[1]), layer):
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 2)
-
-
-@pytest.mark.parametrize("gather", ["", *GATHERS])
-def test_the_backward_pass_starts_with_the_keys_that_the_forward_pass_left(gather: str) -> None:
-    layer = Workload(sequence=25, heads=2, mask="causal", window=9)
-    forward, backward = passes_of(named((2, 3), gather), full_mesh(6), layer)
-    check_fit(forward, backward)
-    assert dataflow_of(backward) is None
-    assert forward.kept is not None
-    keys = np.array([kind.name == "keys" for kind in forward.blocks.kinds])[forward.blocks.kind]
-    assert keys[: keys.sum()].all()
-    assert (backward.initial[:, : keys.sum()] == (forward.initial | forward.kept)[:, : keys.sum()]).all()
 
 
 def test_links_within_rows_and_columns_suffice() -> None:

@@ -6,24 +6,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import ATTENTION, attention_schedules
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
-from tasp_lab.schedules.collectives.registry import schedules_of
+from tasp_lab.schedules.build import attention_schedules
+from tasp_lab.schedules.registry import ATTENTION, schedules_of
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring
-from tasp_lab.workload.layer import Mask, Workload
-from tests.support.mutations import is_right_in_orders
-from tests.support.numeric_tasks import numbers_of
-from tests.support.strategies import attention_layers
+from tasp_lab.workload.layer import Workload
 from tests.support.systems import passes_of
-from tests.support.world import World
 
 NAMES = [name for name in ATTENTION if name.endswith("kv-all-gather")]
 
@@ -69,7 +62,7 @@ def test_only_lower_ranks_need_the_back_half_of_a_shard_under_a_causal_mask(name
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_a_rank_calls_once_per_span_after_the_gathering_and_all_compute_the_same(name: str, mask: Mask) -> None:
+def test_a_rank_calls_once_per_span_after_the_gathering_and_all_compute_the_same(name: str, mask: str) -> None:
     n, layer = 4, Workload(sequence=64, heads=2, head_dim=8, mask=mask)
     forward, backward = passes_of(name, full_mesh(n), layer)
     spans = 1 if mask == "full" else 2
@@ -95,35 +88,6 @@ def test_gradients_take_the_paths_of_their_keys_back(name: str) -> None:
     assert all(gradients[step.block].all() and step.gives.all() for step in backward.steps[1:])
 
 
-@pytest.mark.parametrize("trim", [True, False])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_backward_pass_starts_with_the_keys_that_the_forward_pass_left(name: str, trim: bool) -> None:
-    layer = Workload(sequence=37, heads=4, kv_heads=2, head_dim=2, mask="causal", window=11)
-    forward, backward = passes_of(name, full_mesh(4), layer, trim=trim)
-    check_fit(forward, backward)
-    assert dataflow_of(backward) is None
-    assert forward.kept is not None
-    keys = _task(forward).tensor == KEYS
-    assert (forward.kept[:, ~keys] == 0).all()
-    assert (backward.initial[:, : len(keys)][:, keys] == (forward.initial | forward.kept)[:, keys]).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(attention_layers(), st.integers(1, 6), st.sampled_from(NAMES), st.booleans())
-def test_any_layer_is_computed_once(layer: Workload, n: int, name: str, trim: bool) -> None:
-    forward, backward = passes_of(name, full_mesh(n), layer, trim=trim)
-    assert forward.flops().sum() == _task(forward).total_flops
-    assert backward.flops().sum() == _task(backward).total_flops
-
-
-@settings(max_examples=30, deadline=None)
-@given(attention_layers(max_positions=12), st.integers(1, 4), st.sampled_from(NAMES), st.booleans())
-def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int, name: str, trim: bool) -> None:
-    for schedule in passes_of(name, full_mesh(n), layer, trim=trim):
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 2)
-
-
 def test_rings_that_are_given_are_used() -> None:
     mesh, layer = full_mesh(5), Workload(sequence=40, heads=2)
     one = decompose(mesh, lanes=1)
@@ -143,13 +107,6 @@ def test_links_one_way_suffice_to_gather_but_not_to_return() -> None:
                 attention_schedules(name, ring(4), layer, None, both)
     with pytest.raises(ScheduleError, match=r"'direct-kv-all-gather': .* rank \d sends to rank \d, but .* has no such"):
         attention_schedules("direct-kv-all-gather", bidirectional_ring(4), layer)
-
-
-def test_options_of_circulations_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="schedule 'kv-all-gather': buffers 4 does not apply to it, expected 3"):
-        passes_of("kv-all-gather", full_mesh(4), Workload(sequence=8), buffers=4)
-    with pytest.raises(ScheduleError, match="schedule 'kv-all-gather': dataflow 'rotate-q' does not apply to it"):
-        passes_of("kv-all-gather", full_mesh(4), Workload(sequence=8), dataflow="rotate-q")
 
 
 def _task(schedule: Schedule) -> AttentionTask:

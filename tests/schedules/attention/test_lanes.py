@@ -14,8 +14,8 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_names_on, attention_schedules
-from tasp_lab.schedules.registry import options_for
+from tasp_lab.schedules.build import attention_schedules
+from tasp_lab.schedules.registry import attention_names_on, options_for
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -19,9 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.schedules.attention.registry import ATTENTION, CIRCULATIONS, attention_names_on
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
+from tasp_lab.schedules.registry import ATTENTION, attention_names_on
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.layer import Mask, Workload
+from tasp_lab.workload.layer import Workload
 from tests.support.systems import passes_of
 
 
@@ -56,7 +57,7 @@ class Ledger:
     more_forward: Formula = lambda s: Fraction(0)
     more_backward: Formula = lambda s: Fraction(0)
     why: str = ""
-    mask: Mask = "full"
+    mask: str = "full"
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -200,7 +201,7 @@ layers = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([60, 12
 """Batch, heads per KV head, half the positions of a rank, which all rings share equally, and elements per head."""
 
 
-def layer_and_shard(name: str, p: int, mask: Mask, drawn: tuple[int, int, int, int]) -> tuple[Workload, Shard]:
+def layer_and_shard(name: str, p: int, mask: str, drawn: tuple[int, int, int, int]) -> tuple[Workload, Shard]:
     batch, group, half, head_dim = drawn
     layer = Workload(2 * half * p, batch, p * group, p, head_dim, mask=mask)
     rows = Fraction(batch * 2 * half)

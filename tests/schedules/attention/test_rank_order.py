@@ -19,8 +19,9 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.rank_order import listed, rank_order
-from tasp_lab.schedules.attention.registry import ATTENTION, attention_layout, attention_schedules, groups_on
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import attention_layout, attention_schedules, groups_on
+from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, multipartite, nodes, switch
 from tasp_lab.topology.derived import renumbered
 from tasp_lab.topology.graph import SharedCapacity, Topology, both_ways

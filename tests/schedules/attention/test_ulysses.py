@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.topology.builders import full_mesh, ring
-from tasp_lab.workload.layer import Mask, Workload
-from tests.support.mutations import is_right_in_orders
-from tests.support.numeric_tasks import numbers_of
-from tests.support.strategies import attention_layers
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.workload.layer import Workload
 from tests.support.systems import ulysses, ulysses_passes
-from tests.support.world import World
 
 
 @pytest.mark.parametrize("kv_heads", [12, 24])
@@ -49,7 +42,7 @@ def test_fewer_kv_heads_than_ranks_are_sent_to_every_rank_that_uses_them(kv_head
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_all_ranks_compute_the_same_in_one_call_per_document(mask: Mask) -> None:
+def test_all_ranks_compute_the_same_in_one_call_per_document(mask: str) -> None:
     documents = (7, 0, 1, 15)
     layer = Workload(sequence=23, heads=8, head_dim=4, mask=mask, documents=documents)
     forward, backward = ulysses_passes(full_mesh(4), layer)
@@ -61,37 +54,6 @@ def test_all_ranks_compute_the_same_in_one_call_per_document(mask: Mask) -> None
         assert [len(step) > 0 for step in schedule.steps] == [True, False, True]
 
 
-@settings(max_examples=60)
-@given(attention_layers(), st.integers(1, 6))
-def test_any_layer_with_heads_that_fit_is_computed_once(layer: Workload, n: int) -> None:
-    kv_heads = layer.kv_head_count
-    if layer.heads % n or (kv_heads % n and n % kv_heads):
-        with pytest.raises(ScheduleError, match=f"{layer.heads} heads and {kv_heads} KV heads on {n} ranks"):
-            ulysses(full_mesh(n), layer)
-        return
-    forward, backward = ulysses_passes(full_mesh(n), layer)
-    assert 2 * backward.flops().sum() == 5 * forward.flops().sum()
-    assert (forward.flops().sum(axis=0) == forward.flops().sum() // n).all()
-
-
-def test_the_backward_pass_starts_with_the_keys_that_the_forward_pass_left() -> None:
-    forward, backward = ulysses_passes(full_mesh(4), Workload(sequence=10, heads=8, kv_heads=2, head_dim=2))
-    left = forward.initial if forward.kept is None else forward.initial | forward.kept
-    keys = np.array([kind.name for kind in forward.blocks.kinds])[forward.blocks.kind] == "keys"
-    count = np.count_nonzero(keys)
-    assert keys[:count].all()
-    assert (backward.initial[:, :count] == left[:, :count]).all()
-
-
-@settings(max_examples=15)
-@given(attention_layers(max_positions=12), st.integers(1, 4))
-def test_the_numbers_are_those_of_the_layer(layer: Workload, n: int) -> None:
-    heads = n * (layer.heads // layer.kv_head_count)
-    for schedule in ulysses_passes(full_mesh(n), replace(layer, heads=heads, kv_heads=n)):
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 2)
-
-
 def test_heads_that_the_ranks_do_not_divide_are_refused() -> None:
     layer = Workload(sequence=64, heads=6, kv_heads=2)
     message = (
@@ -100,8 +62,3 @@ def test_heads_that_the_ranks_do_not_divide_are_refused() -> None:
     )
     with pytest.raises(ScheduleError, match=message):
         ulysses(full_mesh(4), layer)
-
-
-def test_it_needs_links_between_all_ranks() -> None:
-    with pytest.raises(ScheduleError, match=r"rank \d sends to rank \d, but .* has no such link"):
-        ulysses(ring(4), Workload(sequence=8))

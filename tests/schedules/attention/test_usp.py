@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.backward import Dataflow, attention_passes, check_fit
-from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.backward import Dataflow, attention_passes
+from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import ATTENTION, CIRCULATIONS, attention_layout, attention_schedules
-from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import full_mesh, ring, torus
 from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology, both_ways
@@ -158,33 +157,6 @@ def test_members_send_their_share_of_what_a_rank_of_the_variant_sends(variant: s
     expected = np.repeat(by_kind[0] * float(shares[0]) + by_kind[1] * float(shares[1]), members)
     assert np.array_equal(sum(between), expected)
     assert np.array_equal(found.flops().sum(axis=0) * members, np.repeat(outer.flops().sum(axis=0), members))
-
-
-@st.composite
-def named_cases(draw: st.DrawFn) -> tuple[str, Workload, int, dict[str, Any]]:
-    """A name with a variant, a layer, the ranks and options."""
-    members, groups = draw(st.sampled_from([(2, 2), (2, 3), (3, 2), (1, 3)]))
-    variant = draw(st.sampled_from(VARIANTS))
-    layer = draw(attention_layers(max_positions=14))
-    layer = replace(layer, heads=2 * members, kv_heads=draw(st.sampled_from([1, members, 2 * members])))
-    options = draw(st.sampled_from([{}, options_of(variant)]))
-    return f"usp:{members}x{groups}:{variant}", layer, members * groups, options
-
-
-@settings(max_examples=40, deadline=None)
-@given(named_cases())
-def test_any_layer_is_computed_by_any_variant(case: tuple[str, Workload, int, dict[str, Any]]) -> None:
-    name, layer, n, options = case
-    passes = passes_of(name, full_mesh(n), layer, **options)
-    check_fit(*passes)
-    for schedule in passes:
-        assert isinstance(schedule.task, AttentionTask)
-        assert schedule.task.layout == attention_layout(name, layer, n)
-        assert schedule.flops().sum() == schedule.task.total_flops
-        for rank in range(n):
-            rank_part(schedule, rank)
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 1)
 
 
 @pytest.mark.parametrize(("members", "groups"), [(2, 3), (2, 4), (2, 5), (4, 3)])

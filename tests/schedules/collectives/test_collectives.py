@@ -29,8 +29,8 @@ from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, collective, kind_of
 from tasp_lab.schedules.collectives.ring_reductions import (
     RingSumSteps,
     multi_ring_all_reduce,
@@ -38,7 +38,7 @@ from tasp_lab.schedules.collectives.ring_reductions import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from tasp_lab.schedules.registry import build_schedules, check_names
+from tasp_lab.schedules.registry import COLLECTIVES, check_names, kind_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.cuts import ranks_behind
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology

@@ -12,9 +12,8 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.measure.readers.table import COLLECTIVES
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.collectives.library_calls import library_schedule
-from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
-from tasp_lab.schedules.collectives.registry import COLLECTIVES as BY_NAME
+from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
+from tasp_lab.schedules.registry import COLLECTIVES as BY_NAME
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 

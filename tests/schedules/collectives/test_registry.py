@@ -12,11 +12,10 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.predict import predict
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.schedules.attention.registry import attention_names
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.kinds import KINDS, CollectiveKind
-from tasp_lab.schedules.collectives.registry import COLLECTIVES, CollectiveSpec
-from tasp_lab.schedules.registry import build_schedules
+from tasp_lab.schedules.registry import COLLECTIVES, SCHEDULES, ScheduleSpec, attention_names
 from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.workload.layer import Workload
 
@@ -26,7 +25,7 @@ def test_every_collective_has_its_facts() -> None:
 
 
 def test_a_schedule_that_is_registered_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COLLECTIVES, "mine", CollectiveSpec("AllGather", ring_all_gather))  # type: ignore[arg-type]
+    monkeypatch.setitem(SCHEDULES, "mine", ScheduleSpec("AllGather", ring_all_gather))
     mine, ring = predict(Machine(switch(4)), ["mine", "ring"], 1000)
     assert mine.time_s == ring.time_s
     assert mine.bound_s == ring.bound_s

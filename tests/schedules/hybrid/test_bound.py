@@ -12,11 +12,10 @@ from sim.bounds.linear import linear_bound_s
 from sim.simulate import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.stack import hybrid_schedules
 from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.registry import linear_schedules
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.prediction.provenance import plain
-from tasp_lab.workload.layer import MAX_SUM, Workload
-from tasp_lab.workload.layer_pattern import MAX_LAYERS, expand_layers
+from tasp_lab.workload.layer import MAX_LAYERS, MAX_SUM, Workload, expand_layers
 
 HYBRID = Workload(64, heads=4, kv_heads=2, mask="causal", kind="hybrid", layers="LLS", decay="scalar", window=7)
 

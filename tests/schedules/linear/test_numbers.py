@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.composition import in_chunks, stacked
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.registry import LINEAR, linear_schedules
+from tasp_lab.schedules.build import linear_schedules
+from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.mutations import campaign, is_right_in_orders

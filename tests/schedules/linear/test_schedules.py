@@ -19,10 +19,10 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.registry import attention_schedules
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.linear.lasp import best_pieces
-from tasp_lab.schedules.linear.registry import LINEAR, linear_schedules
 from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
 

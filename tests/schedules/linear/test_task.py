@@ -8,7 +8,7 @@ import pytest
 
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedule.calls import Calls
-from tasp_lab.schedules.linear.registry import linear_schedules
+from tasp_lab.schedules.build import linear_schedules
 from tasp_lab.schedules.linear.task import (
     CHUNK_GRADIENTS,
     CHUNK_STATES,

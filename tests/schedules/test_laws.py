@@ -1,0 +1,265 @@
+"""Laws of all registered schedules, whatever their kind: a new schedule is checked here without a test of its own.
+
+Layers are small and drawn; the oracle of numbers is a computation of the whole layer in float64.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.bounds.attention import entering_bytes
+from sim.bounds.least import least_s
+from sim.simulate import simulate
+from tasp_lab.core.errors import ScheduleError, TaspLabError
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import check_fit
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.build import attention_layout, build_schedules
+from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, attention_names_on, options_of, uses_rings
+from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Work, Workload
+from tests.sim.test_array_engine import assert_agree
+from tests.support.mutations import is_right_in_orders
+from tests.support.numeric_tasks import numbers_of
+from tests.support.strategies import attention_layers
+from tests.support.world import World
+
+N = 4
+SOFTMAX = attention_names_on(N)
+VARIANTS = attention_names_on(N, variants=True)
+HYBRIDS = ("lasp-2+tasp", "all-scan+ulysses")
+LAYERS = [*SOFTMAX, *LINEAR, *HYBRIDS]
+NAMES = [*COLLECTIVES, *LAYERS]
+MASKS = ("full", "causal")
+BOTH = AttentionOptions("both")
+
+few = settings(max_examples=4, deadline=None)
+rates, launches = st.fractions(1, 100, max_denominator=7), st.fractions(0, 3, max_denominator=5)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Four ranks with links between all of them; numbers are exact."""
+    rate, latency = draw(rates), draw(launches)
+    topology = draw(st.sampled_from([
+        full_mesh(N, rate, latency),
+        switch(N, rate, latency),
+        nodes(2, 2, link_bandwidth_bytes_per_s=rate, link_latency_s=latency,
+              nic_bandwidth_bytes_per_s=draw(rates), nic_latency_s=latency),
+    ]))  # fmt: skip
+    return Machine(topology, compute=ComputeRate(1000 * draw(rates)))
+
+
+def work_of(name: str, mask: str = "causal", sequence: int = 24) -> Work:
+    """What a schedule computes on four ranks: 48 bytes per rank, or a layer."""
+    if name in COLLECTIVES:
+        return 48
+    if "+" in name:
+        return Workload(sequence, heads=4, kv_heads=4, head_dim=2, mask="causal", kind="hybrid", layers="LS")
+    kind: Any = "linear" if name in LINEAR else "softmax"
+    return Workload(sequence, heads=4, kv_heads=4, head_dim=2, mask=mask, kind=kind)
+
+
+def build(name: str, topology: Topology, work: Work, options: AttentionOptions = BOTH) -> tuple[Schedule, ...]:
+    if name in COLLECTIVES:
+        options = AttentionOptions()
+    return build_schedules(name, topology, work, options=options)
+
+
+OTHERS: dict[str, Any] = {
+    "trim": False,
+    "buffers": 5,
+    "dataflow": "rotate-kv",
+    "gradient_dtype": "fp32",
+    "result_dtype": "fp32",
+    "tail_chunks": 2,
+    "stages": 2,
+    "groups": "strided",
+    "travels": "keys",
+    "pieces": 2,
+    "direction": "ascending",
+}
+"""A value of each option that is not its default."""
+
+
+@st.composite
+def options_for(draw: st.DrawFn, name: str) -> AttentionOptions:
+    """Each option that applies to a schedule, with its default or with another value that changes no refusal."""
+    applying = [option for option in options_of(name) if option != "travels" and draw(st.booleans())]
+    return AttentionOptions("both", **{option: OTHERS[option] for option in applying})
+
+
+def applies(name: str, layer: Workload, n: int = N) -> bool:
+    """Whether a schedule computes such heads and masks; what it refuses has a test of its own."""
+    try:
+        build(name, full_mesh(n), layer)
+    except ScheduleError as error:
+        if any(each in str(error) for each in ("KV heads", "heads, expected a multiple", "causal mask")):
+            return False
+        raise
+    return True
+
+
+# -- what is computed -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", VARIANTS)
+@few
+@given(attention_layers(max_positions=20), st.integers(1, 6), st.data())
+def test_any_layer_is_computed_once(name: str, layer: Workload, ranks: int, data: st.DataObject) -> None:
+    """The FLOPs are those of the pairs of the mask, backward five products instead of two."""
+    n, options = N if ":" in name else ranks, data.draw(options_for(name))
+    if not applies(name, layer, n):
+        return
+    position = np.arange(layer.sequence)
+    document = np.repeat(np.arange(len(layer.documents or (0,))), layer.documents or (layer.sequence,))
+    ahead = position[:, None] - position
+    seen = (document[:, None] == document) & ((ahead >= 0) | (layer.mask == "full"))
+    if layer.window is not None:
+        seen &= ahead < layer.window
+    forward, backward = build(name, full_mesh(n), layer, options)
+    assert forward.flops().sum() == seen.sum() * layer.flops_per_pair
+    assert 2 * backward.flops().sum() == 5 * forward.flops().sum()
+    for schedule, rank in product((forward, backward), range(n)):
+        rank_part(schedule, rank)  # operands of its calls lie side by side
+
+
+@pytest.mark.parametrize("name", [*COLLECTIVES, *VARIANTS, *LINEAR, *HYBRIDS])
+@few
+@given(st.integers(1, 20), st.sampled_from(MASKS), st.integers(1, 5), st.data())
+def test_the_numbers_are_those_of_the_whole_layer(
+    name: str, sequence: int, mask: str, ranks: int, data: st.DataObject
+) -> None:
+    """Executed step by step, and in random orders that wait as the dependencies demand."""
+    n, work, options = N if ":" in name else ranks, work_of(name, mask, sequence), BOTH
+    if isinstance(work, Workload):
+        options = data.draw(options_for(name))
+        if work.kind == "softmax":
+            work = data.draw(attention_layers(max_positions=12))
+        if not applies(name, work, n):
+            return
+    for schedule in build(name, full_mesh(n), work, options):
+        world = World.of(schedule)
+        assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+@pytest.mark.parametrize(("name", "mask"), [*product([*SOFTMAX], MASKS)])
+def test_balanced_layouts_give_all_ranks_equal_work(name: str, mask: str) -> None:
+    """Schedules whose layout is that of the mask, and that do not choose per pair of ranks where to compute it."""
+    if ATTENTION[name.partition(":")[0]].layout != "balanced" or "travels" in options_of(name):
+        return
+    for schedule in build(name, full_mesh(N), work_of(name, mask, 16 * N)):
+        flops = schedule.flops().sum(axis=0)
+        assert (flops == flops[0]).all()
+        assert flops[0] > 0
+
+
+@pytest.mark.parametrize(("name", "mask"), [*product(VARIANTS, MASKS)])
+def test_the_backward_pass_starts_with_what_the_forward_pass_left(name: str, mask: str) -> None:
+    forward, backward = build(name, full_mesh(N), work_of(name, mask, 22))
+    check_fit(forward, backward)
+    assert isinstance(backward.task, AttentionTask)
+    assert backward.task.layout == attention_layout(name, backward.task.workload, full_mesh(N))
+
+
+# -- bounds and engines -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", SOFTMAX)
+@few
+@given(attention_layers(max_positions=20))
+def test_what_enters_a_rank_is_no_less_than_any_schedule_must_send(name: str, layer: Workload) -> None:
+    if not applies(name, layer):
+        return
+    for schedule in build(name, full_mesh(N), layer):
+        task, received = schedule.task, np.zeros(N, dtype=np.int64)
+        assert isinstance(task, AttentionTask)
+        for step in schedule.steps:
+            np.add.at(received, step.destination, schedule.block_bytes[step.block])
+        held = schedule.initial | task.owned(KEYS, QUERIES)
+        assert all(received[rank] >= entering_bytes(task, held, [rank]) for rank in range(N))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@few
+@given(machines(), st.sampled_from(MASKS))
+def test_no_schedule_is_faster_than_its_bound_and_both_engines_agree(name: str, machine: Machine, mask: str) -> None:
+    work = work_of(name, mask)
+    if isinstance(work, Workload) and not applies(name, work):
+        return
+    for schedule in build(name, machine.topology, work):
+        assert_agree(schedule, machine)
+        assert simulate(schedule, machine).time_s >= least_s(schedule, machine)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_runs_are_identical_and_schedules_have_one_digest(name: str) -> None:
+    machine = Machine(full_mesh(N, Fraction(7), Fraction(1, 3)), compute=ComputeRate(Fraction(1000)))
+    passes = build(name, machine.topology, work_of(name))
+    assert [each.digest for each in passes] == [each.digest for each in build(name, machine.topology, work_of(name))]
+    assert len({each.digest for each in passes}) == len(passes)
+    for schedule in passes:
+        first, *others = (simulate(schedule, machine) for _ in range(10))
+        assert all(each.events == first.events for each in others)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_without_links_it_is_built_or_refused_in_one_line(name: str) -> None:
+    """On a ring of links one way: what is built uses its links alone, what is not names the schedule or the ranks."""
+    topology, passes, refusal = ring(N), (), ""
+    try:
+        passes = build(name, topology, work_of(name))
+    except TaspLabError as error:
+        refusal = str(error)
+    assert passes or re.fullmatch(r"[^\n]*(rank|link|ring)[^\n]*", refusal)
+    for schedule in passes:
+        for step in schedule.steps:
+            assert topology.have_routes(step.source, step.destination).all()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if uses_rings(name)])
+def test_rings_of_other_ranks_are_refused_in_one_line(name: str) -> None:
+    options = AttentionOptions()
+    with pytest.raises(TaspLabError, match=r"^[^\n]*\b5\b[^\n]*$"):
+        build_schedules(name, full_mesh(N), work_of(name), decompose(full_mesh(5)), options)
+
+
+@pytest.mark.parametrize("name", [name for name in SOFTMAX if ":" in name])
+def test_a_split_of_other_ranks_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ScheduleError, match=rf"^schedule '{name}' is for {N} ranks, expected a split of 6$"):
+        build(name, full_mesh(6), work_of(name))
+
+
+def test_there_is_a_value_of_every_option() -> None:
+    assert {"passes", *OTHERS} == {each.name for each in fields(AttentionOptions)}
+    assert {option for name in LAYERS for option in options_of(name)} == set(OTHERS)
+
+
+@pytest.mark.parametrize(("name", "option"), [*product(LAYERS, OTHERS)])
+def test_options_that_do_not_apply_are_refused_and_the_others_accepted(name: str, option: str) -> None:
+    options, topology = AttentionOptions("both", **{option: OTHERS[option]}), full_mesh(N)
+    if option in options_of(name):
+        assert len(build(name, topology, work_of(name), options)) == 2
+        return
+    what = option.replace("_", " ")
+    with pytest.raises(ScheduleError, match=rf"^schedule '[^']*': {what} {OTHERS[option]!r} does not apply to it"):
+        build(name, topology, work_of(name), options)
+
+
+@pytest.mark.parametrize("option", [name for name, other in OTHERS.items() if type(other) is int])
+@pytest.mark.parametrize("value", [0, -1])
+def test_numbers_of_options_are_positive(option: str, value: int) -> None:
+    what = "buffers, expected 2 or more" if option == "buffers" else "expected 1 or more"
+    with pytest.raises(ScheduleError, match=what):
+        AttentionOptions(**{option: value})
