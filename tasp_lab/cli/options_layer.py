@@ -297,7 +297,7 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _repeats(pattern: str, period: str) -> bool:
     """Whether a pattern is a period of layers, once or several times."""
-
+    from tasp_lab.workload.layer import expand_layers
 
     layers = expand_layers(pattern)
     return layers == period * (len(layers) // len(period))
