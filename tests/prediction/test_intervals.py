@@ -22,6 +22,7 @@ from tasp_lab.machines.parameters import Parameters
 from tasp_lab.machines.sampling import Sampling, kernel_samples, machine_samples
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers.table import parse_table
+from tasp_lab.prediction.columns import fields_of, view_of
 from tasp_lab.prediction.interval import Interval, quantile
 from tasp_lab.prediction.residual_fit import residual_of
 from tasp_lab.prediction.residuals import Regime, groups
@@ -235,7 +236,7 @@ def test_ideal_links_are_exact(machine: str) -> None:
         predict(machine, "ring-attention", Workload(4096 * 24), compute="timed:300TFLOP/s")[0],
     ):
         assert found.time_low_s == found.time_high_s == float(found.time_s)
-        document = found.to_dict()["interval"]
+        document = fields_of(found, view_of(found))["interval"]
         assert document == {
             "regime": "ideal links: exact", "rows": 0, "machines": 0, "borrowed": None, "samples": 0,
         }  # fmt: skip
