@@ -16,6 +16,7 @@ from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
 from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
 from tasp_lab.measure.readers import MeasuredTable
+from tasp_lab.prediction.columns import COLUMNS
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown
@@ -188,7 +189,8 @@ def test_every_name_of_code_in_a_document_exists() -> None:
         (document.name, code)
         for document in DOCUMENTS
         for code in inline_code(document)
-        if re.fullmatch(r"(tasp_lab|sim|runtime)(\.\w+)+", code) and code.removeprefix("tasp_lab.") not in tasp_lab.__all__
+        if re.fullmatch(r"(tasp_lab|sim|runtime)(\.\w+)+", code)
+        and code.removeprefix("tasp_lab.") not in tasp_lab.__all__
     }
     assert len(names) > 20
     assert sorted(f"{document}: {name}" for document, name in names if not exists(name)) == []
@@ -209,6 +211,13 @@ def exists(name: str) -> bool:
         return hasattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError:
         return False
+
+
+def test_columns_that_a_document_explains_are_in_tables() -> None:
+    table = prose(ROOT / "docs/attention.md").partition("| column | meaning |\n")[2].partition("\n\n")[0]
+    titles = [title for line in table.splitlines()[1:] for title in line.split("|")[1].strip().split("; ")]
+    assert len(titles) > 8
+    assert set(titles) <= {column.title for column in COLUMNS}
 
 
 def test_the_readme_is_one_screen_of_links() -> None:
