@@ -34,12 +34,12 @@ def evaluate(point: Point) -> Row:
     >>> row["status"], row["ranks"], row["time_s"] > row["compute_s"]
     ('ok', 4, True)
     """
-    (row,) = answers([point])
+    (row,) = group_rows([point])
     assert not isinstance(row, str), "no key is known"
     return labelled(row, point)
 
 
-def answers(
+def group_rows(
     points: Sequence[Point], screen: bool = False, known: Collection[str] = (), code: str = CODE
 ) -> list[Row | str]:
     """The rows of points with one machine and one layer, without labels; only the key of those whose key is `known`.
