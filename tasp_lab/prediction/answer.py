@@ -468,6 +468,22 @@ class Answer:
         return max(each.buffer_bytes for each in self.passes)
 
     @property
+    def memory_bytes(self) -> int:
+        """The memory of the rank with the most positions: tensors of the layer, their gradients, and buffers."""
+        layer, positions = self.layer, -(-self.layer.sequence // self.world_size)
+        tensors = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position  # queries, results, keys and values
+        sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
+        copies = 1 if self.options.passes == "forward" else 2  # gradients of all four
+        return positions * (copies * tensors + sums) + self.buffer_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a GPU has `memory_bytes`; None where its memory is unknown."""
+        from tasp_lab.prediction.training_step.rates import step_rates  # which a prediction of times does not need
+
+        return step_rates(self.passes[0].machine).holds(self.memory_bytes)
+
+    @property
     def relayout_bytes(self) -> int | None:
         """Those of `bytes_sent` that re-layouts of a hybrid send; None of a layer."""
         if not self.computes or self.layer.kind != "hybrid":
