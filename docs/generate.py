@@ -26,36 +26,6 @@ from tasp_lab.workload.layer import Workload
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
-MOVES = {
-    "ring-attention": "keys and values around one ring",
-    "zigzag-ring-attention": "the same",
-    "striped-ring-attention": "the same",
-    "tasp": "keys and values around all rings of the topology at once",
-    "token-ring": "queries around one ring, results straight to their owners (TokenRing)",
-    "zigzag-token-ring": "the same",
-    "token-multi-ring": "queries around all rings at once, results straight to their owners",
-    "kv-and-q-rings": "keys or queries around all rings at once, for each pair of ranks whichever is fewer bytes",
-    "ulysses": "all-to-alls of queries, keys and values, and of results; each rank attends with some of the heads",
-    "usp:UxR": "Ulysses in groups of U ranks, a ring between the R groups, or any schedule that follows a colon",
-    "kv-all-gather": "keys and values gathered around one ring; then one kernel call per span of queries",
-    "multi-ring-kv-all-gather": "the same, gathered around all rings",
-    "direct-kv-all-gather": "the same, sent to all ranks at once",
-    "trees-kv-all-gather": "the same, along a packing of trees",
-    "direct-attention": "keys and values straight to the ranks whose mask needs them, in stages (MagiAttention)",
-    "burst": "keys and values around one ring; backward `rotate-q` (BurstAttention)",
-    "double-ring:WxR": "keys and values around R inner rings of W ranks, and from ring to ring meanwhile (LoongTrain)",
-    "grid:YxX": "queries gathered along Y rows of X ranks, keys and values along columns; results back",
-    "lasp": "one state, decayed and added to at each rank, on n - 1 hops one after another",
-    "all-scan": "the state of `lasp` in `--pieces`, groups of KV heads, each sent on at once (ZeCO)",
-    "lasp-2": "the states of all chunks, around one ring, beside the attention within chunks",
-    "multi-ring-lasp-2": "the same, around all rings",
-    "direct-lasp-2": "the same, sent to all ranks at once",
-    "trees-lasp-2": "the same, along a packing of trees",
-    "ring-linear-attention": "keys and values around one ring; queries times keys, quadratic in the sequence",
-    "ring-linear-attention-right": "the same; a state of each chunk's keys, linear in the sequence",
-}
-"""What moves in a forward pass, by the names that users see."""
-
 
 def table(*rows: tuple[str, ...]) -> str:
     """A table of Markdown; the first row is its head.
@@ -75,7 +45,7 @@ def attention_table() -> str:
     for name, spec in ATTENTION.items():
         shown = f"{name}:{spec.split}" if spec.split else name
         options = " ".join(f"`{flag(option)}`" for option in options_of(f"{name}:2x2" if spec.split else name))
-        rows.append((f"`{shown}`", layouts(f"{name}:2x2" if spec.split else name), MOVES[shown], options))
+        rows.append((f"`{shown}`", layouts(f"{name}:2x2" if spec.split else name), spec.moves, options))
     return table(*rows)
 
 
@@ -98,7 +68,7 @@ def flag(field: str) -> str:
 
 def linear_table() -> str:
     """The schedules of linear attention."""
-    return table(("schedule", "what moves, forward"), *((f"`{name}`", MOVES[name]) for name in LINEAR))
+    return table(("schedule", "what moves, forward"), *((f"`{name}`", LINEAR[name].moves) for name in LINEAR))
 
 
 def collectives_table() -> str:

@@ -63,6 +63,7 @@ class ScheduleSpec:
         rings. Of attention, the schedules, one per pass, from its name, a topology, a workload and `AttentionOptions`
         (of linear attention also from decays); with the keyword `decomposition` if it uses rings, `split` if it is a
         family, and `variant` if that has variants.
+    moves : what moves in a forward pass, for the tables of the documents.
     layout : of attention, a name of `tasp_lab.workload.sequence_layout.LAYOUTS`, or ``balanced`` for that of the mask;
         or a function of a workload and a number of ranks, with the keywords `split` and `variant` as above.
     options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
@@ -80,6 +81,7 @@ class ScheduleSpec:
 
     kind: Kind
     builder: Callable[..., Any]
+    moves: str = ""
     layout: str | Callable[..., SequenceLayout] = "balanced"
     options: tuple[str, ...] = ()
     uses_rings: bool = False

@@ -48,7 +48,7 @@ def test_options_are_searched(tell: Tell) -> None:
 @pytest.mark.parametrize(
     ("work", "schedule", "telling"),
     [
-        (LAYER, "tasp", "schedule 'tasp' is for softmax attention, expected one for linear attention: lasp, lasp-2, "),
+        (LAYER, "tasp", "schedule 'tasp' is for softmax attention, expected one for linear attention: lasp, all-scan"),
         (LAYER, "usp:2x2", "schedule 'usp:2x2' is for softmax attention, expected one for linear attention"),
         (LAYER, "ring", "schedule 'ring' is an AllGather, expected one for linear attention"),
         (LAYER, "lasp-3", "unknown schedule 'lasp-3', did you mean 'lasp-2'?"),

@@ -156,7 +156,7 @@ def write_samples(folder: Path) -> None:
 def slower(collective: NcclTestsName) -> MeasuredTable:
     sizes = [2**power for power in range(28, 33)]
     (case,) = cases_of([table(collective, np.ones(len(sizes)), sizes)], Choice(H100, "8"))
-    return table(collective, 1.1 * Simulated(H100, [case])(H100), sizes)
+    return table(collective, 1.1 * Simulated(H100, [case])(H100.parameters), sizes)
 
 
 def test_every_exception_is_a_command_of_a_document() -> None:

@@ -166,7 +166,7 @@ def test_it_works_without_root() -> None:
         "from runtime.fabric.emulated import emulate\n"
         "from runtime.protocol.jobs import RunSchedule\n"
         "from runtime.ranks.launcher import launch\n"
-        "from tasp_lab.schedules.registry import collective\n"
+        "from tasp_lab.schedules.build import collective\n"
         "from tasp_lab.topology.builders import full_mesh\n"
         "mesh = full_mesh(2, 5e6, 0.0)\n"
         "with emulate(mesh) as built, launch(built.locations) as ranks:\n"

@@ -254,10 +254,27 @@ def circulation_plans(
     return [plan for plan in plans if dataflow != "auto" or _is_linked(plan.backward, topology)]
 
 
-@schedule("ring-attention", "softmax", layout="contiguous", options=OVER_ONE_RING, is_baseline=True)
-@schedule("zigzag-ring-attention", "softmax", layout="zigzag", options=OVER_ONE_RING, is_baseline=True)
-@schedule("striped-ring-attention", "softmax", layout="striped", options=OVER_ONE_RING, is_baseline=True)
-@schedule("tasp", "softmax", options=CIRCULATION_OPTIONS, uses_rings=True)
+@schedule(
+    "ring-attention",
+    "softmax",
+    moves="keys and values around one ring",
+    layout="contiguous",
+    options=OVER_ONE_RING,
+    is_baseline=True,
+)
+@schedule(
+    "zigzag-ring-attention", "softmax", moves="the same", layout="zigzag", options=OVER_ONE_RING, is_baseline=True
+)
+@schedule(
+    "striped-ring-attention", "softmax", moves="the same", layout="striped", options=OVER_ONE_RING, is_baseline=True
+)
+@schedule(
+    "tasp",
+    "softmax",
+    moves="keys and values around all rings of the topology at once",
+    options=CIRCULATION_OPTIONS,
+    uses_rings=True,
+)
 def circulation_schedules(
     name: str,
     topology: Topology,

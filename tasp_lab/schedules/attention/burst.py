@@ -21,7 +21,12 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
-@schedule("burst", "softmax", options=("trim", "buffers", "gradient_dtype"))
+@schedule(
+    "burst",
+    "softmax",
+    moves="keys and values around one ring; backward `rotate-q` (BurstAttention)",
+    options=("trim", "buffers", "gradient_dtype"),
+)
 def burst(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:

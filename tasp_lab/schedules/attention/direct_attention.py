@@ -141,7 +141,12 @@ def _pieces(task: AttentionTask, stages: int) -> Iterator[tuple[int, int, int, i
                 yield block, first + start, end - start, stage
 
 
-@schedule("direct-attention", "softmax", options=("buffers", "gradient_dtype", "stages"))
+@schedule(
+    "direct-attention",
+    "softmax",
+    moves="keys and values straight to the ranks whose mask needs them, in stages (MagiAttention)",
+    options=("buffers", "gradient_dtype", "stages"),
+)
 def direct_attention(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:

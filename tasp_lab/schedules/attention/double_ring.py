@@ -135,7 +135,13 @@ def _around(rings: IntArray, shares: Sequence[Fraction], groups: int, directions
     return Routes(rings, groups, tuple(share / count for share in shares) * count, lane, direction)
 
 
-@schedule("double-ring:WxR", "softmax", options=("trim", "buffers", "gradient_dtype", "groups"), variants=("tasp",))
+@schedule(
+    "double-ring:WxR",
+    "softmax",
+    moves="keys and values around R inner rings of W ranks, and from ring to ring meanwhile (LoongTrain)",
+    options=("trim", "buffers", "gradient_dtype", "groups"),
+    variants=("tasp",),
+)
 def double_ring(
     name: str,
     topology: Topology,

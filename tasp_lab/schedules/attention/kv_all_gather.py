@@ -52,10 +52,25 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
-@schedule("kv-all-gather", "softmax", options=("trim", "gradient_dtype"))
-@schedule("multi-ring-kv-all-gather", "softmax", options=("trim", "gradient_dtype"), uses_rings=True)
-@schedule("direct-kv-all-gather", "softmax", options=("trim", "gradient_dtype"))
-@schedule("trees-kv-all-gather", "softmax", options=("trim", "gradient_dtype"))
+@schedule(
+    "kv-all-gather",
+    "softmax",
+    moves="keys and values gathered around one ring; then one kernel call per span of queries",
+    options=("trim", "gradient_dtype"),
+)
+@schedule(
+    "multi-ring-kv-all-gather",
+    "softmax",
+    moves="the same, gathered around all rings",
+    options=("trim", "gradient_dtype"),
+    uses_rings=True,
+)
+@schedule(
+    "direct-kv-all-gather", "softmax", moves="the same, sent to all ranks at once", options=("trim", "gradient_dtype")
+)
+@schedule(
+    "trees-kv-all-gather", "softmax", moves="the same, along a packing of trees", options=("trim", "gradient_dtype")
+)
 def kv_all_gather(
     name: str,
     topology: Topology,

@@ -90,7 +90,13 @@ KEYS_ONLY: Sides = ("keys",)
 BOTH_SIDES: Sides = ("keys", "queries")
 
 
-@schedule("kv-and-q-rings", "softmax", options=(*STRAIGHT_HOME, "travels"), uses_rings=True)
+@schedule(
+    "kv-and-q-rings",
+    "softmax",
+    moves="keys or queries around all rings at once, for each pair of ranks whichever is fewer bytes",
+    options=(*STRAIGHT_HOME, "travels"),
+    uses_rings=True,
+)
 def kv_and_q_rings(
     name: str,
     topology: Topology,

@@ -64,8 +64,14 @@ MAX_BALANCED_RINGS = 128
 """More rings cut queries into too many small messages: on 32 ranks it would be 496 instead of 31."""
 
 
-@schedule("token-ring", "softmax", layout="contiguous", options=(*STRAIGHT_HOME, "tail_chunks"))
-@schedule("zigzag-token-ring", "softmax", layout="zigzag", options=(*STRAIGHT_HOME, "tail_chunks"))
+@schedule(
+    "token-ring",
+    "softmax",
+    moves="queries around one ring, results straight to their owners (TokenRing)",
+    layout="contiguous",
+    options=(*STRAIGHT_HOME, "tail_chunks"),
+)
+@schedule("zigzag-token-ring", "softmax", moves="the same", layout="zigzag", options=(*STRAIGHT_HOME, "tail_chunks"))
 def token_ring(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:
@@ -80,7 +86,13 @@ def token_ring(
     return _passes(name, topology, workload, options, np.tile(downward, (chunks, 1)), shares, steps_of)
 
 
-@schedule("token-multi-ring", "softmax", options=STRAIGHT_HOME, uses_rings=True)
+@schedule(
+    "token-multi-ring",
+    "softmax",
+    moves="queries around all rings at once, results straight to their owners",
+    options=STRAIGHT_HOME,
+    uses_rings=True,
+)
 def token_multi_ring(
     name: str,
     topology: Topology,

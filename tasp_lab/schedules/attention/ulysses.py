@@ -32,7 +32,13 @@ from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 
 
-@schedule("ulysses", "softmax", layout="contiguous", options=("gradient_dtype", "result_dtype"))
+@schedule(
+    "ulysses",
+    "softmax",
+    moves="all-to-alls of queries, keys and values, and of results; each rank attends with some of the heads",
+    layout="contiguous",
+    options=("gradient_dtype", "result_dtype"),
+)
 def ulysses(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:

@@ -26,8 +26,21 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
-@schedule("lasp", "linear", layout=chunk_layout, moves_states=True)
-@schedule("all-scan", "linear", layout=chunk_layout, options=("pieces",), moves_states=True)
+@schedule(
+    "lasp",
+    "linear",
+    moves="one state, decayed and added to at each rank, on n - 1 hops one after another",
+    layout=chunk_layout,
+    moves_states=True,
+)
+@schedule(
+    "all-scan",
+    "linear",
+    moves="the state of `lasp` in `--pieces`, groups of KV heads, each sent on at once (ZeCO)",
+    layout=chunk_layout,
+    options=("pieces",),
+    moves_states=True,
+)
 def lasp(
     name: str,
     topology: Topology,

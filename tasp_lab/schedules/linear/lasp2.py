@@ -35,10 +35,39 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 
-@schedule("lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True)
-@schedule("multi-ring-lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True, uses_rings=True)
-@schedule("direct-lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True)
-@schedule("trees-lasp-2", "linear", layout=chunk_layout, options=("trim",), moves_states=True)
+@schedule(
+    "lasp-2",
+    "linear",
+    moves="the states of all chunks, around one ring, beside the attention within chunks",
+    layout=chunk_layout,
+    options=("trim",),
+    moves_states=True,
+)
+@schedule(
+    "multi-ring-lasp-2",
+    "linear",
+    moves="the same, around all rings",
+    layout=chunk_layout,
+    options=("trim",),
+    moves_states=True,
+    uses_rings=True,
+)
+@schedule(
+    "direct-lasp-2",
+    "linear",
+    moves="the same, sent to all ranks at once",
+    layout=chunk_layout,
+    options=("trim",),
+    moves_states=True,
+)
+@schedule(
+    "trees-lasp-2",
+    "linear",
+    moves="the same, along a packing of trees",
+    layout=chunk_layout,
+    options=("trim",),
+    moves_states=True,
+)
 def lasp2(
     name: str,
     topology: Topology,

@@ -45,8 +45,22 @@ Row = tuple[int, int, int, int, bool]
 RING_OPTIONS = ("trim", "buffers", "gradient_dtype")
 
 
-@schedule("ring-linear-attention", "linear", layout=chunk_layout, options=RING_OPTIONS, is_baseline=True)
-@schedule("ring-linear-attention-right", "linear", layout=chunk_layout, options=RING_OPTIONS, is_baseline=True)
+@schedule(
+    "ring-linear-attention",
+    "linear",
+    moves="keys and values around one ring; queries times keys, quadratic in the sequence",
+    layout=chunk_layout,
+    options=RING_OPTIONS,
+    is_baseline=True,
+)
+@schedule(
+    "ring-linear-attention-right",
+    "linear",
+    moves="the same; a state of each chunk's keys, linear in the sequence",
+    layout=chunk_layout,
+    options=RING_OPTIONS,
+    is_baseline=True,
+)
 def ring_linear_attention(
     name: str,
     topology: Topology,
