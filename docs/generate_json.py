@@ -10,22 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from tasp_lab.prediction.columns import View, columns
+from tasp_lab.prediction.step_results import STEP_COLUMNS
 
-PAGES: dict[str, tuple[View, ...]] = {"json.md": ("collective", "layer", "ranking"), "studies.md": ("study",)}
-"""The views whose tables a page has."""
+PAGES = {"json.md": ("collective", "layer", "ranking", "step"), "studies.md": ("study",)}
+"""The tables of a page: columns of a view of answers, or those of whole steps."""
 
 _BLOCK = re.compile(r"<!-- columns: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def table(view: View) -> str:
+def table(view: View | Literal["step"]) -> str:
     """The columns of a view, one line each."""
+    listed = STEP_COLUMNS if view == "step" else columns(view)
     lines = [f"| {'column' if view == 'study' else 'field'} | meaning |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{column.name}` | {column.meaning} |" for column in columns(view))])
+    return "\n".join([*lines, *(f"| `{column.name}` | {column.meaning} |" for column in listed)])
 
 
-def generated(page: str, expected: Sequence[View]) -> str:
+def generated(page: str, expected: Sequence[str]) -> str:
     """The page with its tables made anew. Raises `ValueError` unless there is one of each view."""
     views = _BLOCK.findall(page)
     if sorted(views) != sorted(expected):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
@@ -35,10 +35,13 @@ NEAR = 1.3
 
 NOT_SAMPLED = "not sampled"
 
+Subject = TypeVar("Subject")
+"""What has a value in the column."""
+
 
 @dataclass(frozen=True)
-class Column:
-    """A column of answers.
+class Column(Generic[Subject]):
+    """A column of answers, or of whole steps (`tasp_lab.prediction.step_results.STEP_COLUMNS`).
 
     Parameters
     ----------
@@ -57,16 +60,16 @@ class Column:
 
     name: str
     meaning: str
-    value: Callable[[Answer], object] | None
+    value: Callable[[Subject], object] | None
     json: tuple[View, ...] = ()
     title: str = ""
     tables: tuple[View, ...] = ()
-    cell: Callable[[Answer, Answer | None], str] | None = None
-    when: Callable[[Answer], bool] | None = None
+    cell: Callable[[Subject, Subject | None], str] | None = None
+    when: Callable[[Subject], bool] | None = None
     always: bool = False
     tells_apart: bool = False
 
-    def text(self, answer: Answer, first: Answer | None) -> str:
+    def text(self, answer: Subject, first: Subject | None) -> str:
         """The cell of a table."""
         if self.cell is not None:
             return self.cell(answer, first)
@@ -132,7 +135,7 @@ def _options(answer: Answer) -> dict[str, object]:
     return {name: getattr(answer.options, name) for name in names}
 
 
-_PREDICTIONS: tuple[Column, ...] = (
+_PREDICTIONS: tuple[Column[Answer], ...] = (
     # What was asked.
     Column("schedule", "its name", lambda a: a.schedule, ALL, "schedule", ALL, always=True),
     Column(
@@ -417,23 +420,23 @@ def _order_spread(answer: Answer) -> float | None:
     return None if answer.interval is None else answer.interval.residual.own
 
 
-def _point(name: str, meaning: str) -> Column:
+def _point(name: str, meaning: str) -> Column[Answer]:
     """A column that says which point of a study a row is."""
     return Column(name, meaning, None, STUDY, tells_apart=True)
 
 
-def _history(name: str, meaning: str) -> Column:
+def _history(name: str, meaning: str) -> Column[Answer]:
     """A column that says where a row is from."""
     return Column(name, meaning, None, STUDY)
 
 
-def _as_predicted(name: str, meaning: str = "") -> Column:
+def _as_predicted(name: str, meaning: str = "") -> Column[Answer]:
     """A column of predictions in the rows of studies, too."""
     column = next(column for column in _PREDICTIONS if column.name == name)
     return Column(name, meaning or column.meaning, column.value, STUDY)
 
 
-_ROWS: tuple[Column, ...] = (
+_ROWS: tuple[Column[Answer], ...] = (
     _history("key", "the hash of the inputs, the machine, the schedules and the version of the models"),
     # Which point it is.
     _point("machine", "its name, expression or file"),
@@ -506,7 +509,7 @@ _ROWS: tuple[Column, ...] = (
     _history("inputs", "those of the point, as JSON"),
 )
 
-COLUMNS: tuple[Column, ...] = (*_PREDICTIONS, *_ROWS)
+COLUMNS: tuple[Column[Answer], ...] = (*_PREDICTIONS, *_ROWS)
 
 
 def _error_text(answer: Answer) -> str:
@@ -537,7 +540,7 @@ def fields_of(answer: Answer, view: View) -> dict[str, object]:
     return found
 
 
-def columns(view: View) -> tuple[Column, ...]:
+def columns(view: View) -> tuple[Column[Answer], ...]:
     """The columns of the JSON of a view."""
     return tuple(column for column in COLUMNS if view in column.json)
 

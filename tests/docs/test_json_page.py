@@ -21,10 +21,10 @@ def test_the_page_is_the_generated_one(name: str) -> None:
 
 
 def test_each_view_has_a_table() -> None:
-    assert sorted(view for views in PAGES.values() for view in views) == sorted(get_args(View))
+    assert sorted(view for views in PAGES.values() for view in views) == sorted([*get_args(View), "step"])
 
 
 def test_a_page_without_a_table_is_refused() -> None:
     page = (ROOT / "docs" / "json.md").read_text()
-    with pytest.raises(ValueError, match="expected one of each of collective, layer, ranking"):
+    with pytest.raises(ValueError, match="expected one of each of collective, layer, ranking, step"):
         MODULE["generated"](page.replace("columns: layer", "columns: ranking"), PAGES["json.md"])

@@ -12,14 +12,18 @@ import pytest
 import tasp_lab
 from tasp_lab.cli.process import main
 from tasp_lab.prediction import columns as module
+from tasp_lab.prediction import step_results
 from tasp_lab.prediction.columns import ALL, COLUMNS, STUDY, Column, View, columns, names
+from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.study.evaluate import evaluate
 from tasp_lab.study.point import Point
 from tasp_lab.study.rows import COLUMNS as ROW_COLUMNS
 from tests.conftest import ROOT
 
 LAYER = tasp_lab.Workload(1024, heads=4, mask="causal")
-TOY = Column("slack_s", "twice the time", lambda answer: 2 * float(answer.time_s), ALL + STUDY, "slack", ALL)
+TOY: Column[tasp_lab.Answer] = Column(
+    "slack_s", "twice the time", lambda answer: 2 * float(answer.time_s), ALL + STUDY, "slack", ALL
+)
 
 
 @pytest.fixture
@@ -71,3 +75,12 @@ def test_a_view_has_no_column_twice(view: View) -> None:
 def test_a_row_has_the_columns_of_studies_in_their_order() -> None:
     for schedule in ("tasp", "ulysses", "no-such-schedule"):
         assert tuple(evaluate(Point("full-mesh:8", schedule, LAYER))) == names("study") == ROW_COLUMNS
+
+
+def test_a_new_column_of_steps_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy: Column[StepPrediction] = Column("slack_s", "twice the time", lambda step: 2 * step.time_s)
+    monkeypatch.setattr(step_results, "STEP_COLUMNS", (*step_results.STEP_COLUMNS, toy))
+    found = tasp_lab.predict_step("h100-8", "llama-3-8b", 8192, "ulysses")
+    assert found.to_dict()["slack_s"] == 2 * found.time_s
+    assert found.to_pandas()["slack_s"].tolist() == [2 * found.time_s]
+    assert runpy.run_path(str(ROOT / "docs" / "generate_json.py"))["table"]("step").endswith("| twice the time |")
