@@ -33,7 +33,7 @@ def test_the_wheel_holds_the_three_packages_and_the_machines(tmp_path: Path) -> 
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
     data = ("machines/descriptions/dgx-1v.toml", "machines/profiles/h100.toml", "machines/accelerators/h100.toml",
             "machines/libraries/constants/nccl.toml", "measure/tables/h100_xxrjun_1x8_sendrecv.csv",
-            "study/report/page.html.j2", "study/report/page.css", "study/report/page.js")  # fmt: skip
+            "study/report.html.j2")  # fmt: skip
     assert {f"tasp_lab/{name}" for name in data} <= set(names)
     assert {f"{name}/py.typed" for name in PACKAGES} <= set(names)
 

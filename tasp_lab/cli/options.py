@@ -62,7 +62,7 @@ def schedules_help() -> str:
     """The names of all schedules, by what they do.
 
     >>> schedules_help().split(". ")[0]
-    'AllGather: ring, multi-ring, direct, trees, library-ring'
+    'AllGather: ring, multi-ring, direct, library-ring, trees'
     """
     of_kind = {kind: list(SchedulesOf(kind)) for kind in KINDS}
     layers = ("Attention", attention_names()), ("Linear attention", list(LINEAR))

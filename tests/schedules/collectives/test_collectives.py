@@ -159,7 +159,7 @@ def test_one_rank_has_nothing_to_do(kind: CollectiveKind) -> None:
     assert collective_bound_s(kind, alone, 5) == busbw_bytes_per_s(1, 5, 0, kind) == 0
     for name, spec in COLLECTIVES.items():
         if spec.kind == kind:
-            assert (spec.build(alone, 5).transfers, time_s(name, alone, 5)) == (0, 0)
+            assert (spec.builder(alone, 5).transfers, time_s(name, alone, 5)) == (0, 0)
 
 
 @settings(max_examples=20)

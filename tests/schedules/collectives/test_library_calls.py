@@ -88,7 +88,7 @@ def test_fewer_bytes_than_ranks(collective: str) -> None:
 @pytest.mark.parametrize(("name", "collective"), [(n, s.library_call) for n, s in BY_NAME.items() if s.library_call])
 def test_the_names_of_the_command_line_are_the_same_schedules(name: str, collective: str) -> None:
     topology = nodes(2, 2, "switch")
-    found, known = BY_NAME[name].build(topology, 64), library_schedule(collective, topology, 256)  # type: ignore[arg-type]
+    found, known = BY_NAME[name].builder(topology, 64), library_schedule(collective, topology, 256)  # type: ignore[arg-type]
     assert found.name == name
     assert found.fused
     assert [step.rows() for step in found.steps] == [step.rows() for step in known.steps]
