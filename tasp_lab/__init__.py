@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from tasp_lab.machines.catalogue import load_machine
     from tasp_lab.measure.accuracy import accuracy
     from tasp_lab.measure.calibrate import calibrate
+    from tasp_lab.prediction.answer import Answer, answer, answers
     from tasp_lab.prediction.compare import compare
     from tasp_lab.prediction.decompose import decompose
     from tasp_lab.prediction.predict import predict
     from tasp_lab.prediction.predict_step import predict_step
+    from tasp_lab.prediction.question import Question
     from tasp_lab.study.check import check_study
     from tasp_lab.study.file import load_study
     from tasp_lab.study.run import run_study
@@ -34,6 +36,10 @@ __all__ = [
     "validate",
     "compare",
     "decompose",
+    "Question",
+    "Answer",
+    "answer",
+    "answers",
     "load_machine",
     "load_study",
     "check_study",
@@ -52,6 +58,10 @@ _MODULES = {
     "validate": "tasp_lab.validation.validate",
     "compare": "tasp_lab.prediction.compare",
     "decompose": "tasp_lab.prediction.decompose",
+    "Question": "tasp_lab.prediction.question",
+    "Answer": "tasp_lab.prediction.answer",
+    "answer": "tasp_lab.prediction.answer",
+    "answers": "tasp_lab.prediction.answer",
     "load_machine": "tasp_lab.machines.catalogue",
     "load_study": "tasp_lab.study.file",
     "check_study": "tasp_lab.study.check",

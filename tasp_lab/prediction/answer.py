@@ -10,7 +10,7 @@ compute, the time without contention, the interval, and what the critical path w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from operator import add
@@ -468,6 +468,22 @@ class Answer:
         return max(each.buffer_bytes for each in self.passes)
 
     @property
+    def memory_bytes(self) -> int:
+        """The memory of the rank with the most positions: tensors of the layer, their gradients, and buffers."""
+        layer, positions = self.layer, -(-self.layer.sequence // self.world_size)
+        tensors = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position  # queries, results, keys and values
+        sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
+        copies = 1 if self.options.passes == "forward" else 2  # gradients of all four
+        return positions * (copies * tensors + sums) + self.buffer_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a GPU has `memory_bytes`; None where its memory is unknown."""
+        from tasp_lab.prediction.training_step.rates import step_rates  # which a prediction of times does not need
+
+        return step_rates(self.passes[0].machine).holds(self.memory_bytes)
+
+    @property
     def relayout_bytes(self) -> int | None:
         """Those of `bytes_sent` that re-layouts of a hybrid send; None of a layer."""
         if not self.computes or self.layer.kind != "hybrid":
@@ -708,7 +724,11 @@ class Built:
             return no_share
         what = label(schedule, self.question.options)
         progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
-        return lambda share: progress(f"{what}: {share:.0%} simulated")
+        return partial(_report_simulated, progress, what)  # unlike a closure, it can be pickled with the answer
+
+
+def _report_simulated(progress: ProgressCallback, what: str, share: float) -> None:
+    progress(f"{what}: {share:.0%} simulated")
 
 
 def build(
@@ -779,6 +799,51 @@ def answer(
         return build(question, on, progress, collective).answer(detail, progress, all_times=all_times)
     except TaspLabError as error:
         return refusal(question, error, on)
+
+
+def answers(
+    questions: Iterable[Question],
+    detail: Detail | None = "times",
+    *,
+    workers: int = 1,
+    progress: ProgressCallback = no_progress,
+    all_times: bool = False,
+) -> Iterator[Answer]:
+    """The answers to questions, in the order of the questions, each as soon as it and those before it are there.
+
+    Nothing is stored: `tasp_lab.study.run.run_study` keeps the rows of answers in a folder, and goes on after an
+    interrupt.
+
+    Parameters
+    ----------
+    questions : what is asked; those that share a machine are answered fastest one after the other.
+    workers : processes; 1 for this one. A script that starts more needs ``if __name__ == "__main__":``.
+    detail, all_times : see `Built.answer`. Numbers that need further simulations are computed here, when they are
+        read; with `all_times` the workers compute times without kernels and without contention.
+    progress : as of `answer`; not called by worker processes.
+
+    Raises `QuantityError` for less than one worker, and `RunError` if a worker ends early.
+
+    >>> layer = Workload(4096, heads=4)
+    >>> [found.status for found in answers(Question(f"full-mesh:{ranks}", "ulysses", layer) for ranks in (2, 3, 4))]
+    ['ok', 'does not apply', 'ok']
+    """
+    if workers < 1:
+        raise QuantityError(f"workers: {workers}, expected 1 or more")
+    return _answers(questions, detail, workers, progress, all_times)
+
+
+def _answers(
+    questions: Iterable[Question], detail: Detail | None, workers: int, progress: ProgressCallback, all_times: bool
+) -> Iterator[Answer]:
+    if workers == 1:
+        for question in questions:
+            yield answer(question, detail, progress=progress, all_times=all_times)
+        return
+    from tasp_lab.core.workers import in_order, processes  # a single prediction starts no process
+
+    with processes(workers) as executor:
+        yield from in_order(partial(answer, detail=detail, all_times=all_times), questions, executor, workers)
 
 
 def refusal(question: Question, error: TaspLabError, on: PreparedMachine | None = None) -> Answer:

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.schedules.registry import options_of
 
-View = Literal["collective", "layer", "ranking"]
-"""Where columns stand: in predictions of collectives, in predictions of layers, or in a ranking of `compare`."""
+View = Literal["collective", "layer", "ranking", "study"]
+"""Where columns stand: in predictions of collectives, in predictions of layers, in a ranking of `compare`, or in the
+rows of studies."""
 
 COLLECTIVE: tuple[View, ...] = ("collective",)
 LAYER: tuple[View, ...] = ("layer",)
 RANKING: tuple[View, ...] = ("ranking",)
+STUDY: tuple[View, ...] = ("study",)
 PREDICTED = COLLECTIVE + LAYER
 LAYERS = LAYER + RANKING
 ALL = PREDICTED + RANKING
@@ -33,39 +35,45 @@ NEAR = 1.3
 
 NOT_SAMPLED = "not sampled"
 
+Subject = TypeVar("Subject")
+"""What has a value in the column."""
+
 
 @dataclass(frozen=True)
-class Column:
-    """A column of answers.
+class Column(Generic[Subject]):
+    """A column of answers, or of whole steps (`tasp_lab.prediction.step_results.STEP_COLUMNS`).
 
     Parameters
     ----------
     name : of the field of ``--json`` and the column of a data frame; empty for a column of tables alone.
     meaning : one line of `docs/json.md`.
-    value : of an answer, for JSON; of one that does not apply it is not asked, unless `always`.
+    value : of an answer, for JSON; of one that does not apply it is not asked, unless `always`. None of a column that a
+        study fills, since it has a value in rows without an answer, too.
     json : the views whose JSON has the field.
     title : of the column of tables; empty without one.
     tables : the views whose tables have the column.
     cell : the text in a table; the second answer is the one that speed-ups are over. By default by the name's unit.
     when : whether an answer has this column, where not all have.
     always : whether the value of an answer that does not apply is asked for, too; otherwise it is null.
+    tells_apart : of study rows: whether points that differ in this column are different questions.
     """
 
     name: str
     meaning: str
-    value: Callable[[Answer], object]
+    value: Callable[[Subject], object] | None
     json: tuple[View, ...] = ()
     title: str = ""
     tables: tuple[View, ...] = ()
-    cell: Callable[[Answer, Answer | None], str] | None = None
-    when: Callable[[Answer], bool] | None = None
+    cell: Callable[[Subject, Subject | None], str] | None = None
+    when: Callable[[Subject], bool] | None = None
     always: bool = False
+    tells_apart: bool = False
 
-    def text(self, answer: Answer, first: Answer | None) -> str:
+    def text(self, answer: Subject, first: Subject | None) -> str:
         """The cell of a table."""
         if self.cell is not None:
             return self.cell(answer, first)
-        value = self.value(answer)
+        value = None if self.value is None else self.value(answer)
         if value is None:
             return "-"
         if self.name.endswith("_bytes_per_s"):
@@ -127,7 +135,7 @@ def _options(answer: Answer) -> dict[str, object]:
     return {name: getattr(answer.options, name) for name in names}
 
 
-COLUMNS: tuple[Column, ...] = (
+_PREDICTIONS: tuple[Column[Answer], ...] = (
     # What was asked.
     Column("schedule", "its name", lambda a: a.schedule, ALL, "schedule", ALL, always=True),
     Column(
@@ -408,6 +416,102 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
+def _order_spread(answer: Answer) -> float | None:
+    return None if answer.interval is None else answer.interval.residual.own
+
+
+def _point(name: str, meaning: str) -> Column[Answer]:
+    """A column that says which point of a study a row is."""
+    return Column(name, meaning, None, STUDY, tells_apart=True)
+
+
+def _history(name: str, meaning: str) -> Column[Answer]:
+    """A column that says where a row is from."""
+    return Column(name, meaning, None, STUDY)
+
+
+def _as_predicted(name: str, meaning: str = "") -> Column[Answer]:
+    """A column of predictions in the rows of studies, too."""
+    column = next(column for column in _PREDICTIONS if column.name == name)
+    return Column(name, meaning or column.meaning, column.value, STUDY)
+
+
+_ROWS: tuple[Column[Answer], ...] = (
+    _history("key", "the hash of the inputs, the machine, the schedules and the version of the models"),
+    # Which point it is.
+    _point("machine", "its name, expression or file"),
+    _point("nodes", "how many the machine has"),
+    _point("ranks", "how many the machine has"),
+    _point("library", "the communication library"),
+    _point("model", "whose layer it is, if one was named"),
+    _point("seq", "the positions of the layer, spread over all ranks"),
+    _point("batch", "sequences"),
+    _point("heads", "query heads"),
+    _point("kv_heads", "key and value heads"),
+    _point("head_dim", "elements per head"),
+    _point("dtype", "of queries, keys, values and results"),
+    _point("mask", "`full` or `causal`"),
+    _point("kind", "`softmax` or `linear` attention, or a `hybrid`"),
+    _point("passes", "`forward`, `backward` or `both`"),
+    _point("schedule", "its name"),
+    _point("variant", "the name of the variant, `as is` without changes"),
+    _point("overrides", "what the variant changes"),
+    # Numbers.
+    _as_predicted("time_s"),
+    _as_predicted("time_low_s", "the 5 % point of the time on a real machine"),
+    _as_predicted("time_high_s", "its 95 % point"),
+    Column(
+        "order_spread",
+        "the standard deviation of log(measured / predicted) that schedules on one machine do not have in common; "
+        "which of two is faster depends on it alone",
+        _order_spread,
+        STUDY,
+    ),
+    _as_predicted("compute_s"),
+    _as_predicted("communication_s"),
+    Column("exposed_s", "the time minus `compute_s`", lambda a: float(a.exposed_s), STUDY),
+    _as_predicted("bound_s", "the least time of the layer; of a settled row that of this schedule"),
+    Column(
+        "bottleneck",
+        "`compute` where it takes half of the time, else what most of the critical path was spent on",
+        lambda a: a.rough_bottleneck,
+        STUDY,
+    ),
+    _as_predicted("bytes_per_rank"),
+    _as_predicted("buffer_bytes", "the most that a rank holds of other ranks, and of sums that are sent"),
+    Column(
+        "memory_bytes",
+        "of the rank with the most positions: the tensors of the layer, of their gradients, and buffers",
+        lambda a: a.memory_bytes,
+        STUDY,
+    ),
+    Column("fits", "whether a GPU has that memory; missing where it is unknown", lambda a: a.fits, STUDY),
+    Column("engine", "of the simulation: `simpy` or `array`", lambda a: a.passes[0].engine, STUDY),
+    Column(
+        "settled_by",
+        "`simulation`, or `bound` where the lower bound is above the time of another schedule",
+        lambda a: "simulation",
+        STUDY,
+    ),
+    Column(
+        "search_complete",
+        "whether a larger search budget would give the same rings; missing without rings",
+        lambda a: a.search_complete,
+        STUDY,
+    ),
+    # Where it is from.
+    _history("version", "of tasp-lab"),
+    _history("models", "the version of engines and models"),
+    _history("constants", "the hash of the machine"),
+    _history("digest", "the hash of the schedules that were built"),
+    _history("status", "`ok`, `settled`, `does not apply` or `failed`"),
+    _history("error", "why there is no answer"),
+    _history("inputs", "those of the point, as JSON"),
+)
+
+COLUMNS: tuple[Column[Answer], ...] = (*_PREDICTIONS, *_ROWS)
+
+
 def _error_text(answer: Answer) -> str:
     if answer.measured_s is None or answer.measured_prediction_s is None:
         return ""
@@ -431,12 +535,12 @@ def fields_of(answer: Answer, view: View) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for column in columns(view):
-        if column.when is None or column.when(answer):
+        if column.value is not None and (column.when is None or column.when(answer)):
             found[column.name] = column.value(answer) if answer.applies or column.always else None
     return found
 
 
-def columns(view: View) -> tuple[Column, ...]:
+def columns(view: View) -> tuple[Column[Answer], ...]:
     """The columns of the JSON of a view."""
     return tuple(column for column in COLUMNS if view in column.json)
 

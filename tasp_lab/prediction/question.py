@@ -1,6 +1,12 @@
 """A question: one schedule for one collective or layer on one machine, and the machine on which it is answered.
 
-    answer(Question("h100-8", "tasp", Workload(8192, heads=8, mask="causal"))).time_s
+>>> import tasp_lab
+>>> time_s = tasp_lab.answer(tasp_lab.Question("mi300x-8", "ring", 2**26)).time_s
+>>> time_s == tasp_lab.predict("mi300x-8", "ring", "64MiB")[0].time_s
+True
+>>> layer = tasp_lab.Workload(8192, heads=8, mask="causal")
+>>> tasp_lab.answer(tasp_lab.Question("h100-8", "tasp", layer)).status
+'ok'
 
 `predict` asks one question per schedule, `compare` one for each schedule that may apply, a study one for each
 combination of its axes. Equal questions have equal keys, and a file or a function that changes under the same name

@@ -9,6 +9,7 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.captions import software
+from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.training_step.memory import MemoryUse
 from tasp_lab.prediction.training_step.plan import StepPlan
@@ -88,10 +89,14 @@ class StepPrediction(Report):
         return self.machine.topology.world_size
 
     @property
+    def group(self) -> int:
+        """The ranks of a group, which share sequences."""
+        return self.plan.group or self.ranks
+
+    @property
     def tokens(self) -> int:
         """Positions of a step, over all groups and micro-batches."""
-        groups = self.ranks // (self.plan.group or self.ranks)
-        return self.plan.sequence * self.plan.batch * groups * self.plan.accumulate
+        return self.plan.sequence * self.plan.batch * (self.ranks // self.group) * self.plan.accumulate
 
     @property
     def tokens_per_s(self) -> float:
@@ -115,43 +120,7 @@ class StepPrediction(Report):
         return self.rates.holds(self.memory.total)
 
     def to_dict(self) -> dict[str, object]:
-        plan, times = self.plan, self.times
-        return {
-            "model": plan.model.name,
-            "parameters": parameter_count(plan.model),
-            "topology": self.machine.topology.name,
-            "world_size": self.ranks,
-            "library": self.machine.comm_library.name,
-            "schedule": plan.schedule,
-            "seq": plan.sequence,
-            "batch": plan.batch,
-            "group": plan.group or self.ranks,
-            "groups": self.ranks // (plan.group or self.ranks),
-            "pass": plan.options.passes,
-            "fsdp": plan.fsdp,
-            "checkpointing": plan.checkpointing,
-            "matrix_dtype": plan.matrix_dtype,
-            "accumulate": plan.accumulate,
-            "time_s": self.time_s,
-            **{name: getattr(times, name) for name in ("forward_s", "backward_s", "embedding_s", "optimizer_s")},
-            "compute_s": times.compute_s,
-            "exposed_s": times.exposed_s,
-            "tokens": self.tokens,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s / self.ranks,
-            "model_flops": self.model_flops,
-            "flops_per_s_per_gpu": self.flops_per_s,
-            "peak_flops_per_s": self.rates.peak_flops_per_s,
-            "mfu": self.mfu,
-            "memory_bytes": self.memory.total,
-            "memory": {**self.memory._asdict()},
-            "capacity_bytes": self.rates.capacity_bytes,
-            "reserved_bytes": None if self.rates.capacity_bytes is None else RESERVED_BYTES,
-            "fits": self.fits,
-            "simulated_layers": [{"simulated": few, "of": every} for few, every in self.simulated_layers],
-            "less_checked": True,
-            "provenance": self.provenance.to_dict(),
-        }
+        return {column.name: column.value(self) for column in STEP_COLUMNS if column.value is not None}
 
     def records(self) -> list[dict[str, object]]:
         """One row."""
@@ -167,9 +136,8 @@ class StepPrediction(Report):
         ]
 
     def _title(self) -> str:
-        plan, groups = self.plan, self.ranks // (self.plan.group or self.ranks)
+        plan, groups, ranks = self.plan, self.ranks // self.group, self.group
         what = "Training step" if plan.trains else "Forward step"
-        ranks = plan.group or self.ranks
         shared = f"{groups} group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
         states = "FSDP" if plan.fsdp else "all states at each rank"
         return (
@@ -224,6 +192,72 @@ class StepPrediction(Report):
             f"layers simulated: {simulated}; the others take as long as the last of them",
             LESS_CHECKED,
         ]
+
+
+STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
+    Column("model", "its name", lambda step: step.plan.model.name),
+    Column("parameters", "how many the model has", lambda step: parameter_count(step.plan.model)),
+    Column("topology", "the name of the topology", lambda step: step.machine.topology.name),
+    Column("world_size", "the number of ranks", lambda step: step.ranks),
+    Column("library", "the communication library", lambda step: step.machine.comm_library.name),
+    Column("schedule", "of attention", lambda step: step.plan.schedule),
+    Column("seq", "positions of a sequence", lambda step: step.plan.sequence),
+    Column("batch", "sequences of a group", lambda step: step.plan.batch),
+    Column("group", "ranks of a group, which share sequences", lambda step: step.group),
+    Column("groups", "how many groups there are", lambda step: step.ranks // step.group),
+    Column("pass", "`both` of a training step, `forward` without training", lambda step: step.plan.options.passes),
+    Column("fsdp", "whether states are spread over all ranks", lambda step: step.plan.fsdp),
+    Column("checkpointing", "which activations are computed again", lambda step: step.plan.checkpointing),
+    Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
+    Column("accumulate", "micro-batches of a step", lambda step: step.plan.accumulate),
+    Column("time_s", "of the step: the sum of the next four", lambda step: step.time_s),
+    Column("forward_s", "the forward phases of all micro-batches", lambda step: step.times.forward_s),
+    Column("backward_s", "the backward phases of all micro-batches", lambda step: step.times.backward_s),
+    Column("embedding_s", "embedding and output gathered, and reduced", lambda step: step.times.embedding_s),
+    Column("optimizer_s", "the update of the states", lambda step: step.times.optimizer_s),
+    Column("compute_s", "kernel calls of the busiest rank in both phases", lambda step: step.times.compute_s),
+    Column(
+        "exposed_s",
+        "what messages add to that: phases and `embedding_s` less `compute_s`",
+        lambda step: step.times.exposed_s,
+    ),
+    Column("tokens", "positions of a step, over all groups and micro-batches", lambda step: step.tokens),
+    Column("tokens_per_s", "over all GPUs", lambda step: step.tokens_per_s),
+    Column("tokens_per_s_per_gpu", "of one GPU", lambda step: step.tokens_per_s / step.ranks),
+    Column("model_flops", "FLOPs by the [convention](whole_steps.md#mfu)", lambda step: step.model_flops),
+    Column("flops_per_s_per_gpu", "model FLOPs per second and GPU", lambda step: step.flops_per_s),
+    Column(
+        "peak_flops_per_s",
+        "the dense peak of a GPU in `matrix_dtype`; null where it is unknown",
+        lambda step: step.rates.peak_flops_per_s,
+    ),
+    Column("mfu", "`flops_per_s_per_gpu` over the peak; null where that is unknown", lambda step: step.mfu),
+    Column("memory_bytes", "of the fullest GPU", lambda step: step.memory.total),
+    Column(
+        "memory",
+        "its parts: an object of `states`, `gathered`, `activations`, `logits`, `attention_buffers`",
+        lambda step: dict(step.memory._asdict()),
+    ),
+    Column(
+        "capacity_bytes",
+        "what the driver of the GPU reports; null where the memory is unknown",
+        lambda step: step.rates.capacity_bytes,
+    ),
+    Column(
+        "reserved_bytes",
+        "what the context and the communication library take of that; null where it is unknown",
+        lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES,
+    ),
+    Column("fits", "whether the fullest GPU has the memory; null where it is unknown", lambda step: step.fits),
+    Column(
+        "simulated_layers",
+        "list of `simulated`, `of`: how many layers were simulated of each run of equal ones",
+        lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers],
+    ),
+    Column("less_checked", "true: a step is less checked than a layer", lambda step: True),
+    Column("provenance", "as above", lambda step: step.provenance.to_dict()),
+)
+"""The fields of ``step --json`` and columns of its data frame; `docs/json.md` follows from them."""
 
 
 def plan_inputs(plan: StepPlan) -> dict[str, object]:

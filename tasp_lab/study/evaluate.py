@@ -14,8 +14,8 @@ from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_
 from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.prediction.answer import Answer, Built, Status, build, refusal
+from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.question import Value, constants_of, key_of
-from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import check_names, is_own
 from tasp_lab.study.point import Point
@@ -34,12 +34,12 @@ def evaluate(point: Point) -> Row:
     >>> row["status"], row["ranks"], row["time_s"] > row["compute_s"]
     ('ok', 4, True)
     """
-    (row,) = answers([point])
+    (row,) = group_rows([point])
     assert not isinstance(row, str), "no key is known"
     return labelled(row, point)
 
 
-def answers(
+def group_rows(
     points: Sequence[Point], screen: bool = False, known: Collection[str] = (), code: str = CODE
 ) -> list[Row | str]:
     """The rows of points with one machine and one layer, without labels; only the key of those whose key is `known`.
@@ -156,36 +156,8 @@ def _answered(built: Built, best_s: float | None) -> tuple[Status, dict[str, Val
     }
     if best_s is not None and built.least_s > best_s:
         return "settled", {**cells, "bound_s": built.least_s, "settled_by": "bound"}
-    found = built.answer()
-    return "ok", {**cells, **_of_answer(found), **_memory(found)}
+    return "ok", {**cells, **_numbers(built.answer())}
 
 
-def _of_answer(found: Answer) -> dict[str, Value]:
-    interval = found.interval
-    return {
-        "time_s": float(found.time_s),
-        "time_low_s": found.time_low_s,
-        "time_high_s": found.time_high_s,
-        "order_spread": None if interval is None else interval.residual.own,
-        "compute_s": float(found.compute_s),
-        "communication_s": float(found.communication_s),
-        "exposed_s": float(found.exposed_s),
-        "bound_s": float(found.bound_s),
-        "bottleneck": found.rough_bottleneck,
-        "bytes_per_rank": found.bytes_per_rank,
-        "buffer_bytes": found.buffer_bytes,
-        "engine": found.passes[0].engine,
-        "settled_by": "simulation",
-        "search_complete": found.search_complete,
-    }
-
-
-def _memory(found: Answer) -> dict[str, Value]:
-    """Bytes of the tensors of the layer on the rank with the most positions and of buffers; whether a GPU has them."""
-    layer, machine = found.layer, found.passes[0].machine
-    positions = -(-layer.sequence // machine.topology.world_size)
-    tensors = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position  # queries, results, keys and values
-    sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
-    passes = 1 if found.options.passes == "forward" else 2  # gradients of all four
-    memory_bytes = positions * (passes * tensors + sums) + found.buffer_bytes
-    return {"memory_bytes": memory_bytes, "fits": step_rates(machine).holds(memory_bytes)}
+def _numbers(found: Answer) -> dict[str, Value]:
+    return fields_of(found, "study")  # type: ignore[return-value]  # values of study columns are cells

@@ -22,7 +22,7 @@ from tasp_lab.core.errors import StudyError, unknown
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.prediction.interval import EQUAL, TIE
 from tasp_lab.study.columns import DERIVED, OF_WINNERS, SHARES, SPEEDUPS, plain, records_of, text_of, title_of
-from tasp_lab.study.rows import COLUMNS, PREDICTED, STATUSES, WHAT, WHO
+from tasp_lab.study.rows import COLUMNS, POINT_COLUMNS, PREDICTED, STATUSES
 from tasp_lab.study.where import Expression
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ FOLLOWING = {
 
 
 def point_columns(rows: pd.DataFrame) -> list[str]:
-    """The columns that say which point a row is: those of `WHO` and `WHAT` but the key, and further axes."""
-    known = [column for column in (*WHO[1:], *WHAT) if column in rows]
+    """The columns that say which point a row is: `POINT_COLUMNS`, and further axes."""
+    known = [column for column in POINT_COLUMNS if column in rows]
     return known + [column for column in rows.columns if column not in (*COLUMNS, *DERIVED, *OF_WINNERS)]
 
 

@@ -21,7 +21,7 @@ from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.schedules.registry import is_own
 from tasp_lab.study.axis import apart_from, value_of
-from tasp_lab.study.evaluate import answers, labelled, own_sources
+from tasp_lab.study.evaluate import group_rows, labelled, own_sources
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
 from tasp_lab.study.frames import listed
@@ -58,7 +58,7 @@ class StudySource:
         key = self.keys.get(point.key(), "") if is_own(point.schedule) else ""
         if key in self.known:
             return self.known[key]
-        (row,) = answers([point], known=self.known)
+        (row,) = group_rows([point], known=self.known)
         return self.known[row] if isinstance(row, str) else labelled(row, point)
 
 

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tasp_lab.core.errors import StudyError
+from tasp_lab.core.workers import processes
 from tasp_lab.study.evaluate import groups, labelled, sources_of
 from tasp_lab.study.folder import begin_folder, export, remove_exports
 from tasp_lab.study.result import StudyResult
 from tasp_lab.study.rows import STATUSES, Row
 from tasp_lab.study.store import Last, Store
 from tasp_lab.study.study import Study
-from tasp_lab.study.workers import answered, processes
+from tasp_lab.study.workers import answered
 
 DoneCallback = Callable[[int, int, Mapping[str, int]], None]
 """Called with how many of how many points have a row, and how many of those by status."""

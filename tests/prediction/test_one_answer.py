@@ -1,17 +1,26 @@
-"""A machine's name means the same machine in Python and on the command line: its links and its library."""
+"""One question has one answer: in Python, on the command line, in a ranking, in a study, on any number of workers."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
 import tasp_lab
 from tasp_lab.cli.process import main
-from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.errors import QuantityError, RunError, TaspLabError
+from tasp_lab.core.workers import as_they_end, in_order, processes
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.profile import member
+from tasp_lab.machines.sampling import Sampling
+from tasp_lab.prediction.columns import fields_of, view_of
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.study.evaluate import evaluate
+from tasp_lab.study.point import Point
 
 SCHEDULES = ("ring", "multi-ring")
 SHARD_BYTES = 3 * 2**20
@@ -67,3 +76,103 @@ def test_a_library_changes_no_link_and_no_compute_rate(name: str) -> None:
 def test_libraries_that_a_machine_has_not(machine: str, library: str, expected: str) -> None:
     with pytest.raises(TaspLabError, match=expected):
         load_machine(machine, library=library)
+
+
+LAYER = tasp_lab.Workload(8192, heads=8, mask="causal")
+TIMES = ("time_s", "time_low_s", "time_high_s", "compute_s", "communication_s", "bound_s")
+
+
+@pytest.mark.parametrize("schedule", ["tasp", "ulysses", "kv-all-gather"])
+@pytest.mark.parametrize(("machine", "overrides"), [("h100-8", ()), ("mi300x-8", ("link.bandwidth=x0.5",))])
+def test_a_layer_has_the_same_numbers_whoever_asks(machine: str, overrides: tuple[str, ...], schedule: str) -> None:
+    options, sampling = AttentionOptions("both"), Sampling(2)
+    point = Point(machine, schedule, LAYER, options, overrides=overrides, sampling=sampling)
+    row = evaluate(point)
+    question = tasp_lab.Question(
+        machine, schedule, LAYER, options, overrides=overrides, sampling=sampling, engine="array"
+    )
+    asked = tasp_lab.answer(question)
+    asks = {"overrides": overrides, "engine": "array", "samples": sampling.samples, "seed": sampling.seed}
+    predicted = tasp_lab.predict(machine, schedule, LAYER, options=options, **asks)[-1]  # type: ignore[arg-type]
+    (ranked,) = tasp_lab.compare(machine, LAYER, schedule, options=options, **asks).candidates  # type: ignore[arg-type]
+    numbers = {name: float(getattr(asked, name)) for name in TIMES}
+    numbers |= {name: getattr(asked, name) for name in ("buffer_bytes", "bytes_per_rank")}
+    assert numbers["time_low_s"] < numbers["time_s"] < numbers["time_high_s"]
+    for other in (predicted, ranked):
+        assert {name: getattr(other, name) for name in numbers} == numbers
+    assert {name: row[name] for name in numbers} == numbers
+
+
+@pytest.mark.parametrize("schedule", ["ring", "multi-ring", "library-ring-all-reduce"])
+def test_a_collective_has_the_same_numbers_whoever_asks(schedule: str) -> None:
+    (predicted,) = tasp_lab.predict("mi300x-8", schedule, SHARD_BYTES, samples=2)
+    asked = tasp_lab.answer(tasp_lab.Question("mi300x-8", schedule, SHARD_BYTES, sampling=Sampling(2)))
+    assert fields_of(predicted, "collective") == fields_of(asked, "collective")
+
+
+QUESTIONS = (
+    tasp_lab.Question("h100-8", "tasp", LAYER, AttentionOptions("both")),
+    tasp_lab.Question("h100-8", "ulysses", tasp_lab.Workload(8192, heads=3)),
+    tasp_lab.Question("mi300x-8", "multi-ring", SHARD_BYTES, sampling=Sampling(2)),
+    tasp_lab.Question("no-such-machine", "ring", SHARD_BYTES),
+    tasp_lab.Question(load_machine("full-mesh:3"), "ring", SHARD_BYTES),
+)
+
+
+def contents(answers: Sequence[tasp_lab.Answer]) -> list[tuple[object, ...]]:
+    return [
+        (found.question, found.status, found.reason, fields_of(found, view_of(found)) if found.applies else None)
+        for found in answers
+    ]
+
+
+@pytest.mark.parametrize("detail", ["times", "bottleneck"])
+def test_one_worker_and_two_give_equal_answers_in_order(detail: str) -> None:
+    alone, shared = (
+        list(tasp_lab.answers(QUESTIONS, detail, workers=workers))  # type: ignore[arg-type]
+        for workers in (1, 2)
+    )
+    assert [found.question for found in alone] == list(QUESTIONS)
+    assert contents(shared) == contents(alone)
+    for one, other in zip(alone, shared, strict=True):
+        assert not one.applies or one.timeline == other.timeline
+
+
+def test_a_schedule_that_does_not_apply_is_an_answer_with_its_reason() -> None:
+    found = list(tasp_lab.answers(QUESTIONS))
+    assert [one.status for one in found] == ["ok", "does not apply", "ok", "does not apply", "ok"]
+    assert "3 heads and 3 KV heads on 8 ranks" in found[1].reason
+    assert "no-such-machine" in found[3].reason
+    assert found[1].time_s == float("inf")
+
+
+def test_answers_are_computed_when_they_are_asked_for() -> None:
+    asked = []
+
+    def questions() -> Iterator[tasp_lab.Question]:
+        for question in QUESTIONS:
+            asked.append(question)
+            yield question
+
+    found = tasp_lab.answers(questions())
+    assert asked == []
+    next(found)
+    assert asked == list(QUESTIONS[:1])
+
+
+def test_less_than_one_worker_is_refused() -> None:
+    with pytest.raises(QuantityError, match="workers: 0, expected 1 or more"):
+        tasp_lab.answers([], workers=0)
+
+
+@pytest.mark.parametrize("run", [as_they_end, in_order])
+def test_a_worker_that_ends_early_is_an_error(run: object) -> None:
+    with pytest.raises(RunError, match="a worker ended before its work"), processes(2) as executor:
+        list(run(os._exit, [1], executor, 2))  # type: ignore[operator]
+
+
+def test_results_on_workers_come_in_the_order_of_the_items() -> None:
+    items = list(range(20, 0, -1))
+    with processes(2) as executor:
+        assert list(in_order(partial(pow, 2), items, executor, 2)) == [2**item for item in items]
+        assert sorted(as_they_end(partial(pow, 2), items, executor, 2)) == sorted((item, 2**item) for item in items)

@@ -18,7 +18,7 @@ from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.question import constants_of
 from tasp_lab.prediction.ring_choice import ring_candidates
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.study.evaluate import answers, evaluate, groups
+from tasp_lab.study.evaluate import evaluate, group_rows, groups
 from tasp_lab.study.frames import first_is_faster
 from tasp_lab.study.point import Point, key_of
 from tasp_lab.study.rows import Row
@@ -43,7 +43,7 @@ def points(draw: st.DrawFn) -> Point:
 
 def rows_of(asked: list[Point], screen: bool = False) -> list[Row]:
     """Answers without known keys are rows."""
-    return [row for row in answers(asked, screen) if not isinstance(row, str)]
+    return [row for row in group_rows(asked, screen) if not isinstance(row, str)]
 
 
 @settings(max_examples=25)
@@ -120,7 +120,7 @@ def test_points_are_grouped_by_what_their_machines_and_layers_share() -> None:
 
 def test_a_worker_of_another_version_refuses() -> None:
     with pytest.raises(StudyError, match=r"the study was started by 0\.0\.1: expected one version"):
-        answers([], code="0.0.1")
+        group_rows([], code="0.0.1")
 
 
 @pytest.mark.parametrize("sequence", [4096, 65536])
