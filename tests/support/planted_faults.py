@@ -158,18 +158,6 @@ FAULTS = (
         ("tests/rings",),
     ),
     Fault(
-        "cuts: a mesh has a narrowest cut of one rank only",
-        "crossing = len(inside) * (mesh.world_size - len(inside))",
-        "crossing = mesh.world_size - 1",
-        ("tests/topology",),
-    ),
-    Fault(
-        "cuts: a shared capacity larger than its links is a relay",
-        "if sum(Fraction(bandwidths[link]) for link in members) > most:",
-        "if len(members) > 1:",
-        ("tests/topology",),
-    ),
-    Fault(
         "bound: the first part of a block is the whole block",
         "(part < 0) | (schedule.blocks.parts == 1)",
         "(part < 1) | (schedule.blocks.parts == 1)",
