@@ -176,7 +176,7 @@ def with_full_mask(run: RowRun) -> RowRun:
 
 
 def with_network_of(run: RowRun, profile: str, ranks_per_node: int = 8) -> RowRun:
-    """The same on nodes of another profile."""
+    """The same layers with the nodes and network of another profile."""
     gpus = run.machine.topology.world_size
     other = machine_for(profile, gpus, gpus // ranks_per_node)
     machine = replace(run.machine, topology=other.topology, comm_library=other.comm_library)

@@ -29,7 +29,7 @@ from tasp_lab.core.units import Number, parse_time_s
 from tasp_lab.machines.constants import CONSTANTS
 
 _TEXT_DIGITS = 15
-"""Of a number as text: as many as every float has."""
+"""Digits of a number written as text: every decimal number of so many digits survives as a float."""
 
 
 class Constant(Record, frozen=True, forbid_unknown_fields=True):
@@ -166,7 +166,7 @@ class Parameters(Mapping[str, Parameter]):
         return f"Parameters({list(self._by_name.values())!r})"
 
     def with_parameters(self, parameters: Iterable[Parameter]) -> Parameters:
-        """These in place of those of their names, and after the others."""
+        """A copy in which these parameters replace those of the same names; new names come last."""
         return Parameters((self._by_name | {parameter.name: parameter for parameter in parameters}).values())
 
 

@@ -86,7 +86,7 @@ MANY_EVENTS = 20_000
 """A timeline of more events is kept on request only, and the critical path of a longer schedule is not explained."""
 
 MANY_EXPLAINED = 5_000
-"""Of a schedule with more transfers a rough bottleneck tells only computing and communicating apart."""
+"""With more transfers than this, `Answer.rough_bottleneck` is just ``compute`` or ``communication``."""
 
 MANY_KEPT = 200_000
 """Steps of a schedule with more transfers are made anew each time they are needed: they take too much memory."""

@@ -10,7 +10,7 @@ from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.answer import PASS_NAMES, Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
-from tasp_lab.prediction.provenance import UsedConstant, compute_constants
+from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
 from tasp_lab.schedules.collectives.kinds import describe
 from tasp_lab.schedules.registry import kind_of
 from tasp_lab.timeline.critical_path import time_by_kind
@@ -162,6 +162,12 @@ def compute_of_passes(answers: Iterable[Answer]) -> dict[str, object] | None:
         }
         for passing, rate in first.rates.items()
     }
+
+
+def used_constants(machine: Machine, answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
+    """The constants of a machine, of its host and of the compute rates that answers of one work follow from."""
+    of_machine = machine_constants(machine.parameters.values())
+    return of_machine + runtime_constants(machine.runtime) + layer_constants(answers)
 
 
 def layer_constants(answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:

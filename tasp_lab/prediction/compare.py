@@ -30,10 +30,10 @@ from tasp_lab.prediction.answer import Answer, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
     interval_line,
-    layer_constants,
     ranks_text,
     software,
     title_of,
+    used_constants,
 )
 from tasp_lab.prediction.columns import NEAR, fields_of, refused_table, table_of
 from tasp_lab.prediction.inputs import (
@@ -50,12 +50,10 @@ from tasp_lab.prediction.inputs import (
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.provenance import (
     Provenance,
-    machine_constants,
     machine_inputs,
     overrides_inputs,
     plain,
     rings_inputs,
-    runtime_constants,
     schedules_inputs,
 )
 from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
@@ -202,9 +200,7 @@ def compare(
         **({"searched": plain(SEARCHED)} if tune else {}),
         **overrides_inputs(overrides),
     }
-    constants = machine_constants(machine.parameters.values())
-    constants += runtime_constants(machine.runtime) + layer_constants(answers)
-    provenance = Provenance(asked, constants, (), on.search_complete)
+    provenance = Provenance(asked, used_constants(machine, answers), (), on.search_complete)
     return Ranking(question, tuple(answers), machine, provenance, choice)
 
 

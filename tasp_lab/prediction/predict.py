@@ -21,10 +21,10 @@ from tasp_lab.prediction.captions import (
     compute_of_passes,
     explanation_parts,
     interval_line,
-    layer_constants,
     ranks_text,
     software,
     title_of,
+    used_constants,
     whole,
 )
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of, view_of
@@ -41,12 +41,10 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
-    machine_constants,
     machine_inputs,
     overrides_inputs,
     plain,
     rings_inputs,
-    runtime_constants,
     schedules_inputs,
 )
 from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
@@ -165,11 +163,7 @@ def predict(
             "sampling": plain(sampling),
             **overrides_inputs(overrides),
         },
-        (
-            *machine_constants(machine.parameters.values()),
-            *runtime_constants(machine.runtime),
-            *layer_constants(items),
-        ),
+        used_constants(machine, items),
         tuple(sorted({engine_of(each.schedule, machine, each.engine) for found in applying for each in found.passes})),
         on.search_complete if any(map(uses_rings, names)) else None,
     )

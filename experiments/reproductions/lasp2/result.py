@@ -168,7 +168,7 @@ def chain_ms(sequence: int) -> Range:
 
 
 def blocked_chain_ms(sequence: int) -> Range:
-    """The same if every rank's kernels run between two hops."""
+    """What the chain of LASP takes longer if the kernels of every rank run between two hops."""
     return of_layers_ms([
         float(both_passes(each, "lasp", sequence).communication_s) - 2 * gather_s(each)
         + (GPUS - 1) * float(both_passes(each, "lasp", sequence).compute_s)

@@ -134,7 +134,7 @@ def library_gather(gpus: int, size_bytes: int = STATE_BYTES) -> Interval:
 
 
 def library_gather_ms(gpus: int, size_bytes: int = STATE_BYTES) -> float:
-    """The same in milliseconds."""
+    """The time of NCCL's AllGather in milliseconds."""
     return 1e3 * library_gather(gpus, size_bytes).time_s
 
 
