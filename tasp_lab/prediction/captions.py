@@ -13,7 +13,6 @@ from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
 from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
 from tasp_lab.schedules.collectives.kinds import describe
 from tasp_lab.schedules.registry import kind_of
-from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -192,6 +191,8 @@ def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
 
     Events of several ranks and lanes overlap, so their shares are of the *busy time*, the sum of all durations.
     """
+    from tasp_lab.timeline.critical_path import time_by_kind
+
     whole_s = float(timeline.time_s) or 1.0
     parts = [(what, s) for what, s in time_by_kind(timeline, topology) if s / whole_s >= MIN_SHARE]
     path = [(what, format_time(s), f"{s / whole_s:.1%}") for what, s in parts]

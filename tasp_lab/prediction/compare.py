@@ -56,10 +56,9 @@ from tasp_lab.prediction.provenance import (
     rings_inputs,
     schedules_inputs,
 )
-from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
-from tasp_lab.prediction.ring_choice import RingOptions
+from tasp_lab.prediction.question import PreparedMachine, Question, RingOptions, machine_of, with_machine
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.build import attention_layout

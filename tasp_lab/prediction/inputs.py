@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from tasp_lab.core.choices import Dataflow, Direction, Pass, Travelling, WireDtype
 from tasp_lab.core.errors import (
-    ModelError,
     NoDecompositionError,
     OverrideError,
     ProfileError,
@@ -30,14 +29,13 @@ from tasp_lab.machines.host_model.runtime import Runtime, load_runtime, runtime_
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.objects import AnySchedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
-from tasp_lab.workload.models.model import Model
 
 MachineLike = Machine | Topology | str
 """A machine, a topology (links without a communication library), or the name, file or expression of a machine."""
@@ -77,7 +75,6 @@ _CALLED = _Type((Callable,), "a function")  # type: ignore[arg-type]
 _TYPES: Mapping[str, _Type] = {
     "machine": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
     "topology": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
-    "model": _Type((Model, str), "a model or the name of one", ModelError),
     "schedule": _Type((str,), "the name of a schedule", ScheduleError),
     "work": _Type((Workload, Integral, str), "an attention layer (a Workload), or bytes such as 2**20 or '1MiB'"),
     "layer": _Type((Workload,), "an attention layer (a Workload)", WorkloadError),

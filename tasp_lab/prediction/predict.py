@@ -47,14 +47,12 @@ from tasp_lab.prediction.provenance import (
     rings_inputs,
     schedules_inputs,
 )
-from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
-from tasp_lab.prediction.ring_choice import RingOptions
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.prediction.question import PreparedMachine, Question, RingOptions, machine_of, with_machine
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.objects import check_schedules, names_in
 from tasp_lab.schedules.registry import NOT_APPLICABLE, uses_rings
-from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.workload.layer import Work, Workload
 
@@ -269,6 +267,8 @@ class Predictions(Report, Sequence[Answer]):
 
 def explanation_fields(found: Answer) -> dict[str, object]:
     """The fields of `--json --explain` of one pass: the parts of the critical path, every transfer and kernel call."""
+    from tasp_lab.timeline.critical_path import time_by_kind
+
     spent = time_by_kind(found.timeline, found.passes[0].machine.topology)
     explained: dict[str, object] = {
         "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in spent],

@@ -40,13 +40,58 @@ from tasp_lab.prediction.inputs import (
     with_runtime,
 )
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
-from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
+from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.objects import AnySchedule, name_of
+from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out
+
+
+@dataclass(frozen=True)
+class RingOptions:
+    """Which rings are sought, and how much work the search may do; see `tasp_lab.rings.decompose.decompose`."""
+
+    fold: int | None = None
+    lanes: int | None = None
+    rail_aligned: bool | None = None
+    search_budget: int = DEFAULT_SEARCH_BUDGET
+
+    def find(self, topology: Topology, progress: ProgressCallback = no_progress) -> Decomposition:
+        """The rings of a topology. Raises `NoDecompositionError`."""
+        from tasp_lab.rings.decompose import decompose  # most schedules need no rings
+
+        return decompose(
+            topology,
+            self.fold,
+            lanes=self.lanes,
+            rail_aligned=self.rail_aligned,
+            search_budget=self.search_budget,
+            progress=progress,
+        )
+
+    def check_needed(self, schedules: Sequence[str], given: bool) -> bool:
+        """Whether a schedule takes rings that are not `given`.
+
+        Raises `NoDecompositionError` for options that have no effect.
+        """
+        if not any(map(uses_rings, schedules)):
+            if self != RingOptions():
+                *others, last = names_over_rings()
+                names = f"{', '.join(others)} and {last}"
+                raise NoDecompositionError(f"fold, lanes, rail-aligned and search-budget apply to {names} only")
+            return False
+        if given and self != RingOptions():
+            raise NoDecompositionError("fold, lanes, rail-aligned and search-budget have no effect on given rings")
+        return not given
+
+    @property
+    def is_free(self) -> bool:
+        """Whether rings of any kind are accepted."""
+        return (self.fold, self.lanes, self.rail_aligned) == (None, None, None)
+
 
 NO_SAMPLES = Sampling(0)
 
@@ -182,6 +227,8 @@ class PreparedMachine:
         if isinstance(self._rings, tuple):
             return self._rings
         if self._found is None:
+            from tasp_lab.prediction.ring_choice import ring_candidates  # most schedules need no rings
+
             find = partial(self._rings.find, progress=progress)
             try:
                 self._found = tuple(ring_candidates(self.machine, find, with_known=self._rings.is_free))

@@ -29,6 +29,7 @@ from runtime.calibration import (
     expected_duration_s,
     route_classes,
 )
+from runtime.linux import host_environment
 from runtime.protocol.jobs import RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
@@ -47,7 +48,6 @@ from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
-    host_environment,
     machine_inputs,
     plain,
 )
