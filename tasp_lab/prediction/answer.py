@@ -38,7 +38,6 @@ from tasp_lab.core.units import Number, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.prediction.interval import TIE, Interval
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
@@ -750,7 +749,10 @@ def build(
     on = prepared(question) if on is None else on
     work, schedule = question.work, question.schedule
     if isinstance(work, Workload):
-        work = overridden_layer(work, question.overrides)
+        if question.overrides:
+            from tasp_lab.machines.overrides import overridden_layer
+
+            work = overridden_layer(work, question.overrides)
         question.options.check_layer(work)
     machine = on.machine_for(work)
     if isinstance(schedule, Schedule):

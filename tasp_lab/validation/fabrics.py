@@ -40,9 +40,9 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_bandwidth, format_time
-from tasp_lab.machines.catalogue import LAUNCH, machine_file
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine_file import LAUNCH, machine_file
 from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.prediction.provenance import (

@@ -52,7 +52,7 @@ from tasp_lab.prediction.provenance import (
     plain,
     rings_inputs,
 )
-from tasp_lab.prediction.question import RingOptions
+from tasp_lab.prediction.question import RingOptions, are_sought, chosen_rings
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.schedule import Schedule
@@ -312,7 +312,7 @@ def validate(
     asked = None if kernel is None else compute
     machine = chosen_machine(wires(machine), "auto", asked, kernel, overrides, without_links, links)
     rings, given = RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
-    if rings.check_needed(names, given=given is not None):
+    if are_sought(chosen_rings(given, rings), names):
         decomposition = rings.find(machine.topology, progress)
     inputs = {
         "machine": machine_inputs(replace(machine, comm_library=IDEAL), compute=isinstance(work, Workload)),
