@@ -54,9 +54,7 @@ def compare(
 
     Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
     """
-    from tasp_lab.machines.overrides import overridden_layer
     from tasp_lab.prediction import compare as comparison
-    from tasp_lab.validation.fabric_runs import FabricRuns
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
@@ -66,9 +64,13 @@ def compare(
         layer = question.layer
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
         settings = question.settings() | {"tune": tune, "progress": shown.line, "count": shown.count}
-        runs = FabricRuns(validate, fabric, scale, repeat)
-        for each in layers:
-            runs.check(overridden_layer(each, question.overrides), layer.compute)
+        if validate:
+            from tasp_lab.machines.overrides import overridden_layer
+            from tasp_lab.validation.fabric_runs import FabricRuns
+
+            runs = FabricRuns(validate, fabric, scale, repeat)
+            for each in layers:
+                runs.check(overridden_layer(each, question.overrides), layer.compute)
         found: Ranking | Rankings
         if layer.kind == "all":
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
