@@ -47,8 +47,7 @@ from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
-from tasp_lab.schedules.for_work import build_schedules
-from tasp_lab.schedules.objects import check_schedules
+from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, reason_of, uses_rings
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology

@@ -37,7 +37,7 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.question import Question, are_sought, prepare, question_of, with_machine
-from tasp_lab.schedules.objects import AnySchedule, check_schedules, names_in
+from tasp_lab.schedules.for_work import AnySchedule, check_schedules, names_in
 from tasp_lab.schedules.registry import NOT_APPLICABLE, uses_rings
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.workload.layer import Workload

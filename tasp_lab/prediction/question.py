@@ -49,7 +49,7 @@ from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.objects import AnySchedule, name_of
+from tasp_lab.schedules.for_work import AnySchedule, name_of
 from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out

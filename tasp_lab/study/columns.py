@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import StudyError, unknown
 from tasp_lab.core.units import format_size_about, format_time
-from tasp_lab.study.rows import COLUMNS
+from tasp_lab.study.point import COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -31,8 +31,7 @@ from tasp_lab.study.axis import (
     parse_share,
 )
 from tasp_lab.study.lookup import Evaluate, IntervalOf, filled, groups_along
-from tasp_lab.study.point import Point, Value
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Point, Row, Value
 from tasp_lab.study.table import View
 
 FIELDS = ("along", "between", "margin", "from", "to")

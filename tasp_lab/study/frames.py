@@ -22,7 +22,7 @@ from tasp_lab.core.errors import StudyError, unknown
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.prediction.interval import EQUAL, TIE
 from tasp_lab.study.columns import DERIVED, OF_WINNERS, SHARES, SPEEDUPS, plain, records_of, text_of, title_of
-from tasp_lab.study.rows import COLUMNS, POINT_COLUMNS, PREDICTED, STATUSES
+from tasp_lab.study.point import COLUMNS, POINT_COLUMNS, PREDICTED, STATUSES
 from tasp_lab.study.where import Expression
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from tasp_lab.study.evaluate import group_rows, labelled, own_sources
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
 from tasp_lab.study.frames import listed
-from tasp_lab.study.point import AS_IS, Point, Value
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import AS_IS, Point, Row, Value
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study
 
