@@ -385,17 +385,18 @@ def chosen_machine(
 
     Raises `QuantityError` for a rate or a kernel beside an override by another rate.
     """
-    if not overrides:
-        found = computing(as_machine(machine, library), compute, kernel)
-        return as_machine(found, missing_links=missing_links, links=links)
-    from tasp_lab.machines.overrides import overridden
-    from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
+    is_chosen = compute is not None or kernel is not None
+    found = as_machine(machine, library)
+    found = computing(found, compute, kernel) if is_chosen else found
+    if overrides:
+        from tasp_lab.machines.overrides import overridden
+        from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
 
-    rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
-    if rates and (compute is not None or kernel is not None):
-        other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
-        raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
-    found = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
+        rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
+        if rates and is_chosen:
+            other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
+            raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
+        found = overridden(found, overrides)
     return as_machine(found, missing_links=missing_links, links=links)
 
 
