@@ -18,6 +18,7 @@ from cyclopts.argument import Argument
 
 from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
+from tasp_lab.prediction import columns, step_results
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.kinds import KINDS
 from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, options_of
@@ -78,6 +79,25 @@ def collectives_table() -> str:
         names = (f"`{name}`" for name, collective in COLLECTIVES.items() if collective.kind == kind)
         rows.append((kind, ", ".join(names), spec.shard))
     return table(*rows)
+
+
+VIEWS: dict[columns.View, str] = {"collective": "C", "layer": "L", "ranking": "R", "study": "S"}
+"""Letters of the views of answers in the table of fields."""
+
+
+def fields_table() -> str:
+    """The fields of answers: the views that have each, and its meaning."""
+    views: dict[tuple[str, str], str] = {}
+    for view, letter in VIEWS.items():
+        for column in columns.columns(view):
+            key = (f"`{column.name}`", column.meaning)
+            views[key] = views.get(key, "") + letter
+    return table(("field", "of", "meaning"), *((name, letters, text) for (name, text), letters in views.items()))
+
+
+def step_fields_table() -> str:
+    """The fields of whole steps."""
+    return table(("field", "meaning"), *((f"`{column.name}`", column.meaning) for column in step_results.STEP_COLUMNS))
 
 
 def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]:
@@ -144,6 +164,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "attention": attention_table,
     "linear attention": linear_table,
     "collectives": collectives_table,
+    "fields of answers": fields_table,
+    "fields of steps": step_fields_table,
 }
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

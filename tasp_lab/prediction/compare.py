@@ -90,7 +90,7 @@ COMPUTES: Mapping[AttentionKind, str] = {
 """What the schedules of a ranking compute."""
 
 MAX_TIES = 6
-"""As many schedules are named that are too close to call."""
+"""The most schedules that are named as ties with the first."""
 
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""
@@ -398,7 +398,7 @@ class Ranking(Report):
         chances = {each.schedule: _first_is_faster(self.best, each) for each in self._applying[1:]}
         close = [f"{name} ({chance:.0%})" for name, chance in chances.items() if chance is not None and chance < TIE]
         named = ", ".join(close[:MAX_TIES]) + (f" and {len(close) - MAX_TIES} more" if len(close) > MAX_TIES else "")
-        line = f"too close to call: {self.best.schedule} is faster only with the probability given: {named}"
+        line = f"ties with {self.best.schedule} (probability that it is faster): {named}"
         if close and self.best.interval is not None and self.best.interval.is_exact:
             line = f"as fast as {self.best.schedule}: {named.replace(' (50%)', '')}"
         return [line] if close else []

@@ -80,7 +80,7 @@ def test_a_page_loads_nothing(html: str) -> None:
 def test_assumptions_come_first_and_the_command_last(html: str) -> None:
     text = " ".join(Resources(html).text)
     titles = ("Assumptions", "Findings", "Pictures", "All points", "Without an answer", "Constants",
-              "How rows were settled", "Repeat")  # fmt: skip
+              "Simulated or pruned", "Repeat")  # fmt: skip
     sections = re.findall(r"<h2>(.*?)</h2>", html)
     assert sections == list(titles)
     assert "one document per sequence" in text

@@ -58,7 +58,7 @@ def pair_figures(table: PairTable, profile: Profile) -> list[PairFigure]:
     if any(figure.constant for figure in found):
         _check(found[0], profile)
     if table.latency_s is not None:
-        note = "of a kernel that waits, not of the wire"
+        note = "of a kernel that waits, not of the link"
         found += _figure(table, "latency", "", note, _others(table.latency_s))
     return found
 
