@@ -263,7 +263,7 @@ def check_tables(opened: Opened) -> None:
     assert opened.shown(time="> 1 s", machine="MI300") == count(
         lambda cells: cells["machine"] == "mi300x-8" and (cells["time_s"] or cells["bound_s"]) > 1
     )
-    assert opened.shown(settled_by="bound") == count(lambda cells: cells["status"] == "settled")
+    assert opened.shown(decided_by="bound") == count(lambda cells: cells["status"] == "settled")
     assert opened.shown(model="no such model") == 0
     assert opened.shown() == len(rows)
 
