@@ -17,6 +17,7 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from tasp_lab.cli.app import app
+from tasp_lab.cli.options import schedules_help
 from tasp_lab.cli.process import main
 from tasp_lab.prediction import columns, step_results
 from tasp_lab.schedules.build import attention_layout
@@ -113,6 +114,7 @@ def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]
 def meaning(argument: Argument) -> str:
     """The help of an argument, with its choices and its default."""
     text = argument.parameter.help or "The file." * (argument.names[0] == "FILE") or "The name."
+    text = SCHEDULE_PAGES if text == schedules_help() else text
     default = argument.field_info.default
     if argument.show_default is True:
         text += f" Default: {str(default).lower() if isinstance(default, bool) else default}."
@@ -120,6 +122,13 @@ def meaning(argument: Argument) -> str:
         text += f" Default: {argument.show_default(default)}."
     choices = argument.get_choices()
     return f"{text} One of {', '.join(choices)}." if choices else text
+
+
+SCHEDULE_PAGES = (
+    "A schedule of [collectives](nccl-and-collectives.md#collectives), [attention](attention.md#schedules) or "
+    "[linear attention](linear_attention.md#schedules), or of [hybrids](hybrids.md) two names; repeatable."
+)
+"""Instead of the names of all schedules, which ``--help`` lists."""
 
 
 def command_reference() -> str:

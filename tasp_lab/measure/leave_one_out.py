@@ -1,4 +1,4 @@
-"""Calibration judged by what it was not fitted to: each collective predicted by a fit to all others."""
+"""Leave-one-out test of a calibration: predict each collective by a fit to all others."""
 
 from __future__ import annotations
 

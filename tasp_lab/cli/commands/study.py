@@ -1,4 +1,4 @@
-"""``tasp-lab study``: many points at once, kept in a folder, and what is read from them."""
+"""``tasp-lab study``: check and run studies, and show their results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The accuracy report of many tables, of every kind, and how many measured times intervals hold, by regime.
+"""The accuracy report of tables of every kind, with the share of measured times inside their intervals by error class.
 
-The interval of a row has the residual of all sources but that of its table, and of a cloud without all of its provider.
+The interval of a row uses the errors of all sources but its own, and of a cloud without all of its provider.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calibration from tables of pairs: the payload bandwidth of links.
+"""Fit the effective bandwidth of links to tables of pairs.
 
 A single active pair uses a link, or a GPU's port into a switch, alone. With all pairs active, the figures of a mesh are
 those of its links; on a switch, the figure of a port is the sum of a row.
