@@ -19,7 +19,7 @@ from runtime.linux import host_environment
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
 from sim.simulate import engine_of, simulate
-from tasp_lab.core.choices import BackendKind, FabricKind
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, BackendKind, FabricKind
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief
@@ -54,7 +54,6 @@ from tasp_lab.prediction.provenance import (
 )
 from tasp_lab.prediction.question import RingOptions, are_sought, chosen_rings
 from tasp_lab.rings.rings import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules
