@@ -42,8 +42,7 @@ from tasp_lab.prediction.provenance import UsedConstant, compute_constants, mach
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.evaluate import labelled
 from tasp_lab.study.file import load_study
-from tasp_lab.study.frames import varying
-from tasp_lab.study.needed import needed
+from tasp_lab.study.frames import needed, varying
 from tasp_lab.study.point import COLUMNS, PREDICTED, Point, Row
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study

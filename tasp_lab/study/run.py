@@ -16,8 +16,7 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.workers import as_they_end, processes
 from tasp_lab.study.evaluate import CODE, group_rows, groups, labelled, sources_of
 from tasp_lab.study.folder import begin_folder, export, remove_exports
-from tasp_lab.study.frames import counts_text
-from tasp_lab.study.needed import needed
+from tasp_lab.study.frames import counts_text, needed
 from tasp_lab.study.point import PREDICTED, STATUSES, Point, Row
 from tasp_lab.study.store import Last, Store
 from tasp_lab.study.study import Study
