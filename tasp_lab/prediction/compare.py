@@ -129,7 +129,7 @@ def compare(
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
     'ulysses'
     """
-    check_arguments(locals(), work="layer")
+    check_arguments(locals(), QuestionKeywords, work="layer")
     asked = question_of(machine, work, settings, FEW_SAMPLES.samples, engine)
     work, options = asked.layer, asked.options
     options.check_layer(work)

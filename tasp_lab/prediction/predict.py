@@ -83,7 +83,7 @@ def predict(
     >>> [round(p.time_s * 1e6) for p in predict("full-mesh:8", ["ring", "multi-ring"], "1MiB")]
     [154, 28]
     """
-    check_arguments(locals())
+    check_arguments(locals(), QuestionKeywords)
     chosen = as_schedules(schedules)
     question = question_of(machine, work, settings, DEFAULT_SAMPLING.samples, engine)
     collective = check_schedules(chosen, question.work, question.options.passes)

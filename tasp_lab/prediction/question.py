@@ -36,6 +36,7 @@ from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
     QuestionKeywords,
+    RunKeywords,
     WorkLike,
     as_options,
     as_work,
@@ -211,9 +212,13 @@ class Question:
 
 
 def question_of(
-    machine: MachineLike, work: WorkLike, settings: QuestionKeywords, samples: int, engine: Engine = "auto"
+    machine: MachineLike,
+    work: WorkLike,
+    settings: QuestionKeywords | RunKeywords,
+    samples: int = 0,
+    engine: Engine = "auto",
 ) -> Question:
-    """The question that arguments of `predict` or `compare` make, without its schedule.
+    """The question that arguments of `predict`, `compare` or `validate` make, without its schedule.
 
     The work has the overrides of layers. `samples` are those of intervals if the settings give none. Raises
     `TaspLabError` for settings that contradict each other.
