@@ -40,7 +40,7 @@ from tasp_lab.study.frames import (
 if TYPE_CHECKING:
     import pandas as pd
 
-TIE_RULE = "too close to call: the winner is faster with a probability below 95 %"
+TIE_RULE = "tie: the winner is faster with a probability below 95 %"
 
 
 @dataclass(frozen=True, repr=False)
@@ -196,7 +196,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
     def speedups(*cells: str) -> tuple[str, ...]:
         return cells if covered.baseline else ()
 
-    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", *speedups("speed-up", "5 to 95 %")]
+    columns = [*map(title_of, axes), "winner", "time", "interval", *speedups("speed-up", "interval")]
     rows = [
         [
             *(text_of(column, row[column]) for column in axes),
@@ -218,7 +218,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
         [
             Table(
                 f"{covered.name}: the fastest schedule that fits into memory",
-                (*columns, "bound by", "too close to call"),
+                (*columns, "bound by", "ties with"),
                 rows,
                 (*texts, len(axes), len(columns), len(columns) + 1),
             ),
@@ -255,7 +255,7 @@ WINNER = "winner"
 
 CLOSE, AT_LEAST, AT_MOST, NO_FIT = "~", ">", "<", "!"
 MARKS = {
-    CLOSE: "too close to call",
+    CLOSE: "a tie",
     AT_LEAST: "at least that, by a bound: not simulated",
     AT_MOST: "at most that, by a bound: not simulated",
     NO_FIT: "does not fit into memory",

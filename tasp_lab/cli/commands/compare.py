@@ -43,7 +43,7 @@ def compare(
     *,
     schedule: Annotated[
         list[str] | None,
-        Parameter(name="--schedule", negative=(), group=WORK, help="Compare these only. Repeatable."),
+        Parameter(name="--schedule", negative=(), group=WORK, help="Compare only these; repeatable."),
     ] = None,
     layer: LayerChoice = DEFAULT_LAYER,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
@@ -58,19 +58,19 @@ def compare(
             negative=(),
             show_default=False,
             group=PASSES,
-            help="Search the options of each schedule for the shortest time; dtypes on the wire stay as they are.",
+            help="Search the options of each schedule for the shortest time; dtypes are not varied.",
         ),
     ] = False,
     validate: Annotated[
-        int, whole("Also run this many of the best, and the fastest single ring, on the fabric.", RUN)
+        int, whole("Also run this many of the fastest schedules, and the fastest single ring.", RUN)
     ] = 0,
-    fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where they run, see validate.")] = "emulated",
+    fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where --validate runs ranks, see validate.")] = "emulated",
     scale: Scale = None,
-    repeat: Annotated[int, whole("Timed repetitions of each schedule that is run.", RUN)] = 5,
+    repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
 ) -> None:
-    """Predict every schedule of attention that applies to a layer, and rank them by time; or stacks of a hybrid.
+    """Predict all attention schedules that apply to a layer or a hybrid, and rank them by time.
 
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
 
