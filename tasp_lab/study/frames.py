@@ -79,10 +79,10 @@ def text_of(column: str, value: Any) -> str:
         return NO_VALUE
     if isinstance(value, (str, bool)):
         return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-    return _number(column)(value)
+    return _written(column)(value)
 
 
-def _number(column: str) -> Callable[[float], str]:
+def _written(column: str) -> Callable[[float], str]:
     """How the numbers of a column are written."""
     if column in SPEEDUPS:
         return "{:.2f}x".format
