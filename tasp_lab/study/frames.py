@@ -229,7 +229,7 @@ def counts_text(by_status: Mapping[str, int], what: str = "rows") -> str:
     """Numbers of rows by status on one line; statuses that no row has are left out.
 
     >>> counts_text({"ok": 10, "settled": 2, "does not apply": 1, "failed": 0})
-    '13 rows: 10 simulated, 2 settled by a bound, 1 does not apply'
+    '13 rows: 10 simulated, 2 pruned by a bound, 1 does not apply'
     """
     return f"{sum(by_status.values()):,} {what}: {statuses_text(by_status)}"
 
