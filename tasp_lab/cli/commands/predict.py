@@ -73,7 +73,6 @@ def predict(
     Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
     """
     from tasp_lab.prediction import predict as prediction
-    from tasp_lab.prediction.captions import caption
     from tasp_lab.schedules.registry import check_names
 
     with limited_memory():
@@ -91,10 +90,13 @@ def predict(
             progress=print_progress,
             **question.settings(),
         )
-    shown = [each for each in found if each.is_all]
-    intervals = ["" if each.interval is None else each.interval.text for each in shown]
-    title = caption(work, schedule, found.machine.topology, found.library)
-    write_timelines([each.timeline for each in shown], trace, plot, title, intervals)
+    if trace is not None or plot is not None:
+        from tasp_lab.prediction.captions import caption
+
+        shown = [each for each in found if each.is_all]
+        intervals = ["" if each.interval is None else each.interval.text for each in shown]
+        title = caption(work, schedule, found.machine.topology, found.library)
+        write_timelines([each.timeline for each in shown], trace, plot, title, intervals)
     if json:
         print_json(found.to_dict())
     else:
