@@ -47,7 +47,7 @@ def show_topologies(
 ) -> None:
     """List the machines of the catalogue, or show one topology.
 
-    One topology is shown with its links and the source of each constant; what `--json` prints is a topology file.
+    With a name, print its links and the source of each parameter; `--json` prints a topology file.
 
     Example: tasp-lab topologies h100-8
     """
@@ -116,7 +116,7 @@ def import_file(
 ) -> None:
     """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
 
-    What `--json` prints is a topology file.
+    `--json` prints a topology file.
 
     Example: nvidia-smi topo -m > topo.txt; tasp-lab topologies import topo.txt --json > machine.json
 
@@ -172,7 +172,7 @@ profile = App(name="profile", sort_key=8, help="Machines with their communicatio
 
 @profile.command(name="list")
 def list_profiles(*, json: Json = False) -> None:
-    """List the families of machines that have a profile.
+    """List the system families that have a profile.
 
     Example: tasp-lab profile list
     """
@@ -191,9 +191,9 @@ def list_profiles(*, json: Json = False) -> None:
 
 @profile.command(name="show")
 def show_profile(name: str, /, *, json: Json = False) -> None:
-    """Show every constant of a machine's profile with its value, its meaning and where it comes from.
+    """Show every parameter of a machine with value, meaning and source.
 
-    A name is one of a family (h100), of a machine of it (h100-8, h100-10x8), or a profile file.
+    NAME is a family (h100), a machine (h100-8, h100-10x8), or a profile file.
 
     Example: tasp-lab profile show h100-8
     """
@@ -300,7 +300,7 @@ def decompose(
 ) -> None:
     """Decompose a topology into rings and compare them with the AllGather bound.
 
-    The rings chosen are those that carry most together.
+    The rings are those with the highest total bandwidth.
 
     Example: tasp-lab decompose full-mesh:5 --without-link 0-3
     """
