@@ -55,7 +55,7 @@ def test_options_are_spelled_as_the_command_line_reads_them(field: str) -> None:
         options = AttentionOptions("both", **{field: value})  # type: ignore[arg-type]
         line = ["predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--pass", "both", *options.arguments.split()]
         _, bound, _ = app.parse_args(line, exit_on_error=False, print_error=False)
-        assert bound.arguments["layer"].options() == options
+        assert bound.arguments["question"].layer.options() == options
         assert (options.arguments == "") == (value == getattr(DEFAULT_OPTIONS, field))
 
 
