@@ -61,3 +61,6 @@ needs it."""
 DEFAULT_STAGES = 4
 """Parts in which keys arrive: one part of calls or of transfers in about four is exposed at most, and messages of a
 quarter of a shard are still large. MagiAttention's guides use 1 to 4."""
+
+Preference = Literal["memory", "bytes", "library", "time"]
+"""What decides between schedules that are expected to be equally fast."""

@@ -30,11 +30,6 @@ PREDICTED = COLLECTIVE + LAYER
 LAYERS = LAYER + RANKING
 ALL = PREDICTED + RANKING
 
-NEAR = 1.3
-"""A ranking shows intervals of schedules that take at most this much longer than the first; others decide nothing."""
-
-NOT_SAMPLED = "not sampled"
-
 Subject = TypeVar("Subject")
 """What has a value in the column."""
 
@@ -93,9 +88,7 @@ def _number(value: Number | None) -> float | None:
 
 
 def _interval_text(answer: Answer, _: Answer | None) -> str:
-    """The interval; in a ranking only of schedules that may be as fast as the first."""
-    if answer.first is not None and answer.time_s > NEAR * answer.first.time_s:
-        return NOT_SAMPLED if answer.unsampled is not None and answer.unsampled.text else ""
+    """The interval; empty where none was asked for."""
     return "" if answer.interval is None else answer.interval.text
 
 
@@ -281,11 +274,20 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "first_is_faster",
-        "the probability that the first schedule is faster than this one, on the same samples; null of the first",
+        "the probability that the first schedule is faster than this one, by the errors that they do not share; null "
+        "of the first",
         lambda a: a.first_is_faster,
         RANKING,
     ),
-    Column("too_close_to_call", "whether that is less than 0.95", lambda a: a.is_close, RANKING, always=True),
+    Column(
+        "expected_regret",
+        "how much longer than the fastest schedule this one is expected to take, as a share",
+        lambda a: a.expected_regret,
+        RANKING,
+        "regret",
+        RANKING,
+        lambda a, _: "-" if a.expected_regret is None else f"{a.expected_regret:.1%}",
+    ),
     Column(
         "untuned_time_s",
         "with `--tune`: the time with the options as they were given; else null",
@@ -567,7 +569,13 @@ def table_of(title: str, view: View, answers: Sequence[Answer], first: Callable[
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
     texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck")]
-    return Table(title, titles, rows, texts)
+    known = {name: place for place, name in enumerate(FIRST)}
+    order = sorted(range(len(titles)), key=lambda place: (known.get(titles[place], len(known)), place))
+    return Table(title, titles, rows, texts, order)
+
+
+FIRST = ("schedule", "pass", "time", "regret", "speed-up", "buffers", "bottleneck", "5 to 95 %", "busbw", "error")
+"""The titles of the columns that a narrow table keeps, the most important first."""
 
 
 def cells_of(answer: Answer, *titles: str) -> dict[str, str]:

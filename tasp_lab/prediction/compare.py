@@ -17,7 +17,7 @@ from math import inf
 from typing import Any, Unpack, overload
 
 from sim.simulate import Engine
-from tasp_lab.core.choices import AttentionKind
+from tasp_lab.core.choices import AttentionKind, Preference
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
@@ -25,7 +25,7 @@ from tasp_lab.core.tables import Part
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES, Sampling
+from tasp_lab.machines.sampling import DEFAULT_SAMPLING, Sampling
 from tasp_lab.prediction.answer import Answer, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
@@ -35,7 +35,7 @@ from tasp_lab.prediction.captions import (
     title_of,
     used_constants,
 )
-from tasp_lab.prediction.columns import NEAR, fields_of, refused_table, table_of
+from tasp_lab.prediction.columns import fields_of, refused_table, table_of
 from tasp_lab.prediction.inputs import (
     AttentionKeywords,
     ComputeLike,
@@ -47,7 +47,6 @@ from tasp_lab.prediction.inputs import (
     as_schedules,
     check_arguments,
 )
-from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.provenance import (
     Provenance,
     machine_inputs,
@@ -57,6 +56,7 @@ from tasp_lab.prediction.provenance import (
     schedules_inputs,
 )
 from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.rings.decompose import Decomposition
@@ -89,9 +89,6 @@ COMPUTES: Mapping[AttentionKind, str] = {
 }
 """What the schedules of a ranking compute."""
 
-MAX_TIES = 6
-"""As many schedules are named that are too close to call."""
-
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""
 
@@ -119,14 +116,15 @@ def compare(
     runtime: str | Runtime | None = None,
     engine: Engine = "auto",
     tune: bool = False,
-    samples: int = FEW_SAMPLES.samples,
+    samples: int = 0,
     seed: int = DEFAULT_SAMPLING.seed,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
+    prefer: Preference = "memory",
     **attention: Unpack[AttentionKeywords],
 ) -> Ranking:
-    """Predict every schedule of attention that applies to a layer on a machine, and rank them by time.
+    """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
 
     Of a hybrid those stacks are compared that `choose_stacks` chooses.
 
@@ -139,7 +137,9 @@ def compare(
         of the ranks into two factors, and tuned also in all their variants.
     decomposition, fold, lanes, rail_aligned, search_budget : the rings of schedules over rings, see `predict`.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
-    samples, seed : of intervals, see `predict`; schedules are compared on the same samples.
+    samples, seed : of the constants in intervals, see `predict`; without samples intervals are those of measured
+        errors alone. The order of schedules does not depend on them, see `tasp_lab.prediction.paired`.
+    prefer : what decides between schedules that are expected to be equally fast, see `tasp_lab.prediction.recommend`.
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -160,7 +160,7 @@ def compare(
     rings = RingOptions(fold, lanes, rail_aligned, search_budget)
     question = Question(
         machine, "", work, options, library, kernel, runtime, contention, tuple(overrides),
-        Sampling(samples, seed) if samples else None, compute, tuple(without_links), tuple(links),
+        Sampling(samples, seed), compute, tuple(without_links), tuple(links),
         rings if decomposition is None else (decomposition,), engine,
     )  # fmt: skip
     sampling = Sampling(samples, seed)
@@ -186,9 +186,15 @@ def compare(
         answers.append(_answer(replace(question, schedule=schedule), on, tune))
     count(len(chosen), len(chosen), "")
     answers.sort(key=lambda each: each.time_s)
-    best, *others = answers
-    if best.applies:
-        answers = [best, *(replace(each, first=best) if each.applies else each for each in others)]
+    recommendation = None
+    if applying := tuple(each for each in answers if each.applies):
+        recommendation = Recommendation(applying, prefer)
+        regrets = iter(recommendation.expected_regrets)
+        answers = [
+            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))
+            if each.applies else each
+            for each in answers
+        ]  # fmt: skip
     asked: dict[str, object] = {
         "machine": machine_inputs(machine, compute=True),
         "schedules": schedules_inputs(chosen),
@@ -201,7 +207,7 @@ def compare(
         **overrides_inputs(overrides),
     }
     provenance = Provenance(asked, used_constants(machine, answers), (), on.search_complete)
-    return Ranking(question, tuple(answers), machine, provenance, choice)
+    return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation)
 
 
 def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:
@@ -325,8 +331,9 @@ class Ranking(Report):
     """All answers, the fastest first; those of schedules that do not apply last.
 
     `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks are compared, None if they
-    were given. `fabric` are the comparisons of the schedules that were run, one for each set of options. `is_reporter`
-    is False on the ranks of a torchrun group that leave the output to rank 0.
+    were given. `recommendation` is None if no schedule applies. `fabric` are the comparisons of the schedules that were
+    run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that leave the output to
+    rank 0.
     """
 
     question: Question
@@ -336,6 +343,7 @@ class Ranking(Report):
     choice: StackChoice | None = None
     fabric: tuple[Report, ...] = ()
     is_reporter: bool = True
+    recommendation: Recommendation | None = None
 
     @property
     def kind(self) -> AttentionKind:
@@ -368,6 +376,7 @@ class Ranking(Report):
             "library": self.machine.comm_library.name,
             "runtime": self.machine.runtime.name,
             "changes": list(self.machine.changes),
+            **({} if self.recommendation is None else self.recommendation.to_dict()),
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
             "results": [fields_of(each, "ranking") for each in self.candidates],
             "fabric": [each.to_dict() for each in self.fabric],
@@ -380,6 +389,7 @@ class Ranking(Report):
     def parts(self) -> list[Part]:
         found: list[Part] = []
         first = self.best
+        found += self.recommendation.lines() if self.recommendation is not None else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
             found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))
@@ -387,30 +397,10 @@ class Ranking(Report):
             found += [] if self.choice is None else [str(self.choice)]
             found += assumptions(first)
             found += [] if first.interval is None else [interval_line(first.interval)]
-            found += self._ties()
         refused = [each for each in self.candidates if not each.applies]
         if refused:
             found.append(refused_table(refused))
         return found
-
-    def _ties(self) -> list[str]:
-        """The schedules that may be faster than the first, on one line; none without any."""
-        chances = {each.schedule: _first_is_faster(self.best, each) for each in self._applying[1:]}
-        close = [f"{name} ({chance:.0%})" for name, chance in chances.items() if chance is not None and chance < TIE]
-        named = ", ".join(close[:MAX_TIES]) + (f" and {len(close) - MAX_TIES} more" if len(close) > MAX_TIES else "")
-        line = f"too close to call: {self.best.schedule} is faster only with the probability given: {named}"
-        if close and self.best.interval is not None and self.best.interval.is_exact:
-            line = f"as fast as {self.best.schedule}: {named.replace(' (50%)', '')}"
-        return [line] if close else []
-
-
-def _first_is_faster(first: Answer, other: Answer) -> float | None:
-    """The probability that the first schedule is faster; of a much slower one by residuals alone, without samples."""
-    if other.time_s <= NEAR * first.time_s:
-        return other.first_is_faster
-    if first.unsampled is None or other.unsampled is None:
-        return None
-    return first.unsampled.first_is_faster(other.unsampled)
 
 
 @dataclass(frozen=True, repr=False)

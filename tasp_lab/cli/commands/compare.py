@@ -18,6 +18,7 @@ from tasp_lab.cli.options import (
     RUN,
     WORK,
     Contention,
+    Csv,
     ExpressionNumbers,
     Json,
     Library,
@@ -27,11 +28,14 @@ from tasp_lab.cli.options import (
     SamplingChoice,
     Scale,
     TopologyText,
+    Wide,
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
-from tasp_lab.core.choices import FabricKind
+from tasp_lab.cli.outputs import write_rows
+from tasp_lab.core.choices import FabricKind, Preference
 from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.files import check_writable
 
 if TYPE_CHECKING:
     from tasp_lab.prediction.compare import Ranking, Rankings
@@ -61,6 +65,10 @@ def compare(
             help="Search the options of each schedule for the shortest time; dtypes on the wire stay as they are.",
         ),
     ] = False,
+    prefer: Annotated[
+        Preference,
+        Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast."),
+    ] = "memory",
     validate: Annotated[
         int, whole("Also run this many of the best, and the fastest single ring, on the fabric.", RUN)
     ] = 0,
@@ -68,9 +76,11 @@ def compare(
     scale: Scale = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule that is run.", RUN)] = 5,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
+    csv: Csv = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Predict every schedule of attention that applies to a layer, and rank them by time; or stacks of a hybrid.
+    """Recommend a schedule of attention for a layer, from predictions of all that apply; or stacks of a hybrid.
 
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
 
@@ -86,6 +96,8 @@ def compare(
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
+    if csv is not None:
+        check_writable(csv)
     # Processes that run schedules would inherit the limit.
     limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
     with limit, Progress(lines_only=json) as shown:
@@ -102,6 +114,7 @@ def compare(
             "contention": None if contention is None else contention == "on",
             "runtime": layer.runtime,
             "tune": tune,
+            "prefer": prefer,
             "progress": shown.line,
             "count": shown.count,
         }
@@ -115,8 +128,10 @@ def compare(
             found = comparison.compare(machine, layers[0], schedule, **settings)
         found = runs.run(found, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
+        if csv is not None and found.is_reporter:
+            write_rows(found.records(), csv)
         output = (found.to_dict() if json else found.parts()) if found.is_reporter else None
     if isinstance(output, dict):
         print_json(output)
     elif output is not None:
-        print_parts(output)
+        print_parts(output, wide=wide)

@@ -28,6 +28,7 @@ from tasp_lab.cli.options import (
     ShardBytes,
     TopologyText,
     Trace,
+    Wide,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
@@ -65,6 +66,7 @@ def predict(
         ),
     ] = False,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Predict how long a collective or an attention layer takes.
@@ -109,4 +111,4 @@ def predict(
     if json:
         print_json(found.to_dict())
     else:
-        print_parts(found.parts())
+        print_parts(found.parts(), wide=wide)
