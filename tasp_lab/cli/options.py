@@ -237,10 +237,13 @@ class ExpressionNumbers:
     def load(self, text: str, library: str) -> Machine:
         """The machine of a name, with a library and with these numbers, which only expressions accept."""
         from tasp_lab.machines.catalogue import is_expression, load_machine
+
+        if not self.given:
+            return load_machine(text, library=library)
         from tasp_lab.topology.expressions import expression_defaults
 
         machine = load_machine(text, expression_defaults(self.given), library=library)
-        if self.given and not is_expression(text):
+        if not is_expression(text):
             raise QuantityError(f"{text} has its own numbers; {self.refusal()}")
         return machine
 

@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 
-from sim.array.from_schedule import is_ring_schedule
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
 from sim.host import busy_s
@@ -39,26 +38,19 @@ from tasp_lab.core.units import Number, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.for_work import build_schedules
-from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
-from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.schedules.objects import check_schedules
 from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, reason_of, uses_rings
-from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -190,6 +182,8 @@ class PassAnswer:
     @cached_property
     def buffer_bytes(self) -> int:
         """The largest memory of a rank for blocks of others and sums that are sent."""
+        from tasp_lab.schedule.buffer_layout import memory_bytes
+
         return int(memory_bytes(self.schedule).max())
 
     @cached_property
@@ -201,6 +195,8 @@ class PassAnswer:
     @cached_property
     def spent(self) -> Mapping[str, float]:
         """The seconds of the critical path by what they were spent on."""
+        from tasp_lab.timeline.critical_path import time_by_kind
+
         events = self.timeline.events
         explained = bool(events) and any(event.spent for event in events)
         timeline = self.timeline if explained else simulate(self.schedule, self.machine, explain=True)
@@ -224,16 +220,18 @@ class PassAnswer:
     @property
     def dataflow(self) -> Dataflow | None:
         """What circulates in a backward pass of softmax attention, if one side does."""
+        from tasp_lab.schedules.attention.backward import dataflow_of
+        from tasp_lab.schedules.attention.task import AttentionTask
+
         task = self.schedule.task
         return dataflow_of(self.schedule) if isinstance(task, AttentionTask) and task.is_backward else None
 
     @property
     def gradient_dtype(self) -> str | None:
         """The dtype of gradients that are sent, None forward; of a hybrid that of softmax layers, if there are any."""
-        tasks = [task for task, _ in layers_of(self.schedule)]
-        first = next((task for task in tasks if isinstance(task, AttentionTask)), tasks[0])
-        assert isinstance(first, AttentionTask | LinearTask), "there are no other layers"
-        return first.gradient_dtype
+        from tasp_lab.schedules.hybrid.stack import gradient_dtype_of
+
+        return gradient_dtype_of(self.schedule)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -479,6 +477,8 @@ class Answer:
         """Those of `bytes_sent` that re-layouts of a hybrid send; None of a layer."""
         if not self.computes or self.layer.kind != "hybrid":
             return None
+        from tasp_lab.schedules.hybrid.stack import relayout_bytes
+
         return sum(relayout_bytes(each.schedule) for each in self.passes)
 
     @property
@@ -711,7 +711,11 @@ class Built:
     def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
         """Announce a long simulation, and report how far it is; nothing for a short one."""
         engine = engine_of(schedule, machine, self.question.engine)
-        if schedule.transfers <= MANY_TRANSFERS[engine] or (engine == "array" and is_ring_schedule(schedule)):
+        if schedule.transfers <= MANY_TRANSFERS[engine]:
+            return no_share
+        from sim.array.from_schedule import is_ring_schedule  # the array engine is loaded where it simulates
+
+        if engine == "array" and is_ring_schedule(schedule):
             return no_share
         what = label(schedule, self.question.options)
         progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
@@ -736,7 +740,10 @@ def build(
     on = prepared(question) if on is None else on
     work, schedule = question.work, question.schedule
     if isinstance(work, Workload):
-        work = overridden_layer(work, question.overrides)
+        if question.overrides:
+            from tasp_lab.machines.overrides import overridden_layer
+
+            work = overridden_layer(work, question.overrides)
         question.options.check_layer(work)
     machine = on.machine_for(work)
     if isinstance(schedule, Schedule):

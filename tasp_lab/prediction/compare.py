@@ -22,46 +22,40 @@ from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
-from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.sampling import DEFAULT_SAMPLING, Sampling
+from tasp_lab.machines.sampling import NO_SAMPLES
 from tasp_lab.prediction.answer import Answer, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
     interval_line,
+    provenance_of,
     ranks_text,
     software,
     title_of,
-    used_constants,
 )
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of
 from tasp_lab.prediction.inputs import (
-    AttentionKeywords,
-    ComputeLike,
     MachineLike,
+    QuestionKeywords,
     ScheduleNames,
     Schedules,
     as_names,
-    as_options,
     as_schedules,
     check_arguments,
 )
-from tasp_lab.prediction.provenance import (
-    Provenance,
-    machine_inputs,
-    overrides_inputs,
-    plain,
-    rings_inputs,
-    schedules_inputs,
+from tasp_lab.prediction.provenance import Provenance, plain
+from tasp_lab.prediction.question import (
+    PreparedMachine,
+    Question,
+    Rings,
+    are_sought,
+    prepare,
+    question_of,
+    with_machine,
 )
-from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
 from tasp_lab.prediction.recommend import Recommendation
-from tasp_lab.prediction.ring_choice import RingOptions
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.passes import chunk_layout
@@ -101,28 +95,12 @@ def compare(
     work: Workload,
     schedules: Schedules | None = None,
     *,
-    library: str = "auto",
-    without_links: Sequence[str] = (),
-    links: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    decomposition: Decomposition | None = None,
-    fold: int | None = None,
-    lanes: int | None = None,
-    rail_aligned: bool | None = None,
-    search_budget: int = DEFAULT_SEARCH_BUDGET,
-    compute: ComputeLike | None = None,
-    kernel: str | None = None,
-    contention: bool | None = None,
-    runtime: str | Runtime | None = None,
     engine: Engine = "auto",
     tune: bool = False,
-    samples: int = 0,
-    seed: int = DEFAULT_SAMPLING.seed,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
-    options: AttentionOptions = DEFAULT_OPTIONS,
     prefer: Preference = "memory",
-    **attention: Unpack[AttentionKeywords],
+    **settings: Unpack[QuestionKeywords],
 ) -> Ranking:
     """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
 
@@ -130,16 +108,13 @@ def compare(
 
     Parameters
     ----------
-    machine, library, without_links, links, overrides, compute, kernel, contention, runtime, engine, options,
-    attention : see `tasp_lab.prediction.predict.predict`.
+    machine, engine, settings : see `tasp_lab.prediction.predict.predict`; without `samples`, intervals are those of
+        measured errors alone. The order of schedules does not depend on them (`tasp_lab.prediction.paired`).
     work : the layer, or the hybrid.
     schedules : those to compare, by name or as objects, see `predict`; by default all names, families at every split
         of the ranks into two factors, and tuned also in all their variants.
-    decomposition, fold, lanes, rail_aligned, search_budget : the rings of schedules over rings, see `predict`.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
-    samples, seed : of the constants in intervals, see `predict`; without samples intervals are those of measured
-        errors alone. The order of schedules does not depend on them, see `tasp_lab.prediction.paired`.
-    prefer : what decides between schedules that are expected to be equally fast, see `tasp_lab.prediction.recommend`.
+    prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -155,26 +130,20 @@ def compare(
     'ulysses'
     """
     check_arguments(locals(), work="layer")
-    options, work = as_options(options, **attention), overridden_layer(work, overrides)
+    asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
+    asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
+    work, options = asked.layer, asked.options
     options.check_layer(work)
-    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
-    question = Question(
-        machine, "", work, options, library, kernel, runtime, contention, tuple(overrides),
-        Sampling(samples, seed), compute, tuple(without_links), tuple(links),
-        rings if decomposition is None else (decomposition,), engine,
-    )  # fmt: skip
-    sampling = Sampling(samples, seed)
-    on = PreparedMachine(machine_of(question), question.rings, question.sampling, compute is None)
+    on = prepare(asked)
     machine, world_size = on.machine_for(work), on.machine.topology.world_size
     # Without events the array engine is faster even for few transfers; SimPy alone is exact for fractions.
     fast = engine == "auto" and not machine.topology.is_exact
-    question = replace(with_machine(question, on.machine), engine="array" if fast else engine)
+    question = replace(with_machine(asked, on.machine), engine="array" if fast else engine)
     alone = _names_alone(work, world_size) if schedules is None else {}
     chosen: Sequence[AnySchedule]
     chosen = layer_names_on(world_size, work, variants=tune) if schedules is None else as_schedules(schedules)
     check_schedules(chosen, work, options.passes)
-    names = [*names_in(chosen), *chain(*alone.values())]
-    _check_rings(on, rings, decomposition, names, progress)
+    _find_rings(on, asked.rings, [*names_in(chosen), *chain(*alone.values())], progress)
     count = count or count_lines(progress)
     choice = _choice(question, on, alone, count, progress) if alone else None
     chosen = chosen if choice is None else choice.names
@@ -195,18 +164,8 @@ def compare(
             if each.applies else each
             for each in answers
         ]  # fmt: skip
-    asked: dict[str, object] = {
-        "machine": machine_inputs(machine, compute=True),
-        "schedules": schedules_inputs(chosen),
-        "work": plain(work),
-        "options": plain(options),
-        "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
-        "engine": engine,
-        "sampling": plain(sampling),
-        **({"searched": plain(SEARCHED)} if tune else {}),
-        **overrides_inputs(overrides),
-    }
-    provenance = Provenance(asked, used_constants(machine, answers), (), on.search_complete)
+    provenance = provenance_of(asked, chosen, machine, answers, rings=True, search_complete=on.search_complete,
+                               more={"searched": plain(SEARCHED)} if tune else {})  # fmt: skip
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation)
 
 
@@ -239,19 +198,14 @@ def _unless_refused(question: Question, on: PreparedMachine) -> Answer:
     return found
 
 
-def _check_rings(
-    on: PreparedMachine,
-    rings: RingOptions,
-    decomposition: Decomposition | None,
-    names: Sequence[str],
-    progress: ProgressCallback,
-) -> None:
+def _find_rings(on: PreparedMachine, rings: Rings, names: Sequence[str], progress: ProgressCallback) -> None:
     """Find the rings that some schedule needs. Raises `TaspLabError` for rings and options that cannot be used."""
-    world_size = on.machine.topology.world_size
-    if decomposition is not None and decomposition.world_size != world_size:
-        where = f"{on.machine.topology.name} has {world_size}"
-        raise ScheduleError(f"decomposition: rings of {decomposition.world_size} ranks, {where}")
-    if rings.check_needed(names, given=decomposition is not None):
+    topology = on.machine.topology
+    for each in rings if isinstance(rings, tuple) else ():
+        if each.world_size != topology.world_size:
+            where = f"{topology.name} has {topology.world_size}"
+            raise ScheduleError(f"decomposition: rings of {each.world_size} ranks, {where}")
+    if are_sought(rings, names):
         try:
             on.rings(progress)
         except NoDecompositionError:

@@ -11,12 +11,11 @@ collective. `tasp_lab.schedules.attention.options.AttentionOptions` select the p
 from __future__ import annotations
 
 from tasp_lab.core.errors import ScheduleError, TooManyBlocksError
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective, linear_schedules
 from tasp_lab.schedules.collectives.kinds import with_article
-from tasp_lab.schedules.hybrid.stack import hybrid_schedules
 from tasp_lab.schedules.registry import check_names, kind_of
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -55,8 +54,12 @@ def build_schedules(
             kind = with_article(kind_of([name]))
             raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
         return (collective(name, topology, work, decomposition),)
-    build = {"softmax": attention_schedules, "linear": linear_schedules, "hybrid": hybrid_schedules}[work.kind]
     try:
+        if work.kind == "hybrid":
+            from tasp_lab.schedules.hybrid.stack import hybrid_schedules  # with the tasks of both kinds of layers
+
+            return hybrid_schedules(name, topology, work, decomposition, options)
+        build = attention_schedules if work.kind == "softmax" else linear_schedules
         return build(name, topology, work, decomposition, options)
     except TooManyBlocksError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None

@@ -9,21 +9,13 @@ from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import format_size
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.stacked_task import StackedTask
-from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.collectives.conditions import collectives_of
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, with_article
-from tasp_lab.schedules.hybrid.relayout import RelayoutTask
-from tasp_lab.schedules.hybrid.stack import layers_of
-from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.schedules.registry import KINDS, check_names, kind_of
 from tasp_lab.workload.layer import Work, Workload
 
 AnySchedule = str | Schedule
 """A schedule by its name, or one that was built."""
-
-LAYERS = (AttentionTask, LinearTask, RelayoutTask)
-"""The tasks of layers, and of what lies between those of a hybrid, whose times are known."""
 
 
 def names_in(schedules: Iterable[AnySchedule]) -> list[str]:
@@ -73,10 +65,18 @@ def check_schedules(schedules: Sequence[AnySchedule], work: Work, passes: Pass) 
 
 def _check_layer(schedule: Schedule, work: Workload) -> None:
     """Raise `ScheduleError` unless the task of a schedule is this layer, or the layers of this hybrid."""
+    # A layer that is given by name needs none of these.
+    from tasp_lab.schedule.stacked_task import StackedTask
+    from tasp_lab.schedules.attention.task import AttentionTask
+    from tasp_lab.schedules.hybrid.relayout import RelayoutTask
+    from tasp_lab.schedules.hybrid.stack import layers_of
+    from tasp_lab.schedules.linear.task import LinearTask
+
     task, where = schedule.task, f"schedule {schedule.name!r}"
+    timed = AttentionTask | LinearTask | RelayoutTask  # whose times are known
     known = {"softmax": AttentionTask, "linear": LinearTask, "hybrid": StackedTask}[work.kind]
     parts = task.layers if isinstance(task, StackedTask) else (task,)
-    if not isinstance(task, known) or not all(isinstance(each, LAYERS) for each in parts):
+    if not isinstance(task, known) or not all(isinstance(each, timed) for each in parts):
         raise ScheduleError(f"{where} computes with {type(task).__name__}, expected {known.__name__} for "
                             f"{KINDS[work.kind]}; sim.simulate.simulate takes any task")  # fmt: skip
     own = [each.workload for each, _ in layers_of(schedule)]

@@ -15,6 +15,7 @@ from typing import Literal, Unpack
 from runtime.calibration import (
     Calibration,
 )
+from runtime.linux import host_environment
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
 from sim.simulate import engine_of, simulate
@@ -46,14 +47,13 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
-    host_environment,
     machine_inputs,
     overrides_inputs,
     plain,
     rings_inputs,
 )
-from tasp_lab.prediction.ring_choice import RingOptions
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.prediction.question import RingOptions, are_sought, chosen_rings
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -312,7 +312,7 @@ def validate(
     asked = None if kernel is None else compute
     machine = chosen_machine(wires(machine), "auto", asked, kernel, overrides, without_links, links)
     rings, given = RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
-    if rings.check_needed(names, given=given is not None):
+    if are_sought(chosen_rings(given, rings), names):
         decomposition = rings.find(machine.topology, progress)
     inputs = {
         "machine": machine_inputs(replace(machine, comm_library=IDEAL), compute=isinstance(work, Workload)),

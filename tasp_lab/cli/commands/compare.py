@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.memory import limited_memory
-from tasp_lab.cli.options import (
-    DEFAULT_NUMBERS,
-    DEFAULT_RINGS,
-    DEFAULT_SAMPLES,
-    NO_CHANGES,
-    PASSES,
-    RUN,
-    WORK,
-    Contention,
-    Csv,
-    ExpressionNumbers,
-    Json,
-    Library,
-    LinkEdits,
-    Overrides,
-    RingChoice,
-    SamplingChoice,
-    Scale,
-    TopologyText,
-    Wide,
-    whole,
-)
-from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
+from tasp_lab.cli.options import PASSES, RUN, WORK, Csv, Json, Scale, TopologyText, Wide, whole
+from tasp_lab.cli.options_layer import DEFAULT_PREDICTION, PredictionChoice
 from tasp_lab.cli.outputs import write_rows
 from tasp_lab.core.choices import FabricKind, Preference
 from tasp_lab.core.errors import QuantityError
@@ -49,13 +28,7 @@ def compare(
         list[str] | None,
         Parameter(name="--schedule", negative=(), group=WORK, help="Compare these only. Repeatable."),
     ] = None,
-    layer: LayerChoice = DEFAULT_LAYER,
-    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
-    overrides: Overrides = (),
-    library: Library = "auto",
-    contention: Contention = None,
-    rings: RingChoice = DEFAULT_RINGS,
+    question: PredictionChoice = DEFAULT_PREDICTION,
     tune: Annotated[
         bool,
         Parameter(
@@ -75,7 +48,6 @@ def compare(
     fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where they run, see validate.")] = "emulated",
     scale: Scale = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule that is run.", RUN)] = 5,
-    sampling: SamplingChoice = DEFAULT_SAMPLES,
     csv: Csv = None,
     wide: Wide = False,
     json: Json = False,
@@ -101,26 +73,12 @@ def compare(
     # Processes that run schedules would inherit the limit.
     limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
     with limit, Progress(lines_only=json) as shown:
-        machine, layers = numbers.load(topology, library), layer.workloads()
-        settings: dict[str, Any] = {
-            "without_links": changes.without_link,
-            "links": changes.link,
-            "overrides": overrides,
-            **vars(rings),
-            **sampling.given,
-            "options": layer.options(),
-            "compute": layer.compute,
-            "kernel": layer.kernel,
-            "contention": None if contention is None else contention == "on",
-            "runtime": layer.runtime,
-            "tune": tune,
-            "prefer": prefer,
-            "progress": shown.line,
-            "count": shown.count,
-        }
+        layer = question.layer
+        machine, layers = question.numbers.load(topology, question.library), layer.workloads()
+        settings = question.settings() | {"tune": tune, "prefer": prefer, "progress": shown.line, "count": shown.count}
         runs = FabricRuns(validate, fabric, scale, repeat)
         for each in layers:
-            runs.check(overridden_layer(each, overrides), layer.compute)
+            runs.check(overridden_layer(each, question.overrides), layer.compute)
         found: Ranking | Rankings
         if layer.kind == "all":
             found = comparison.compare_kinds(machine, layers, schedule, **settings)

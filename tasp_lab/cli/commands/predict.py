@@ -8,29 +8,8 @@ from cyclopts import Parameter
 
 from tasp_lab.cli.console import print_json, print_parts
 from tasp_lab.cli.memory import limited_memory
-from tasp_lab.cli.options import (
-    DEFAULT_NUMBERS,
-    DEFAULT_RINGS,
-    DEFAULT_SAMPLES,
-    NO_CHANGES,
-    OUTPUT,
-    RUN,
-    Contention,
-    ExpressionNumbers,
-    Json,
-    Library,
-    LinkEdits,
-    Overrides,
-    Plot,
-    RingChoice,
-    SamplingChoice,
-    Schedules,
-    ShardBytes,
-    TopologyText,
-    Trace,
-    Wide,
-)
-from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
+from tasp_lab.cli.options import OUTPUT, RUN, Json, Plot, Schedules, ShardBytes, TopologyText, Trace, Wide
+from tasp_lab.cli.options_layer import DEFAULT_PREDICTION, PredictionChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
 from tasp_lab.core.progress import print_progress
 
@@ -41,13 +20,7 @@ def predict(
     *,
     schedule: Schedules,
     shard_bytes: ShardBytes = None,
-    layer: LayerChoice = DEFAULT_LAYER,
-    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
-    overrides: Overrides = (),
-    library: Library = "auto",
-    contention: Contention = None,
-    rings: RingChoice = DEFAULT_RINGS,
+    question: PredictionChoice = DEFAULT_PREDICTION,
     engine: Annotated[
         Literal["auto", "simpy", "array"],
         Parameter(
@@ -65,7 +38,6 @@ def predict(
             help="Show the critical path, and the limit of each transfer.",
         ),
     ] = False,
-    sampling: SamplingChoice = DEFAULT_SAMPLES,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -75,34 +47,24 @@ def predict(
 
     Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
     """
-    from tasp_lab.machines.sampling import DEFAULT_SAMPLING
     from tasp_lab.prediction import predict as prediction
     from tasp_lab.prediction.captions import caption
     from tasp_lab.schedules.registry import check_names
 
     with limited_memory():
-        machine, work, options = numbers.load(topology, library), layer.work(shard_bytes), layer.options()
+        layer = question.layer
+        machine, work = question.numbers.load(topology, question.library), layer.work(shard_bytes)
         check_names(schedule, work)
         check_outputs(trace=trace, plot=plot, topology=topology)
         found = prediction.predict(
             machine,
             schedule,
             work,
-            without_links=changes.without_link,
-            links=changes.link,
-            overrides=overrides,
-            **vars(rings),
-            samples=DEFAULT_SAMPLING.samples if sampling.samples is None else sampling.samples,
-            seed=sampling.seed,
-            options=options,
-            compute=layer.compute,
-            kernel=layer.kernel,
-            contention=None if contention is None else contention == "on",
-            runtime=layer.runtime,
             engine=engine,
             explain=explain,
             events=trace is not None or plot is not None,
             progress=print_progress,
+            **question.settings(),
         )
     shown = [each for each in found if each.is_all]
     intervals = ["" if each.interval is None else each.interval.text for each in shown]

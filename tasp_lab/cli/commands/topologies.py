@@ -130,7 +130,7 @@ def import_file(
 
 
 def _show_machine(machine: Machine, json: bool) -> None:
-    from tasp_lab.machines.catalogue import topology_document
+    from tasp_lab.machines.machine_file import topology_document
 
     if json:
         print_json(topology_document(machine))

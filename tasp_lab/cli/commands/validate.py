@@ -7,26 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tasp_lab.cli.console import print_json, print_parts
-from tasp_lab.cli.options import (
-    DEFAULT_NUMBERS,
-    DEFAULT_RINGS,
-    NO_CHANGES,
-    RUN,
-    Backend,
-    ExpressionNumbers,
-    Json,
-    LinkEdits,
-    Overrides,
-    Plot,
-    RingChoice,
-    Scale,
-    Schedules,
-    ShardBytes,
-    TopologyText,
-    Trace,
-    whole,
-)
-from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
+from tasp_lab.cli.options import RUN, Backend, Json, Plot, Scale, Schedules, ShardBytes, TopologyText, Trace, whole
+from tasp_lab.cli.options_layer import DEFAULT_QUESTION, QuestionChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
 from tasp_lab.core.choices import FabricKind, TransportKind
 from tasp_lab.core.errors import ProfileError
@@ -39,11 +21,7 @@ def validate(
     *,
     schedule: Schedules,
     shard_bytes: ShardBytes = None,
-    layer: LayerChoice = DEFAULT_LAYER,
-    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
-    overrides: Overrides = (),
-    rings: RingChoice = DEFAULT_RINGS,
+    question: QuestionChoice = DEFAULT_QUESTION,
     fabric: Annotated[
         FabricKind,
         Parameter(
@@ -71,8 +49,9 @@ def validate(
     from tasp_lab.schedules.registry import check_names
     from tasp_lab.validation import validate as comparison
 
-    machine = numbers.load(topology, "ideal")  # the fabric has a library of its own
-    work, options = layer.work(shard_bytes), layer.options()
+    layer, changes = question.layer, question.changes
+    machine = question.numbers.load(topology, "ideal")  # the fabric has a library of its own
+    work = layer.work(shard_bytes)
     check_names(schedule, work)
     if layer.runtime is not None:
         raise ProfileError(f"runtime {layer.runtime!r}: ranks run on their own, expected none; see predict and compare")
@@ -81,13 +60,7 @@ def validate(
         machine,
         schedule,
         work,
-        without_links=changes.without_link,
-        links=changes.link,
-        overrides=overrides,
-        **vars(rings),
-        options=options,
-        compute=layer.compute,
-        kernel=layer.kernel,
+        **question.settings(),
         fabric=fabric,
         scale=scale,
         repeats=repeat,
