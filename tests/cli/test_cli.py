@@ -254,70 +254,6 @@ def test_every_command_shows_an_example(command: Command, name: str) -> None:
 PREDICT = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1MiB")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "telling"),
-    [
-        (("predict", "full-mush:4", *AGAINST, "--shard-bytes", "1"), "full-mush:4"),
-        (("predict", "full-mesh:0", *AGAINST, "--shard-bytes", "1"), "full-mesh:0"),
-        (("predict", "full-mesh:4", "--schedule", "tree", "--shard-bytes", "1"), "unknown schedule 'tree'"),
-        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes", "5parsecs"), "5parsecs"),
-        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes", "0"), "more than 0"),
-        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes=-1"), "more than 0"),
-        (("predict", "full-mesh:4", *AGAINST), "shard-bytes"),
-        (("predict", "full-mesh:4", "--shard-bytes", "1"), "schedule"),
-        ((*PREDICT, "--link-bandwidth", "nanGB/s"), "nanGB/s"),
-        ((*PREDICT, "--link-latency=-1us"), "-1us"),
-        ((*PREDICT, "--plot", "lanes.gif"), "expected a name that ends in .png, .svg or .pdf"),
-        ((*PREDICT, "--trace", "no/such/folder/trace.json"), "no/such/folder"),
-        ((*PREDICT, "--trace", "/dev/full"), "/dev/full"),
-        ((*PREDICT, "--frobnicate"), "frobnicate"),
-        (("predict", "ring:4", "--schedule", "direct", "--shard-bytes", "1"), "step 0: rank 0 sends to rank 2"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--fabric", "carrier-pigeon"), "carrier-pigeon"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "0"), "expected 1 or more"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--scale", "2"), "at most 1"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--scale", "nan"), "scale: nan"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--fabric", "torchrun"), "not started by torch"),
-        (("decompose", "full-mesh:4", "--fold", "1"), "K*_4 has at most 2 of the 3"),
-        (("decompose", "hypercube:3", "--fold", "1"), "2 link-disjoint rings exist, and no more"),
-        (("decompose", "full-mesh:5", "--fold", "3"), "fold 3: expected 1 or 2"),
-        (("decompose", "full-mesh:5", "--lanes", "0"), "0 lanes: expected 1 or more"),
-        (("decompose", "full-mesh:5", "--lanes", "2", "--fold", "1"), "cannot be combined"),
-        (("decompose", "full-mesh:5", "--rail-aligned"), "full-mesh:5 has no rails"),
-        (("decompose", "nodes:3x2", "--rail-aligned"), "nodes"),
-        (("decompose", "full-mesh:5", "--search-budget", "0"), "search budget of 0 operations"),
-        (("decompose", "full-mesh:5", "--without-link", "0-9"), "full-mesh:5 has no link '0-9'"),
-        (("decompose", "full-mesh:5", "--link", "0-3"), "like 0-3=10GB/s"),
-        (("decompose", "full-mesh:5", "--link", "0-3=fast"), "fast"),
-        (("decompose", "ring:4", "--without-link", "0>1"), "not connected"),
-        (("accuracy", "--plot", "errors.gif"), ".png, .svg or .pdf"),
-        (("decompose", "full-mesh:5", "--plot", "rings.gif"), ".png, .svg or .pdf"),
-        ((*PREDICT, "--lanes", "2"), "apply to multi-ring, multi-ring-reduce-scatter, multi-ring-all-reduce, tasp"),
-        (("topologies", "--without-link", "0-1"), "apply to one topology only"),
-        (("topologies", "import", "no-such-file"), "no-such-file"),
-        (("topologies", "full-mesh:4096"), "16773120 links, expected at most"),
-        (("frobnicate",), "frobnicate"),
-        (("frob\x1b[31m\nnicate",), r"frob\x1b[31m"),
-        (("predict", "full-mesh:4", *AGAINST, "--shard-bytes", "1e30"), "expected at most 1125899906842624 bytes"),
-        ((*PREDICT, "--link-latency", "1e20s"), "latency_s is 1e+20, expected at most"),
-        ((*PREDICT, "--link-bandwidth", "1e-30B/s"), "bandwidth_bytes_per_s is 1e-30, expected"),
-        (("predict", "h100-8", *PREDICT[2:], "--link-bandwidth", "50GB/s"),
-         "h100-8 has its own numbers; --link-bandwidth applies to expressions only"),
-        (("validate", "h100-2x8", *PREDICT[2:], "--nic-latency", "1us", "--link-latency", "1us"),
-         "h100-2x8 has its own numbers; --link-latency, --nic-latency apply to expressions only"),
-        (("topologies", "h100-8", "--link-latency", "1us"), "h100-8 has its own numbers"),
-        (("topologies", "--link-latency", "1us"), "--link-latency applies to expressions only"),
-        ((*PREDICT, "--trace", "x.png", "--plot", "./x.png"), "--trace and --plot name the same file"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "1.5"), "1.5"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "1e3"), "1e3"),
-        (("validate", "full-mesh:4", *AGAINST, "--shard-bytes", "1", "--repeat", "9" * 5000), "a whole number"),
-    ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
-)  # fmt: skip
-def test_wrong_input_is_answered_in_one_line(command: Command, arguments: tuple[str, ...], telling: str) -> None:
-    assert telling in command.refused(*arguments)
-    assert list(command.folder.iterdir()) == []
-
-
 def topology_file(command: Command, text: str, name: str = "machine.json") -> str:
     (command.folder / name).write_text(text)
     return name
@@ -331,26 +267,6 @@ PAIR = {
         {"source": 1, "destination": 0, "bandwidth_bytes_per_s": 1e9, "latency_s": 0},
     ],
 }
-
-
-@pytest.mark.parametrize(
-    ("change", "telling"),
-    [
-        (lambda pair: pair["links"][0].pop("bandwidth_bytes_per_s"), "bandwidth_bytes_per_s"),
-        (lambda pair: pair["links"][0].update(bandwidth_bytes_per_s=float("nan")), "machine.json"),
-        (lambda pair: pair["links"][0].update(bandwidth_bytes_per_s=-5), "machine.json"),
-        (lambda pair: pair["links"][0].update(destination=7), "7"),
-        (lambda pair: pair["links"].pop(), "not connected"),
-        (lambda pair: pair.update(colour="red"), "colour"),
-    ],
-    ids=["missing field", "NaN", "negative", "dangling", "disconnected", "unknown field"],
-)
-def test_a_broken_topology_file_is_answered_in_one_line(command: Command, change: object, telling: str) -> None:
-    document = json.loads(json.dumps(PAIR))
-    assert callable(change)
-    change(document)
-    file = topology_file(command, json.dumps(document))
-    assert telling in command.refused("predict", file, "--schedule", "ring", "--shard-bytes", "1")
 
 
 def test_a_sound_topology_file_works(command: Command) -> None:

@@ -85,28 +85,6 @@ def test_report_writes_one_page(command: Command, folder: Path) -> None:
     assert (command.folder / found["output"]).read_text().startswith("<!DOCTYPE html>")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "telling"),
-    [
-        (("show", "nowhere"), "nowhere: no such folder"),
-        (("show", "."), ".: no study there, expected study.toml"),
-        (("diff", "longctx", "."), ".: no study there"),
-        (("show", "longctx", "--limit", "x"), "--limit: 'x', expected a whole number"),
-        (("show", "longctx", "--csv", "no/out.csv"), "cannot write no/out.csv: its folder does not exist"),
-        (("plot", "longctx", "--y", "tim_s"), "unknown column 'tim_s', did you mean 'time_s'?"),
-        (("plot", "longctx", "--output", "out.bmp"), "expected a name that ends in .png, .svg or .pdf"),
-        (("report", "longctx", "--output", "out.pdf"), "cannot write out.pdf: expected a name that ends in .html"),
-        (("report", "longctx", "--output", "no/out.html"), "its folder does not exist"),
-    ],
-)
-def test_what_cannot_be_told_is_one_line(
-    command: Command, folder: Path, arguments: tuple[str, ...], telling: str
-) -> None:
-    before = sorted(command.folder.rglob("*"))
-    assert telling in command.refused("study", *arguments)
-    assert sorted(command.folder.rglob("*")) == before
-
-
 @pytest.mark.parametrize("verb", ["plot", "report"])
 def test_a_folder_that_cannot_be_written(
     command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str
@@ -252,25 +230,6 @@ def test_sensitivity_as_an_object(command: Command, study: str) -> None:
                                   "--json").stdout)  # fmt: skip
     assert by_sobol["constants"][0]["total"] == pytest.approx(1, abs=0.5)
     assert by_sobol["value_low"] <= by_sobol["value_high"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "telling"),
-    [
-        (("crossover", "mesh.toml", "--between", "tasp", "--between", "tsap"), "did you mean 'tasp'"),
-        (("crossover", "mesh.toml", "--margin", "-5%"), "expected 0 or more and less than 1"),
-        (("crossover", "mesh.toml", "--samples", "-1"), "samples: -1"),
-        (("crossover", "nowhere.toml"), "nowhere.toml"),
-        (("crossover", "."), "no study there"),
-        (("sensitivity", "mesh.toml", "--at", "16Ki", "--method", "sobol", "--samples", "48"), "a power of two"),
-        (("sensitivity", "mesh.toml", "--at", "16Ki", "--seed", "-1"), "seed: -1"),
-        (("validate", "mesh.toml"), "expected the folder that a study was run in"),
-        (("validate", "nowhere"), "no such folder"),
-        (("validate", ".", "--top", "0"), "top: 0, expected 1 or more"),
-    ],
-)
-def test_what_cannot_be_asked(command: Command, study: str, arguments: tuple[str, ...], telling: str) -> None:
-    assert telling in command.refused("study", *arguments)
 
 
 @pytest.mark.fabric
