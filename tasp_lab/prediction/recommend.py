@@ -26,12 +26,17 @@ from importlib.resources import files
 import msgspec
 import numpy as np
 
+from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Preference
-from tasp_lab.core.units import format_size_about
+from tasp_lab.core.units import format_size_about, format_time
+from tasp_lab.machines.compute import KernelCompute, with_kernel
+from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
+from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import Answer, engine_of
 from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
+from tasp_lab.schedule.schedule import Schedule
 
 TIE = 0.01
 """Schedules whose expected regret is within this of the least are taken to be equally fast."""
@@ -50,6 +55,10 @@ CHECKED = 3
 
 MOST_TRANSFERS = 40_000
 """Larger schedules are not simulated again on slower networks."""
+
+
+OTHER_KERNEL = 0.2
+"""Another kernel of the GPU is named if it changes the time of the recommendation by more than this."""
 
 
 class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -216,6 +225,34 @@ class Recommendation:
             holds = share
         return 0.0, ""
 
+    @cached_property
+    def other_kernel(self) -> tuple[str, float] | None:
+        """The fastest other kernel of this GPU, and the time of the recommendation with it.
+
+        None if no other changes that by more than `OTHER_KERNEL`, or if the kernel is unknown.
+        """
+        passes = self.answer.passes
+        machine = passes[0].machine
+        if not isinstance(machine.compute, KernelCompute) or self.answer.layer.kind != "softmax":
+            return None
+        found: dict[str, Machine] = {}
+        for name in kernel_names(str(machine.accelerator)):
+            kernel = attention_kernel(str(machine.accelerator), name)
+            known = {variant.passing for variant in kernel.file.variants}
+            measured = not kernel.note  # else its rate is that of another GPU, in proportion to the peaks
+            if measured and name != machine.compute.kernel.file.kernel and known >= {each.passing for each in passes}:
+                found[name] = with_kernel(machine, name)
+        if not found:
+            return None
+
+        def compute_s(name: str) -> float:
+            return sum(float(max(busy_s(each.schedule, found[name].compute, machine.rank_speeds))) for each in passes)
+
+        fastest = min(found, key=compute_s)
+        time_s = sum(float(_simulated_s(self.answer, each.schedule, found[fastest])) for each in passes)
+        changes = abs(time_s / float(self.answer.time_s) - 1) > OTHER_KERNEL
+        return (fastest, time_s) if changes else None
+
     # What to measure.
 
     @cached_property
@@ -270,6 +307,10 @@ class Recommendation:
             found.append(f"It holds while the network is {at}; below that {rival} is faster.")
         elif share == 0.0:
             found.append(f"It holds on a network down to {SLOWER[-1]:g} times as fast.")
+        if self.other_kernel is not None:
+            name, time_s = self.other_kernel
+            took = format_time(float(self.answer.time_s))
+            found.append(f"With --kernel {name} it would take {format_time(time_s)} instead of {took}.")
         switches = self.switches_of(self.answer)
         found += [f"{each.library}: {each.text}" for each in switches]
         if isinstance(self.answer.question.schedule, str):
@@ -308,6 +349,8 @@ class Recommendation:
             "near": [each.schedule for each in self.near],
             "network_share": share,
             "below_network_share": rival or None,
+            "other_kernel": None if self.other_kernel is None else self.other_kernel[0],
+            "other_kernel_time_s": None if self.other_kernel is None else self.other_kernel[1],
             "to_measure": None if self.is_decided or not what else what,
             "expected_regret_then": None if self.is_decided or not what else after,
             "switches": [each.to_dict() for each in self.switches_of(self.answer)],
@@ -319,6 +362,10 @@ def _time_s(answer: Answer, share: float) -> float:
     total_s = 0.0
     for each in answer.passes:
         machine = replace(each.machine, compute=each.machine.compute.scaled(1 / share))
-        engine = engine_of(each.schedule, machine, answer.question.engine)
-        total_s += float(simulate(each.schedule, machine, engine, events=False).time_s) / share
+        total_s += _simulated_s(answer, each.schedule, machine) / share
     return total_s
+
+
+def _simulated_s(answer: Answer, schedule: Schedule, machine: Machine) -> float:
+    engine = engine_of(schedule, machine, answer.question.engine)
+    return float(simulate(schedule, machine, engine, events=False).time_s)
