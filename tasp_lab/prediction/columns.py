@@ -16,6 +16,7 @@ from typing import Generic, Literal, TypeVar
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
 from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.paired import setting_of
 from tasp_lab.schedules.registry import options_of
 
 View = Literal["collective", "layer", "ranking", "study"]
@@ -418,10 +419,6 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
 )  # fmt: skip
 
 
-def _order_spread(answer: Answer) -> float | None:
-    return None if answer.interval is None else answer.interval.residual.own
-
-
 def _point(name: str, meaning: str) -> Column[Answer]:
     """A column that says which point of a study a row is."""
     return Column(name, meaning, None, STUDY, tells_apart=True)
@@ -463,10 +460,10 @@ _ROWS: tuple[Column[Answer], ...] = (
     _as_predicted("time_low_s", "the 5 % point of the time on a real machine"),
     _as_predicted("time_high_s", "its 95 % point"),
     Column(
-        "order_spread",
-        "the standard deviation of log(measured / predicted) that schedules on one machine do not have in common; "
-        "which of two is faster depends on it alone",
-        _order_spread,
+        "setting",
+        "where schedules are compared, which errors of their order depend on: `inside` a domain, `between` domains, "
+        "`links alone` without a library model or on PCIe, `exact` on ideal links",
+        lambda a: setting_of(a.passes[0].machine),
         STUDY,
     ),
     _as_predicted("compute_s"),
@@ -480,6 +477,7 @@ _ROWS: tuple[Column[Answer], ...] = (
         STUDY,
     ),
     _as_predicted("bytes_per_rank"),
+    _as_predicted("link_bytes"),
     _as_predicted("buffer_bytes", "the most that a rank holds of other ranks, and of sums that are sent"),
     Column(
         "memory_bytes",

@@ -19,9 +19,11 @@ recommendation names what to measure::
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -115,6 +117,36 @@ def switches_of(name: str, mask: str, ranks: int) -> list[Switch]:
     return [each for each in filled if each is not None]
 
 
+class CostsOf(NamedTuple):
+    """What decides between schedules that are expected to be equally fast."""
+
+    buffer_bytes: float
+    link_bytes: float
+    is_shipped: bool
+    time_s: float
+    schedule: str
+
+
+def choose(expected_regrets: Sequence[float], costs_of: Callable[[int], CostsOf], prefer: Preference = "memory") -> int:
+    """The place of the recommended schedule: of those within `TIE` of the least expected regret, the preferred one.
+
+    `costs_of` is asked for those alone.
+
+    >>> found = [CostsOf(3, 1, True, 1.0, "a"), CostsOf(2, 2, False, 1.0, "b"), CostsOf(1, 1, True, 2.0, "c")]
+    >>> choose([0.0, 0.005, 1.0], found.__getitem__), choose([0.0, 0.005, 1.0], found.__getitem__, "library")
+    (1, 0)
+    """
+    least = min(expected_regrets)
+
+    def order(number: int) -> tuple[object, ...]:
+        costs = costs_of(number)
+        keys = {"memory": costs.buffer_bytes, "bytes": costs.link_bytes, "library": not costs.is_shipped}
+        first = keys.pop(prefer, costs.time_s)
+        return (first, *keys.values(), costs.schedule)
+
+    return min((number for number, regret in enumerate(expected_regrets) if regret <= least + TIE), key=order)
+
+
 @dataclass(frozen=True, eq=False)
 class Recommendation:
     """A decision between answers to one question.
@@ -154,16 +186,13 @@ class Recommendation:
     @cached_property
     def number(self) -> int:
         """The place of the recommended answer among the answers."""
-        least = min(self.expected_regrets)
-        tied = [number for number, regret in enumerate(self.expected_regrets) if regret <= least + TIE]
-        return min(tied, key=self._key)
 
-    def _key(self, number: int) -> tuple[object, ...]:
-        answer = self.answers[number]
-        memory, sent, shipped = answer.buffer_bytes, answer.link_bytes, not self.switches_of(answer)
-        order = {"memory": memory, "bytes": sent, "library": shipped, "time": float(answer.time_s)}
-        first = order.pop(self.prefer)
-        return (first, *(order[name] for name in ("memory", "bytes", "library") if name in order), answer.schedule)
+        def costs_of(number: int) -> CostsOf:
+            answer = self.answers[number]
+            shipped = bool(self.switches_of(answer))
+            return CostsOf(answer.buffer_bytes, answer.link_bytes, shipped, float(answer.time_s), answer.schedule)
+
+        return choose(self.expected_regrets, costs_of, self.prefer)
 
     @property
     def answer(self) -> Answer:

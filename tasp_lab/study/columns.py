@@ -23,7 +23,7 @@ SHARES = {"exposed_share": "exposed_s", "bound_share": "bound_s"}
 DERIVED = (*SPEEDUPS, *SHARES)
 """Columns that follow from the others: speed-ups over the baseline with 5 and 95 %, and `SHARES`."""
 
-OF_WINNERS = ("schedules", "second", "margin", "too_close")
+OF_WINNERS = ("schedules", "second", "margin", "too_close", "recommended", "expected_regret")
 """Columns that winners have beside those of their row, see `tasp_lab.study.frames.winners`."""
 
 NO_VALUE = "-"
@@ -69,7 +69,7 @@ def _number(column: str) -> Callable[[float], str]:
     """How the numbers of a column are written."""
     if column in SPEEDUPS:
         return "{:.2f}x".format
-    if column in SHARES:
+    if column in SHARES or column == "expected_regret":
         return "{:.1%}".format
     if column in COUNTS:
         return count_text
