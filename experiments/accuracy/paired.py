@@ -148,7 +148,8 @@ def spreads(errors: PairedErrors, rows: Rows) -> np.ndarray:
     }
     factor = np.array([settings[each] for each in rows.setting])
     own = errors.own**2 * -np.expm1(-abs(rows.predicted) / errors.alike)
-    return factor * np.sqrt(own + (errors.exposed * rows.exposed) ** 2)
+    found: np.ndarray = factor * np.sqrt(own + (errors.exposed * rows.exposed) ** 2)
+    return found
 
 
 def _numbers(errors: PairedErrors) -> tuple[float, ...]:
@@ -156,7 +157,8 @@ def _numbers(errors: PairedErrors) -> tuple[float, ...]:
 
 
 def _errors(logs: np.ndarray) -> PairedErrors:
-    return PairedErrors(*map(float, np.exp(logs)), pairs=0, sources=0)
+    own, alike, exposed, between, links_alone = map(float, np.exp(logs))
+    return PairedErrors(own, alike, exposed, between, links_alone, pairs=0, sources=0)
 
 
 def _short(value: float) -> float:

@@ -29,14 +29,14 @@ import msgspec
 import numpy as np
 
 from sim.host import busy_s
-from sim.simulate import simulate
+from sim.simulate import engine_of, simulate
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Preference
 from tasp_lab.core.units import format_size_about, format_time
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.answer import Answer, engine_of
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
 from tasp_lab.schedule.schedule import Schedule
 
