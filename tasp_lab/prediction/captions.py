@@ -224,11 +224,10 @@ def interval_line(interval: Interval) -> str:
     """What an interval is made of, on one line."""
     found, count = interval.residual, len(interval.samples_s)
     if found.is_exact:
-        return f"5 to 95 %: {count} samples of kernel rates; {IDEAL_LINKS}" if count else IDEAL_LINKS
-    constants = f"{count} samples of constants" if count else "no samples of constants"
-    measured = f"{found.rows} rows, {found.machines} machine{'s' * (found.machines > 1)}"
+        return f"interval: {count} samples of kernel rates; {IDEAL_LINKS}" if count else IDEAL_LINKS
+    measured = f"{found.rows} measured rows, {found.machines} machine{'s' * (found.machines > 1)}"
     borrowed = f"; borrowed: {found.borrowed}" if found.borrowed else ""
-    return f"5 to 95 %: {constants}, beside errors of {found.regime} ({measured}){borrowed}"
+    return f"interval: should hold 9 of 10 runs ({measured}: {found.regime}){borrowed}"
 
 
 def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:

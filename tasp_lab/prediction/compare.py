@@ -1,11 +1,10 @@
-"""All schedules of a layer on a machine, the fastest first: which one, for this layer?
+"""Rank the schedules of a layer on a machine by predicted time.
 
-Of a hybrid those stacks are compared whose schedules are fastest for single layers. There are 168 pairs of a schedule
-of linear and one of softmax attention on eight ranks, and a stack takes as long to simulate as all its layers. So the
-schedules of each kind are predicted for one layer alone, and only the `FASTEST` of each kind are stacked, each with
-each. One may be added: the fastest schedule of softmax layers of those that need no re-layout. So may LASP-2H, the
-published stack. Nothing is drawn and no time is taken, so the choice is the same everywhere. A pair that is chosen so
-need not be the fastest of all pairs: re-layouts count in stacks alone.
+Of a hybrid, only stacks of the schedules that are fastest for single layers are compared: eight ranks have 168 pairs of
+a linear and a softmax schedule, and a stack takes as long to simulate as all its layers. So the schedules of each kind
+are predicted for one layer alone, and the `FASTEST` of each kind are combined. The fastest softmax schedule without a
+re-layout and LASP-2H, the published stack, are added. The choice is deterministic, but need not include the fastest
+pair, because re-layouts occur in stacks only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The choice of rings on a machine: those with the highest payload rate under its communication library.
+"""Choose the rings of a machine by effective bandwidth under its communication library.
 
-The payload is a part of a link's line rate, and not the same part everywhere: NCCL sends 345 of 450 GB/s through the
-port of an H100 and 47 of 50 through its NIC. Rings are therefore sought on the *usable* topology, whose bandwidths are
-the payloads (`usable_topology`). With an ideal library that is the topology itself.
+The effective bandwidth is a part of a link's bandwidth, and not the same part everywhere: NCCL sends 345 of 450 GB/s
+through the port of an H100 and 47 of 50 through its NIC. Rings are therefore searched on the *usable* topology, with
+effective bandwidths (`usable_topology`). With an ideal library that is the topology itself.
 
-A payload rate is asymptotic: it ignores the channels, launch and protocol of each message, so rings with a slightly
+An effective bandwidth is asymptotic: it ignores channels, launch and protocol of each message, so rings with a slightly
 higher rate and many more messages can take longer. Where a search improves on rings known by formula, both are
 *candidates*, and the simulation decides (`ring_candidates`). Rings by formula do not depend on bandwidths: they stay
 candidates when a link becomes faster, as long as they carry half as much as the best. So a faster link makes no best

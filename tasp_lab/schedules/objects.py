@@ -1,4 +1,4 @@
-"""Schedules that are given as objects instead of by name: whether they do the work that is asked for."""
+"""Check that schedules that are given as objects compute the requested work."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ NO_VALUE = "-"
 TITLES = {
     "seq": "length", "passes": "pass", "kv_heads": "KV heads", "head_dim": "head dim", "time_s": "time",
     "time_low_s": "5 %", "time_high_s": "95 %", "bound_s": "bound", "speedup": "speed-up", "bottleneck": "bottleneck",
-    "speedup_low": "speed-up, 5 %", "speedup_high": "speed-up, 95 %", "settled_by": "settled by",
-    "exposed_share": "exposed share", "bound_share": "share of bound", "too_close": "too close to call",
+    "speedup_low": "speed-up, 5 %", "speedup_high": "speed-up, 95 %", "settled_by": "decided by",
+    "exposed_share": "exposed share", "bound_share": "share of bound", "too_close": "ties with",
 }  # fmt: skip
 """What columns are called in tables; others by their own name, without unit and underscores."""
 

@@ -116,7 +116,7 @@ def statuses_text(by_status: Mapping[str, int]) -> str:
     >>> statuses_text({"ok": 10, "does not apply": 2})
     '10 simulated, 2 do not apply'
     """
-    names = {"ok": "simulated", "settled": "settled by a bound", "failed": "failed"}
+    names = {"ok": "simulated", "settled": "pruned by a bound", "failed": "failed"}
 
     def text(status: str, count: int) -> str:
         return names.get(status, "does not apply" if count == 1 else "do not apply")

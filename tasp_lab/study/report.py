@@ -229,7 +229,7 @@ def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
 
 def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
     """The winners."""
-    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", "speed-up", "5 to 95 %",
+    columns = [*map(title_of, axes), "winner", "time", "interval", "speed-up", "interval",
                "recommended", "expected regret", "bottleneck", "share of bound", "exposed share"]  # fmt: skip
     rows = [
         [
@@ -298,7 +298,7 @@ def point_table(covered: Selection) -> PageTable:
         ]
         for row in records_of(covered.rows)
     ]
-    return page_table([*map(title_of, axes), "time", "5 to 95 %", *map(title_of, POINT_CELLS)], rows)
+    return page_table([*map(title_of, axes), "time", "interval", *map(title_of, POINT_CELLS)], rows)
 
 
 def reason_table(unanswered: pd.DataFrame) -> PageTable:
@@ -341,13 +341,13 @@ def constant_table(folder: StudyFolder) -> PageTable:
 
 
 def settled_table(covered: Selection) -> PageTable:
-    """How rows were settled: simulated by which engine, or by a bound."""
+    """How many rows each engine simulated, and how many a bound pruned."""
     frame = covered.rows.astype(object)
     counts = frame.where(frame.notna(), NO_VALUE).groupby(["settled_by", "engine"], sort=False).size()
     rows: list[list[Cell]] = [[str(by), str(engine), cell("", int(points))] for (by, engine), points in counts.items()]
     rows += [[status, NO_VALUE, cell("", count)] for status, count in covered.counts.items()
              if count and status not in PREDICTED]  # fmt: skip
-    return page_table(("settled by", "engine", "points"), rows)
+    return page_table(("decided by", "engine", "points"), rows)
 
 
 # ----------------------------------------------------------------------------------------------------- pictures

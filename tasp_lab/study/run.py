@@ -1,4 +1,4 @@
-"""Runs of a study: the points that have no row yet are answered and kept; then the folder gets its files."""
+"""Run a study: predict the points that have no row yet, store the rows, and write the files of the folder."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
     def speedups(*cells: str) -> tuple[str, ...]:
         return cells if covered.baseline else ()
 
-    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", *speedups("speed-up", "5 to 95 %")]
+    columns = [*map(title_of, axes), "winner", "time", "interval", *speedups("speed-up", "interval")]
     rows = [
         [
             *(text_of(column, row[column]) for column in axes),

@@ -1,8 +1,8 @@
-"""Points of a study that a measurement would tell most about, measured on the emulated fabric::
+"""Measure the points of a study that are nearest to a crossover on the emulated fabric::
 
     measure_points(nearest(crossovers(points, question, evaluate), 5), question.along, folder)
 
-The nearest points to a crossover come first. Both schedules are measured beside their predictions.
+Both schedules are compared with their predictions.
 """
 
 from __future__ import annotations

@@ -542,7 +542,7 @@ LAYERS = ("ring-attention", "zigzag-ring-attention", "tasp")
 
 @_step(
     "table",
-    "what the prediction is worth: ring against multi-ring, and attention schedules, beside measured times",
+    "predictions beside measured times, of ring and multi-ring and of attention schedules",
     "A schedule fails outside of the checks before; the message names it. Large errors are no failure: they are "
     "what the record is for.",
     min_ranks=2,

@@ -293,7 +293,7 @@ def links(**changes: object) -> dict[str, Any]:
         (links(source=9), ["9->0", "there is no rank 9"]),
         (links(source=-1), ["-1->0", "there is no rank -1"]),
         (links(source=10**400), ["there is no rank 1000000"]),
-        (links(source=0), ["joins a vertex to itself"]),
+        (links(source=0), ["connects a vertex with itself"]),
         (links(source=True), ["$.links[1].source"]),
         (links(source="1"), ["$.links[1].source"]),
         (links(source="a->b"), ["$.links[1].source"]),

@@ -56,9 +56,9 @@ def test_points_are_where_their_values_are(values: list[tuple[float, float]]) ->
 @pytest.mark.parametrize(
     ("changed", "entry"),
     [
-        ({"low": (0.5, 1.0), "high": (2.0, 4.0)}, "5 to 95 %"),
+        ({"low": (0.5, 1.0), "high": (2.0, 4.0)}, "interval"),
         ({"bound": (0.5, 1.0)}, "bound"),
-        ({"limit": (5.0, math.nan)}, "settled by its bound, not simulated"),
+        ({"limit": (5.0, math.nan)}, "pruned by its bound"),
     ],
 )
 def test_the_legend_names_what_is_drawn_and_nothing_else(changed: dict[str, tuple[float, float]], entry: str) -> None:

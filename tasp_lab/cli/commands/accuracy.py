@@ -13,13 +13,12 @@ from tasp_lab.cli.outputs import check_outputs, write_picture
 
 
 def accuracy(
-    *paths: Annotated[Path, Parameter(group=WORK, help="Files and folders; the tables of tasp-lab if none is given.")],
+    *paths: Annotated[Path, Parameter(group=WORK, help="Files and folders. Default: the tables of tasp-lab.")],
     profile: Annotated[
         str | None,
         Parameter(
             group=MACHINE,
-            help="The machine of tables and logs that do not name theirs: h100-8, h100, or my.toml:2x8. Without it, a "
-            "log of one full node is taken by the GPUs that it lists.",
+            help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8.",
         ),
     ] = None,
     plot: Annotated[Path | None, plot("measured and predicted times")] = None,

@@ -31,7 +31,7 @@ def calibrate(
     profile: Annotated[
         str | None,
         Parameter(
-            group=_FILES, help="The profile to start from and, for logs, the machine: h100-8, h100-2x8, or my.toml:2x8."
+            group=_FILES, help="The profile to start from, and the machine of logs: h100-8, h100-2x8 or my.toml:2x8."
         ),
     ] = None,
     fit: Annotated[
@@ -40,12 +40,12 @@ def calibrate(
             group=_FILES,
             negative=(),
             show_default=False,
-            help="A constant to fit, repeatable; all that the measurements identify, if not given.",
+            help="A parameter to fit, repeatable. Default: all that the measurements identify.",
         ),
     ] = (),
     algorithm: Annotated[
         Literal["ring"] | None,
-        Parameter(group=_FILES, help="The algorithm of AllReduce where the measurement does not name it."),
+        Parameter(group=_FILES, help="The algorithm of AllReduce if the measurement does not name it."),
     ] = None,
     in_place: Annotated[
         bool, Parameter(group=_FILES, negative=(), show_default=False, help="Use in-place columns of logs.")
@@ -66,22 +66,25 @@ def calibrate(
             consume_multiple=True,
             negative=(),
             show_default=False,
-            help="Fit an attention kernel instead: tables of its times by shape, or live to time it here.",
+            help="Fit an attention kernel to tables of its times, or live: time it on this machine.",
         ),
     ] = (),
     fabric: Annotated[
-        FabricKind | None, Parameter(group=RUN, help="Measure running ranks instead of reading files: see validate.")
+        FabricKind | None, Parameter(group=RUN, help="Measure running ranks instead of reading files, see validate.")
     ] = None,
     scale: Scale = None,
     backend: Backend = "auto",
     output: Annotated[
         Path | None,
-        Parameter(group=OUTPUT, help="Write the profile (.toml), or with --fabric the machine (.toml, .json)."),
+        Parameter(group=OUTPUT, help="File of the profile (.toml), or with --fabric of the machine (.toml, .json)."),
     ] = None,
     force: Annotated[
         bool,
         Parameter(
-            group=OUTPUT, negative=(), show_default=False, help="Write a fit that predicts no better than before, too."
+            group=OUTPUT,
+            negative=(),
+            show_default=False,
+            help="Also write a fit that predicts no better than the profile.",
         ),
     ] = False,
     json: Json = False,

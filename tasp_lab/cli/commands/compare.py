@@ -26,7 +26,7 @@ def compare(
     *,
     schedule: Annotated[
         list[str] | None,
-        Parameter(name="--schedule", negative=(), group=WORK, help="Compare these only. Repeatable."),
+        Parameter(name="--schedule", negative=(), group=WORK, help="Compare only these; repeatable."),
     ] = None,
     question: PredictionChoice = DEFAULT_PREDICTION,
     tune: Annotated[
@@ -35,7 +35,7 @@ def compare(
             negative=(),
             show_default=False,
             group=PASSES,
-            help="Search the options of each schedule for the shortest time; dtypes on the wire stay as they are.",
+            help="Search the options of each schedule for the shortest time; dtypes are not varied.",
         ),
     ] = False,
     prefer: Annotated[
@@ -43,9 +43,9 @@ def compare(
         Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast."),
     ] = "memory",
     validate: Annotated[
-        int, whole("Also run this many of the best, and the fastest single ring, on the fabric.", RUN)
+        int, whole("Also run this many of the fastest schedules, and the fastest single ring.", RUN)
     ] = 0,
-    fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where they run, see validate.")] = "emulated",
+    fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where --validate runs ranks, see validate.")] = "emulated",
     scale: Scale = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule that is run.", RUN)] = 5,
     csv: Csv = None,

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def gpu_check(
     machine: Annotated[
         str | None,
-        Parameter(group=WORK, help="The machine: h100-8, mi300x-8, a topology file; else a full mesh of the ranks."),
+        Parameter(
+            group=WORK, help="The machine, such as h100-8, or a topology file. Default: a full mesh of the ranks."
+        ),
     ] = None,
     /,
     *,
@@ -28,7 +30,7 @@ def gpu_check(
     ] = False,
     backend: Annotated[
         BackendKind,
-        Parameter(group=RUN, help="auto: nccl (RCCL on AMD), with a GPU per rank; gloo checks the logic on CPUs."),
+        Parameter(group=RUN, help="auto: nccl (RCCL on AMD); gloo checks the logic on CPUs."),
     ] = "auto",
     output: Annotated[
         Path, Parameter(group=OUTPUT, help="The folder of the record, gpu-check.json and gpu-check.txt.")

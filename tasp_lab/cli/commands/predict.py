@@ -24,7 +24,7 @@ def predict(
     engine: Annotated[
         Literal["auto", "simpy", "array"],
         Parameter(
-            group=RUN, help="simpy: event by event; array: the same times, for large worlds; auto: whichever is faster."
+            group=RUN, help="Simulation engine, of equal times; array is for large worlds; auto: the faster one."
         ),
     ] = "auto",
     trace: Trace = None,
@@ -35,7 +35,7 @@ def predict(
             negative=(),
             show_default=False,
             group=OUTPUT,
-            help="Show the critical path, and the limit of each transfer.",
+            help="Show the critical path and the bottleneck of each transfer.",
         ),
     ] = False,
     wide: Wide = False,

@@ -30,69 +30,69 @@ def step(
     topology: TopologyText,
     /,
     *,
-    model: Annotated[str, Parameter(group=WORK, help="The model, like llama-3-8b, or a model file.")],
+    model: Annotated[str, Parameter(group=WORK, help="The model, such as llama-3-8b, or a model file.")],
     seq: Annotated[str, quantity("Positions of a sequence: 8192 or 128Ki (131072).", WORK)],
     schedule: Annotated[
         str,
         Parameter(
             group=WORK,
-            help="The schedule of attention in each group of ranks, as in predict; of a hybrid like lasp-2+ulysses.",
+            help="The attention schedule of each group of ranks, as in predict; of a hybrid such as lasp-2+ulysses.",
         ),
     ],
-    batch: Annotated[int, whole("Sequences that a group has at once.", WORK)] = 1,
+    batch: Annotated[int, whole("Sequences per group.", WORK)] = 1,
     group: Annotated[
         int | None,
-        whole("Ranks that share a sequence; all if not given. Groups have different sequences.", WORK),
+        whole("Ranks that share a sequence. Default: all.", WORK),
     ] = None,
     passes: Annotated[
         Literal["both", "forward"],
-        Parameter(name="--pass", group=WORK, help="both: training; forward: all layers once, without states."),
+        Parameter(
+            name="--pass", group=WORK, help="both: a training step; forward: all layers once, without optimiser states."
+        ),
     ] = "both",
     fsdp: Annotated[
         bool,
         Parameter(
             group=WORK,
-            help="Shard parameters, gradients and optimiser states over all ranks; else each rank has all and reduces "
-            "gradients.",
+            help="Shard parameters, gradients and optimiser states over all ranks; else data parallelism.",
         ),
     ] = True,
     checkpointing: Annotated[
         Checkpointing,
         Parameter(
             group=WORK,
-            help="What the backward pass computes again: nothing; all of a layer but attention (selective); all of it.",
+            help="What the backward pass recomputes: nothing, a layer without its attention (selective), or all.",
         ),
     ] = "full",
     accumulate: Annotated[int, whole("Micro-batches per step.", WORK)] = 1,
     matrix_dtype: Annotated[
-        MatrixDtype, Parameter(group=LAYER, help="The dtype of multiplications with parameters; attention is in bf16.")
+        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
     ] = "bf16",
     matrix_rate: Annotated[
         str | None,
         Parameter(
             group=LAYER,
-            help="Their rate, like timed:600TFLOP/s; that of the accelerator if not given.",
+            help="Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.",
             show_default=False,
         ),
     ] = None,
     compute: Annotated[
         str | None,
-        Parameter(
-            group=LAYER, help="The compute rate of attention, like timed:300TFLOP/s, as in predict.", show_default=False
-        ),
+        Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False),
     ] = None,
     kernel: Annotated[
-        str | None, Parameter(group=LAYER, help="The kernel of attention, like flash-attention-3.", show_default=False)
+        str | None,
+        Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
     ] = None,
-    buffers: Annotated[int, whole("Buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
-    stages: Annotated[int, whole("Parts in which keys arrive, with direct-attention.", PASSES)] = DEFAULT_STAGES,
+    buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
+    stages: Annotated[int, whole("Parts in which the keys of direct-attention arrive.", PASSES)] = DEFAULT_STAGES,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     overrides: Overrides = (),
     library: Library = "auto",
     contention: Contention = None,
     json: Json = False,
 ) -> None:
-    """Predict a whole step of a model: time, tokens per second, MFU, and the memory of a GPU. Less checked than layers.
+    """Predict a whole step of a model: time, tokens per second, MFU and GPU memory. Less checked than layers.
 
     Example: tasp-lab step h100-8 --model llama-3-8b --seq 128Ki --schedule tasp
 

@@ -77,14 +77,14 @@ def import_file(
     file: Path,
     /,
     *,
-    link_bandwidth: Annotated[str | None, quantity("Of one NVLink or xGMI link, one way.", MACHINE)] = None,
-    pcie_bandwidth: Annotated[str | None, quantity("Of one PCIe link, one way.", MACHINE)] = None,
-    cpu_bandwidth: Annotated[str | None, quantity("Between two NUMA nodes, one way.", MACHINE)] = None,
+    link_bandwidth: Annotated[str | None, quantity("Bandwidth of one NVLink or xGMI link, one way.", MACHINE)] = None,
+    pcie_bandwidth: Annotated[str | None, quantity("Bandwidth of one PCIe link, one way.", MACHINE)] = None,
+    cpu_bandwidth: Annotated[str | None, quantity("Bandwidth between two NUMA nodes, one way.", MACHINE)] = None,
     nvswitch: Annotated[
-        bool | None, Parameter(group=MACHINE, help="Whether NVLinks lead to switches; detected if not given.")
+        bool | None, Parameter(group=MACHINE, help="Whether NVLinks lead to switches. Default: detected.")
     ] = None,
     pcie: Annotated[
-        bool | None, Parameter(group=MACHINE, help="Whether to include PCIe; where it is needed, if not given.")
+        bool | None, Parameter(group=MACHINE, help="Whether to include PCIe. Default: where it is needed.")
     ] = None,
     profile: Annotated[
         str | None,
@@ -95,13 +95,14 @@ def import_file(
         ),
     ] = None,
     nodes: Annotated[
-        int, Parameter(group=MACHINE, help="So many nodes like that of the file, joined by their NICs; with --profile.")
+        int,
+        Parameter(
+            group=MACHINE, help="Number of nodes like that of the file, connected by their NICs; with --profile."
+        ),
     ] = 1,
     rails: Annotated[
         bool,
-        Parameter(
-            group=MACHINE, negative=(), show_default=False, help="NICs of equal place meet in a switch of their own."
-        ),
+        Parameter(group=MACHINE, negative=(), show_default=False, help="One switch per rail, for NICs of equal place."),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -26,13 +26,13 @@ def validate(
         FabricKind,
         Parameter(
             group=RUN,
-            help="emulated: shaped links between network namespaces; local: plain processes; "
-            "torchrun: this process is one of the ranks.",
+            help="Where ranks run. emulated: network namespaces with shaped links; local: plain processes; torchrun: "
+            "the processes of a torchrun job.",
         ),
     ] = "emulated",
     scale: Scale = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
-    transport: Annotated[TransportKind, Parameter(group=RUN, help="How ranks exchange blocks.")] = "auto",
+    transport: Annotated[TransportKind, Parameter(group=RUN, help="How ranks send blocks.")] = "auto",
     backend: Backend = "auto",
     trace: Trace = None,
     plot: Plot = None,

@@ -99,6 +99,6 @@ def _out_of_scope(table: MeasuredTable) -> str:
     if stated := table.headers.get("out_of_scope"):
         return stated
     if table.collective == "all_reduce" and table.headers.get("algorithm", "").casefold() != "ring":
-        made = table.headers.get("algorithm", "rings, trees, NVLS or SHARP: the table does not say")
+        made = table.headers.get("algorithm", "an algorithm that the table does not name")
         return f"all-reduce by {made}; only `# algorithm: ring` is predicted"
     return ""
