@@ -11,9 +11,18 @@ from tasp_lab.schedules.collectives.library_rings import library_schedule
 
 
 def library_call(
-    collective: NcclTestsName, machine: Machine, size_bytes: int, rings: IntArray | None = None
+    collective: NcclTestsName,
+    machine: Machine,
+    size_bytes: int,
+    rings: IntArray | None = None,
+    algorithm: str = "",
 ) -> Schedule:
-    """The schedule of one call of the library of a machine; `size_bytes` and `rings` as of `library_schedule`.
+    """The schedule of one call of the library of a machine.
+
+    Parameters
+    ----------
+    collective, size_bytes, rings : as of `library_schedule`.
+    algorithm : of an all_reduce where it is known, such as ``ring`` or ``nvls``; else the library chooses.
 
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> h100 = load_machine("h100-8")
@@ -24,7 +33,7 @@ def library_call(
     """
     library = machine.comm_library
     choice = None
-    if collective == "all_reduce" and isinstance(library, ChannelLibrary):
+    if collective == "all_reduce" and not algorithm and isinstance(library, ChannelLibrary):
         choice = library.algorithm(collective, size_bytes)
-    algorithm = "ring" if choice is None else choice.algorithm
+    algorithm = algorithm or ("ring" if choice is None else choice.algorithm)
     return library_schedule(collective, machine.topology, size_bytes, rings, algorithm=algorithm)

@@ -194,18 +194,20 @@ class System:
         inside = _medium(numbers, "", "nic_" if shared else "")
         version = parse_version(self.library.partition("==")[2] or DEFAULT_VERSION)
         tuner = self._tuner(numbers, domains, ranks, version)
+        # over several domains rings are those of NCCL's search, which are slower than the links of a domain
+        between = ring if tuner is None or ranks == 1 else min(ring, tuner.ring_bytes_per_s())
         return ChannelLibrary(
             name=self.family_library,
             domain_ranks=ranks,
             media=(inside, _medium(numbers, "nic_", "nic_")) if shared else (inside,),
             protocols={name: self._protocol(numbers, name, domains, ranks) for name in PROTOCOLS},
             rule=self._rule(numbers, domains, ranks),
-            ring_bytes_per_s=min(ring, ranks * numbers["nic_ring_rate"]) if shared else ring,
+            ring_bytes_per_s=min(between, ranks * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
             short_by_most=self.family_library != "nccl" or version < (2, 29),
             own_copy_bytes_per_s=numbers["own_copy_rate"] if "own_copy_rate" in numbers else None,
             tuner=tuner,
-            inside=self._inside_calls(numbers) if tuner and not shared and ranks > 1 else None,
+            inside=self._inside_calls(numbers) if tuner and ranks > 1 else None,
             nvls=self._nvls(numbers) if tuner and tuner.has_nvls and not shared else None,
         )
 

@@ -3,8 +3,8 @@
 A *channel* is a pair of thread blocks, one per GPU, that copy a message in chunks through a small buffer. One channel
 does not fill a link, so the number of channels limits the rate of a message. The model has:
 
-- *launch*, once per step, since the messages of a step form one group; the hop latency of the *protocol*; and the time
-  in which the receiver copies the last chunk out of the buffer;
+- *launch*, once per step, since the messages of a step form one group; the hop latency of the *protocol*; and, by
+  Simple, the time in which the receiver copies the last chunk out of the buffer;
 - *protocols*: LL for short messages (4 bytes of flag per 4 bytes of payload, hence half the rate), else Simple;
 - the *channel rule*: a message starts with the number of channels that all peers can have at once, which doubles while
   the part per channel exceeds a limit, up to a maximum per peer;
@@ -199,6 +199,15 @@ LL_PIECE_BYTES = 4096
 src/include/comm.h, NCCL_LL_THREAD_THRESHOLD."""
 
 
+_HIDDEN = Fraction(1, 2)
+"""What part of a message by Simple hides the latency of its hop: a chunk has two slices, and the second follows while
+the next rank forwards the first (NVIDIA/nccl, src/include/device.h, chunk and slice steps)."""
+
+MAX_COPY_BYTES = 2**28
+"""Copies inside a GPU take no longer for more bytes: calls of up to 256 MiB per rank show them, calls of 2 GiB per rank
+hardly (all_gather of 16 GiB on 8 H100 and 8 GB200). That is not explained."""
+
+
 @dataclass(frozen=True)
 class InsideCalls:
     """Measured numbers of ring calls inside one domain.
@@ -306,7 +315,7 @@ class ChannelLibrary(CommLibrary):
         if call.fused and call.steps:
             return replace(self, ring=self._ring(call))
         if call.own_bytes and self.own_copy_bytes_per_s is not None:
-            return replace(self, own_s=call.own_bytes / self.own_copy_bytes_per_s)
+            return replace(self, own_s=min(call.own_bytes, MAX_COPY_BYTES) / self.own_copy_bytes_per_s)
         return self
 
     def ring_messages(
@@ -337,9 +346,10 @@ class ChannelLibrary(CommLibrary):
             return self._in_switch(call)
         protocol = self._protocol(call)
         shard_bytes, name = call.total_bytes / call.world_size, f"ring, {protocol.name}"
-        if self.inside is None:
+        if self.inside is None or len(self.media) > 1:
             rate = protocol.ring_bytes_per_s(self.ring_bytes_per_s)
-            return Ring(protocol.base_s, protocol.ring_hop_s, rate / call.lanes, name=name)
+            hidden = _HIDDEN if protocol.name == "Simple" else Fraction(0)
+            return Ring(protocol.base_s, protocol.ring_hop_s, rate / call.lanes, hidden, name=name)
         if protocol.name == "LL":
             least_bytes = min(call.total_bytes, LL_PIECE_BYTES * call.world_size)
             channel_bytes = max(least_bytes, call.total_bytes / self.inside.channels)
@@ -351,8 +361,8 @@ class ChannelLibrary(CommLibrary):
         else:
             # an AllReduce copies its last chunk; the others also their own shard, as their output is another buffer
             copies = 1 if call.collective == "all_reduce" else 2
-            rate, copy_s = self.ring_bytes_per_s, copies * shard_bytes / self.inside.copy_bytes_per_s
-            hidden = Fraction(1, 2)
+            rate, hidden = self.ring_bytes_per_s, _HIDDEN
+            copy_s = copies * min(shard_bytes, MAX_COPY_BYTES) / self.inside.copy_bytes_per_s
         return Ring(protocol.base_s + copy_s, protocol.ring_hop_s, rate / call.lanes, hidden, name=name)
 
     def _in_switch(self, call: CallFacts) -> Ring:
@@ -406,7 +416,8 @@ class ChannelLibrary(CommLibrary):
         protocol = self.protocols["LL" if size_bytes <= short_bytes else "Simple"]
         payload = medium.payload_bytes_per_s if peers == 1 else medium.many_payload_bytes_per_s
         overhead = medium.line_bytes_per_s / payload / protocol.payload_share
-        last_chunk_bytes = min(medium.chunk_bytes, size_bytes / channels)
+        # LL has no chunks: a line of 8 bytes is used as soon as its flag is there
+        last_chunk_bytes = 0 if protocol.name == "LL" else min(medium.chunk_bytes, size_bytes / channels)
         channel_bytes_per_s = medium.channel_bytes_per_s * protocol.payload_share
         return Message(
             launch_s=medium.launch_s,

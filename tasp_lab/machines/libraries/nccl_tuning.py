@@ -134,16 +134,21 @@ def _text(version: Version) -> str:
 def search(generation: Generation, link_bytes_per_s: float) -> tuple[int, float]:
     """How many channels of which rate NCCL's search finds for rings inside a domain.
 
-    The search takes the speed of its array at which whole channels carry most, the fastest one of equals. Then it
-    doubles few and fast channels.
+    The search tries slower and slower speeds of its array, down to half of the best one so far, for whole channels that
+    carry more together. Then it doubles few and fast channels.
 
     >>> search("hopper", 370.8e9), search("blackwell", 721.8e9), search("ampere", 240e9)
     ((12, 30000000000.0), (16, 45000000000.0), (12, 20000000000.0))
     """
     speeds = _SPEEDS.get(generation, _SPEEDS["volta"])
     total = link_bytes_per_s / _GB
-    found = [(int(total / speed + 1e-9), speed) for speed in speeds]
-    count, speed = max(found, key=lambda each: (each[0] * each[1], each[1]))
+    count, speed = 0, 0.0
+    for slower in speeds:
+        if count and slower / speed <= 0.49:
+            break
+        fitting = int(total / slower + 1e-9)
+        if fitting * slower > count * speed:
+            count, speed = fitting, slower
     few = generation in ("volta", "ampere") or speed >= 50 or count <= 4
     if speed >= 25 and few:
         count, speed = 2 * count, speed / 2
@@ -207,15 +212,18 @@ class Tuner:
         """One, two or more domains."""
         return min(self.domains, 3) - 1
 
+    def ring_bytes_per_s(self) -> float:
+        """What NCCL counts on for all rings together, out of each rank."""
+        count, rate = self._channels()
+        return count * rate * _GB
+
     def _channels(self) -> tuple[int, float]:
-        """Channels of rings and trees, and their rate in GB/s."""
-        count, rate = search(self.generation, self.link_bytes_per_s) if self.ranks > 1 else (1, float("inf"))
+        """Channels of rings and trees, and their rate in GB/s; over several domains one per NIC, few are doubled."""
+        inside, rate = search(self.generation, self.link_bytes_per_s) if self.ranks > 1 else (1, float("inf"))
         if self.domains == 1:
-            return count, rate / _GB
+            return inside, rate / _GB
         count = self.ranks * (2 if self.ranks < 8 and self.generation in ("hopper", "blackwell") else 1)
-        inside = search(self.generation, self.link_bytes_per_s) if self.ranks > 1 else (1, float("inf"))
-        total = min(self.ranks * self.nic_bytes_per_s, inside[0] * inside[1])
-        return count, total / count / _GB
+        return count, min(self.ranks * self.nic_bytes_per_s, inside * rate) / count / _GB
 
     def _hops_s(self, algorithm: Literal["ring", "tree"], protocol: int) -> tuple[float, float]:
         """Estimated latency of a hop inside and between domains."""

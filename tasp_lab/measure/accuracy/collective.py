@@ -33,13 +33,14 @@ def evaluate_collective(
     assert machine is not None, "a table in scope has a machine"
     assert table.collective is not None, "a table in scope has a collective"
     rings = library_rings(machine.topology) if table.collective in AROUND_RINGS else None
+    algorithm = table.headers.get("algorithm", "").casefold() if table.collective == "all_reduce" else ""
     uncertainty = Uncertainty(machine, sampling, left_out_with(table))
     rows: list[SizeRow] = []
     rules: defaultdict[str, float] = defaultdict(float)
     for size_bytes, measured_s in table.rows:
         if size_bytes < machine.topology.world_size and table.collective != "sendrecv":
             continue
-        schedule = library_call(table.collective, machine, size_bytes, rings)
+        schedule = library_call(table.collective, machine, size_bytes, rings, algorithm)
         few = schedule.transfers <= MAX_EXPLAINED
         timeline = simulate(schedule, machine, explain=few, events=few)
         counts = size_bytes >= table.from_size_bytes
@@ -108,7 +109,8 @@ def _out_of_scope(table: MeasuredTable, machine: Machine | None) -> str:
 
 def _is_modelled(table: MeasuredTable, machine: Machine | None) -> bool:
     """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL chooses inside a domain."""
-    if table.headers.get("algorithm", "").casefold() == "ring":
-        return True
+    stated = table.headers.get("algorithm", "").casefold()
     library = None if machine is None else machine.comm_library
-    return isinstance(library, ChannelLibrary) and library.tuner is not None and library.tuner.domains == 1
+    if stated == "ring" or not isinstance(library, ChannelLibrary) or library.tuner is None:
+        return stated == "ring"
+    return library.tuner.domains == 1 and stated in ("", "nvls")
