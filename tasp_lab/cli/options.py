@@ -102,7 +102,7 @@ Library = Annotated[
     Parameter(
         group=MACHINE,
         help="The communication library: auto (that of the machine's profile, if it has one), ideal (links alone), "
-        "nccl, rccl or gloo.",
+        "nccl, rccl or gloo; of nccl with a version, such as nccl==2.28, else 2.29.2.",
     ),
 ]
 Backend = Annotated[

@@ -39,7 +39,6 @@ from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.parameters import (
     DependentConstant,
-    Parameter,
     Parameters,
     library_parameters,
     parse_constants,

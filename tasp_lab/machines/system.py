@@ -205,7 +205,7 @@ class System:
             ring_bytes_per_s=min(between, ranks * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
             short_by_most=self.family_library != "nccl" or version < (2, 29),
-            own_copy_bytes_per_s=numbers["own_copy_rate"] if "own_copy_rate" in numbers else None,
+            own_copy_bytes_per_s=_known(numbers, "own_copy_rate"),
             tuner=tuner,
             inside=self._inside_calls(numbers) if tuner and ranks > 1 else None,
             nvls=self._nvls(numbers) if tuner and tuner.has_nvls and not shared else None,
@@ -287,6 +287,11 @@ class _ReadNumbers(dict[str, float]):
 
 _LL_MAX = {1: "ll_max", 2: "two_ll_max"}
 """What LL reaches at most in a ring, by the number of domains."""
+
+
+def _known(numbers: Numbers, name: str) -> float | None:
+    """A number that a family may lack."""
+    return numbers[name] if name in numbers else None  # noqa: SIM401 (`get` does not record what is read)
 
 
 def _message_channels(numbers: Numbers, domains: int, ranks: int) -> int:

@@ -39,8 +39,8 @@ from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
-from tasp_lab.machines.libraries.nccl_tuning import ProtocolName as ProtocolName
 from tasp_lab.machines.libraries.nccl_tuning import Algorithm, Choice, Collective, Tuner
+from tasp_lab.machines.libraries.nccl_tuning import ProtocolName as ProtocolName
 
 INTRA_DOMAIN, INTER_DOMAIN = 0, 1
 """Places of messages: inside a domain of GPUs with peer access to each other's memory, and between domains."""

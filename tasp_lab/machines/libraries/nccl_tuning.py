@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tasp_lab.core.errors import ProfileError
@@ -40,6 +40,9 @@ DEFAULT_VERSION = "2.29.2"
 
 OLDEST, NEWEST = (2, 23), (2, 30)
 """The versions whose code was read."""
+
+CHANGES: Sequence[Version] = ((2, 23), (2, 28), (2, 29, 2), (2, 29, 7))
+"""Versions where a number of these tables changes first."""
 
 _T = TypeVar("_T")
 
@@ -120,13 +123,14 @@ def parse_version(text: str) -> Version:
     if not OLDEST <= version[:2] <= NEWEST:
         near = OLDEST if version < OLDEST else NEWEST
         raise ProfileError(
-            f"version {text} of nccl is unknown: expected {_text(OLDEST)} to {_text(NEWEST)}, "
-            f"the nearest is {_text(near)}"
+            f"version {text} of nccl is unknown: expected {version_text(OLDEST)} to {version_text(NEWEST)}, "
+            f"the nearest is {version_text(near)}"
         )
     return version
 
 
-def _text(version: Version) -> str:
+def version_text(version: Version) -> str:
+    """The text of a version, such as ``2.29.2``."""
     return ".".join(map(str, version))
 
 
@@ -188,8 +192,7 @@ class Tuner:
         >>> [each.choose("all_gather", 2**24).protocol for each in b200]
         ['LL128', 'Simple']
         """
-        found = [each for each in self.estimates(collective, size_bytes) if each.algorithm in algorithms]
-        return min(found, key=lambda each: each.estimate_s)
+        return _choose(self, collective, size_bytes, tuple(algorithms))
 
     def estimates(self, collective: Collective, size_bytes: float) -> Iterator[Choice]:
         """NCCL's estimate of each algorithm and protocol that it may take."""
@@ -310,6 +313,13 @@ class Tuner:
         depth = self.domains.bit_length() - 1
         latency_s = (_NVLS_US + 2 * depth * hop_us) * _US
         return Choice("nvls-tree", "Simple", latency_s + size_bytes / (heads * rate))
+
+
+@lru_cache(maxsize=4096)
+def _choose(tuner: Tuner, collective: Collective, size_bytes: float, algorithms: tuple[Algorithm, ...]) -> Choice:
+    """`Tuner.choose`: fits and searches ask for the same sizes again and again."""
+    found = [each for each in tuner.estimates(collective, size_bytes) if each.algorithm in algorithms]
+    return min(found, key=lambda each: each.estimate_s)
 
 
 def _since(values: Sequence[tuple[Version, _T]], version: Version) -> _T:

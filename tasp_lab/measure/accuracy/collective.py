@@ -103,7 +103,7 @@ def _out_of_scope(table: MeasuredTable, machine: Machine | None) -> str:
         return stated
     if table.collective == "all_reduce" and not _is_modelled(table, machine):
         made = table.headers.get("algorithm", "rings, trees, NVLS or SHARP: the table does not say")
-        return f"all-reduce by {made}; only `# algorithm: ring` is predicted"
+        return f"all-reduce by {made}; not modelled there"
     return ""
 
 

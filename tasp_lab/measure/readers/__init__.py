@@ -1,7 +1,8 @@
 """Measurements as tables, read from CSV files and from the logs of benchmark tools.
 
-- A *table* holds the times of one collective at several sizes (`tasp_lab.measure.readers.table`). It is a CSV file with
-  headers, which may have several, or a run in a log of nccl-tests or rccl-tests (`tasp_lab.measure.readers.nccl_tests`).
+- A *table* holds the times of one collective at several sizes (`tasp_lab.measure.readers.table`). It is a CSV file
+  with headers, which may have several, or a run in a log of nccl-tests or rccl-tests
+  (`tasp_lab.measure.readers.nccl_tests`).
 - A *table of layers* holds the times of whole attention calls (`tasp_lab.measure.readers.layer_table`), a *table of
   kernels* those of single calls on one GPU (`tasp_lab.measure.readers.kernel_table`). They differ in their columns.
 - A *table of pairs* holds the bandwidth between each pair of GPUs of a host (`tasp_lab.measure.readers.pairs`). It

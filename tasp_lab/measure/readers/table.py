@@ -10,8 +10,8 @@ A table is stored as a CSV file with headers::
     33554432,123.38
 
 ``profile`` names a machine of the catalogue, or a profile file beside the table (`MeasuredTable.machine`); other
-headers and columns are kept as text. A file has several tables if what distinguishes them are columns instead of headers
-(`KEYS`): one for each combination of their cells. ``size_B`` is the size column of nccl-tests, in bytes: the output of a rank for
+headers and columns are kept as text. A file has several tables if some of `KEYS` are columns instead of headers: one
+for each combination of their cells. ``size_B`` is the size column of nccl-tests, in bytes: the output of a rank for
 all_gather, its input for reduce_scatter, its send buffer for alltoall (its own part included), and one message for
 sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
