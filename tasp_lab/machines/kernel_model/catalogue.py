@@ -81,20 +81,22 @@ def gpu_names() -> list[str]:
     return sorted(gpus())
 
 
-_FROM = {
-    "vllm-flash-attention-2": ("flash-attention-2",),
-    "sglang-flash-attention-3": ("flash-attention-3", "flash-attention-2"),
-    "vllm-flash-attention-3": ("flash-attention-3", "flash-attention-2"),
+_FA2, _FA3 = "flash-attention-2", "flash-attention-3"
+_FROM: Mapping[str, Mapping[str, str]] = {
+    "vllm-flash-attention-2": {"ampere": _FA2, "ada": _FA2},
+    "vllm-flash-attention-3": {"hopper": _FA3},
+    "sglang-flash-attention-3": {"hopper": _FA3, "ampere": _FA2, "ada": _FA2},
 }
-"""Kernels with a KV cache in pages, and whose constants they take where they were not measured. On Ampere and Ada,
-FlashAttention-3 is the loop of FlashAttention-2."""
+"""Kernels of serving engines, and by architecture whose constants they take where they were not measured. On Ampere and
+Ada, FlashAttention-3 is the loop of FlashAttention-2."""
 
 
 def kernel_names(gpu: str) -> list[str]:
     """Kernels of a GPU: those with a file for it, those of GPUs that it is like, and those that follow from them."""
     every = [gpu, *(gpus()[gpu].like if gpu in gpus() else ())]
     names = dict.fromkeys(name for each in every for name in _files().get(each, {}))
-    return list(names | dict.fromkeys(name for name, bases in _FROM.items() if any(base in names for base in bases)))
+    derived = dict.fromkeys(name for name, bases in _FROM.items() if bases.get(architecture(gpu)) in names)
+    return list(names | derived)
 
 
 def default_kernel(gpu: str) -> str:
@@ -153,8 +155,8 @@ def borrowed_kernel(gpu: str, name: str) -> AttentionKernel:
         note = f"assumed: {name} as on {like.name}, its rate in proportion to the peaks of the data sheets"
         scaled = tuple(_scaled(each, own, like, name) for each in variants)
         return AttentionKernel(own, KernelFile(gpu, name, scaled), note)
-    base = next((each for each in _FROM.get(name, ()) if each in kernel_names(gpu)), None)
-    if base is None:
+    base = _FROM.get(name, {}).get(architecture(gpu))
+    if base not in kernel_names(gpu):
         raise ProfileError(f"kernel {name} on {gpu}: measured on no other GPU that is like it")
     found = _kernel(gpu, base)
     note = f"{found.note}; " if found.note else ""
