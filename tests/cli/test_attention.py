@@ -38,7 +38,7 @@ MEASURED = {
     "compute", "predicted_s", "nominal_s", "measured_s", "measured_spread_s", "measured_repeats_s", "relative_error",
     "cpu_busy_share", "comparable", "not_comparable",
 }  # fmt: skip
-LAYER = ("--seq", "4Ki", "--heads", "8", "--kv-heads", "2", "--head-dim", "64")
+LAYER = ("--seq", "4Ki", "--heads", "8", "--kv-heads", "2", "--head-dim", "64", "--samples", "0")
 KV_BYTES = 2 * 2 * 64 * 2 * 4096
 """Of all keys and values of that layer."""
 

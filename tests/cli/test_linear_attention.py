@@ -9,7 +9,7 @@ import pytest
 from tasp_lab.schedules.registry import LINEAR
 from tests.conftest import Command, Tell
 
-LAYER = ("--kind", "linear", "--seq", "4096", "--heads", "8")
+LAYER = ("--kind", "linear", "--seq", "4096", "--heads", "8", "--samples", "0")
 
 
 def test_a_prediction_names_the_layer_and_its_assumption(tell: Tell) -> None:
