@@ -289,7 +289,10 @@ FAULTS = (
 def main(words: list[str]) -> int:
     """Plant the chosen faults one after another; the number of those that no test finds, at most 1 as a status."""
     chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
-    missed = [fault.name for fault in chosen if not _is_found(fault)]
+    with tempfile.TemporaryDirectory() as folder:  # one copy for all faults: the simulator is compiled once
+        copy = Path(folder)
+        _copy_tree(copy)
+        missed = [fault.name for fault in chosen if not _is_found(fault, copy)]
     print(f"{len(chosen) - len(missed)} of {len(chosen)} faults found", *missed, sep="\n  ")
     return int(bool(missed))
 
@@ -303,18 +306,21 @@ def place_of(fault: Fault, root: Path = ROOT) -> Path:
     return places[0]
 
 
-def _is_found(fault: Fault) -> bool:
-    """Whether the tests of a fault fail in a copy of the tree that has it."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-            elif source.exists():
-                shutil.copy2(source, copy / name)
-        place = place_of(fault, copy)
-        place.write_text(place.read_text().replace(fault.before, fault.after))
+def _copy_tree(copy: Path) -> None:
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, copy / name)
+
+
+def _is_found(fault: Fault, copy: Path) -> bool:
+    """Whether the tests of a fault fail in a copy of the tree that has it; the copy is as before afterwards."""
+    place = place_of(fault, copy)
+    sound = place.read_text()
+    place.write_text(sound.replace(fault.before, fault.after))
+    try:
         for tests in fault.tests:
             line = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not gpu and not alone", tests]
             tested = subprocess.run(
@@ -326,6 +332,8 @@ def _is_found(fault: Fault) -> bool:
                 return True
             if tested.returncode not in (0, 5):
                 raise RuntimeError(f"fault {fault.name!r}: pytest {tests} ended with {tested.returncode}")
+    finally:
+        place.write_text(sound)
     print(f"NOT FOUND: {fault.name}", flush=True)
     return False
 
