@@ -130,9 +130,12 @@ def test_a_ring_step_below_64_mib_waits_for_channels_not_for_links() -> None:
 
 
 def test_a_fused_ring_takes_what_the_library_itself_estimates() -> None:
-    """NCCL's estimate: base + (n-1) hops + bytes / ring rate, by the protocol that it is least for."""
+    """NCCL's estimate: base + (n-1) hops + bytes / ring rate, by the protocol that it is least for.
+
+    Sizes lie close together, as protocols change where two estimates cross.
+    """
     hopper, of = machine("h100-8"), load_profile("h100").parameters.numbers.__getitem__
-    for size in (2**10, 2**16, 2**20, 2**24, 2**28):
+    for size in np.geomspace(2**10, 2**28, 100).astype(int).tolist():
         schedule = replace(ring_all_gather(hopper.topology, size), fused=True)
         estimates = {
             name: of(f"base_{key}") + 7 * of(f"link_hop_{key}") + 7 * size / rate
