@@ -23,6 +23,7 @@ from tests.support.signals import hear_interrupts
 settings.register_profile(
     "tasp-lab",
     deadline=None,
+    max_examples=50,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.filter_too_much],  # corruptions of schedules that change nothing are skipped
 )
