@@ -29,7 +29,7 @@ def accuracy(
 
     A table of a collective is a log of nccl-tests, or a CSV with the columns size_B and time_us under header lines: #
     profile: h100-2x8, # collective: all_gather, # ranks: 16, # source: ... Tables of attention layers and of kernels
-    are told by their columns. What cannot be compared is listed with the reason.
+    are recognised by their columns. Tables that cannot be compared are listed with the reason.
 
     Example: tasp-lab accuracy my-cluster/
 

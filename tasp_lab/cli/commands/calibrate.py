@@ -91,9 +91,9 @@ def calibrate(
 ) -> None:
     """Fit a profile to your own measurements, or measure a machine.
 
-    Shows which constants the measurements identify, with confidence intervals. A fit that predicts no better
-    than the profile before it, also rows that it was not fitted to, is not written, with exit code 2. With --fabric,
-    links and launch cost are measured between pairs of ranks and written as a machine.
+    Prints the parameters that the measurements identify, with confidence intervals. A fit that predicts no better
+    than the profile, on all rows or on held-out rows, is not written; the exit code is 2. With --fabric, it measures
+    links and launch cost between pairs of ranks and writes a machine.
 
     Example: tasp-lab calibrate all_gather.log sendrecv.log --profile h100-8 --output my.toml
 

@@ -34,7 +34,7 @@ def decompose(
 ) -> None:
     """Decompose a topology into rings and compare them with the AllGather bound.
 
-    The rings chosen are those that carry most together.
+    The rings are those with the highest total bandwidth.
 
     Example: tasp-lab decompose full-mesh:5 --without-link 0-3
     """

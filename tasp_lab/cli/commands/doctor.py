@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def doctor(*, json: Json = False) -> None:
-    """Report what is installed and what this machine can do.
+    """Report installed libraries and what this machine can run.
 
-    Also shows the folders that the packages were imported from.
+    It also prints the folders of the imported packages.
 
     Example: tasp-lab doctor
     """

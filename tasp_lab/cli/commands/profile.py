@@ -18,7 +18,7 @@ profile = App(name="profile", sort_key=8, help="Machines with their communicatio
 
 @profile.command(name="list")
 def list_profiles(*, json: Json = False) -> None:
-    """List the families of machines that have a profile.
+    """List the system families that have a profile.
 
     Example: tasp-lab profile list
     """
@@ -37,9 +37,9 @@ def list_profiles(*, json: Json = False) -> None:
 
 @profile.command
 def show(name: str, /, *, json: Json = False) -> None:
-    """Show every constant of a machine's profile with its value, its meaning and where it comes from.
+    """Show every parameter of a machine with value, meaning and source.
 
-    A name is one of a family (h100), of a machine of it (h100-8, h100-10x8), or a profile file.
+    NAME is a family (h100), a machine (h100-8, h100-10x8), or a profile file.
 
     Example: tasp-lab profile show h100-8
     """

@@ -39,7 +39,7 @@ def show(
 ) -> None:
     """List the machines of the catalogue, or show one topology.
 
-    One topology is shown with its links and the source of each constant; what `--json` prints is a topology file.
+    With a name, print its links and the source of each parameter; `--json` prints a topology file.
 
     Example: tasp-lab topologies h100-8
     """
@@ -108,7 +108,7 @@ def import_file(
 ) -> None:
     """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
 
-    What `--json` prints is a topology file.
+    `--json` prints a topology file.
 
     Example: nvidia-smi topo -m > topo.txt; tasp-lab topologies import topo.txt --json > machine.json
 
