@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter, Token
 
-from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, BackendKind
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
 from tasp_lab.schedules.registry import LINEAR, SchedulesOf, attention_names
 
@@ -229,10 +228,13 @@ class ExpressionNumbers:
     def load(self, text: str, library: str) -> Machine:
         """The machine of a name, with a library and with these numbers, which only expressions accept."""
         from tasp_lab.machines.catalogue import is_expression, load_machine
+
+        if not self.given:
+            return load_machine(text, library=library)
         from tasp_lab.topology.expressions import expression_defaults
 
         machine = load_machine(text, expression_defaults(self.given), library=library)
-        if self.given and not is_expression(text):
+        if not is_expression(text):
             raise QuantityError(f"{text} has its own numbers; {self.refusal()}")
         return machine
 

@@ -1,4 +1,4 @@
-"""Options that describe the work: an attention layer and how it is computed, or the bytes of a collective."""
+"""Options that describe a question: the work (an attention layer, or the bytes of a collective), machine and rings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    DEFAULT_RINGS,
+    DEFAULT_SAMPLES,
+    LAYER,
+    NO_CHANGES,
+    PASSES,
+    Contention,
+    ExpressionNumbers,
+    Library,
+    LinkEdits,
+    Overrides,
+    RingChoice,
+    SamplingChoice,
+    quantity,
+    whole,
+)
 from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
     DEFAULT_STAGES,
@@ -321,3 +337,44 @@ def parse_documents(text: str) -> tuple[int, ...]:
 
 
 DEFAULT_LAYER = LayerChoice()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class QuestionChoice:
+    """What `predict`, `compare` and `validate` have in common: the work, the machine and its changes, and rings."""
+
+    layer: LayerChoice = DEFAULT_LAYER
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS
+    changes: LinkEdits = NO_CHANGES
+    overrides: Overrides = ()
+    rings: RingChoice = DEFAULT_RINGS
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the functions of these names, by keyword."""
+        return {
+            "without_links": self.changes.without_link,
+            "links": self.changes.link,
+            "overrides": self.overrides,
+            **vars(self.rings),
+            "options": self.layer.options(),
+            "compute": self.layer.compute,
+            "kernel": self.layer.kernel,
+        }
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PredictionChoice(QuestionChoice):
+    """What `predict` and `compare` have in common."""
+
+    library: Library = "auto"
+    contention: Contention = None
+    sampling: SamplingChoice = DEFAULT_SAMPLES
+
+    def settings(self) -> dict[str, Any]:
+        contention = None if self.contention is None else self.contention == "on"
+        return super().settings() | {"contention": contention, "runtime": self.layer.runtime} | self.sampling.given
+
+
+DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()

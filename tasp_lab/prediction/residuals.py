@@ -16,7 +16,6 @@ import msgspec
 
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.stacked_task import StackedTask
 
 WorkKind = Literal["collective", "layer", "kernel", "eager call"]
 Reach = Literal["intra", "inter"]
@@ -100,6 +99,8 @@ def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
     'collectives between domains, small messages, documented network'
     """
     if schedule.task is not None:
+        from tasp_lab.schedule.stacked_task import StackedTask  # collectives have none
+
         layers = len(schedule.task.layers) if isinstance(schedule.task, StackedTask) else 1
         return layer_regime(machine, time_s / layers)
     return _regime(machine, "collective", "large" if message_bytes(schedule) >= LARGE_BYTES else "small")

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
-from tasp_lab.machines.catalogue import catalogue_names, is_expression, load_machine, topology_document
+from tasp_lab.machines.catalogue import catalogue_names, is_expression, load_machine
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, ExpressionDefaults
 from tasp_lab.topology.graph import Link
 

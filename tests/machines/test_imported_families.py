@@ -10,9 +10,10 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import ProfileError, TaspLabError, TopologyError
-from tasp_lab.machines.catalogue import load_machine, machine_file, topology_document
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.importers import import_topology
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine_file import machine_file, topology_document
 from tests.conftest import Command
 from tests.machines.test_importers import FOLDER, SAMPLES
 

@@ -12,7 +12,7 @@ from tasp_lab.core.errors import MissingPackageError, StudyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder, provenance
-from tasp_lab.study.needed import needed
+from tasp_lab.study.frames import needed
 from tests.conftest import Command
 from tests.support.study_folders import BASELINE, row, study_rows, write_study
 

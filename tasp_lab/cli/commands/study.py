@@ -100,7 +100,7 @@ def run(
     with ExitStack() as stack:
         workers: dict[str, Any] = {"jobs": usable_cores() if jobs is None else jobs}
         if dask is not None:
-            from tasp_lab.study.workers import dask_executor
+            from tasp_lab.study.run import dask_executor
 
             workers["executor"], workers["jobs"] = stack.enter_context(dask_executor(dask))
         shown = stack.enter_context(Progress(lines_only=json))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes, dataflow_of

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from sim.bounds.attention import attention_bound_s
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
-from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import SCATTERED, rank_part

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bounds.linear import linear_bound_s
+from sim.bounds.layers import linear_bound_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
