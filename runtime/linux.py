@@ -1,4 +1,4 @@
-"""System calls that this package needs: namespaces, the end of a parent process, clock and load of the host, its GPUs.
+"""System calls that this package needs: namespaces, the end of a parent process; clock, load and versions of the host.
 
 Namespaces are made by calls to the C library that Python 3.11 does not wrap.
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter, Token
 
-from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, BackendKind
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
 from tasp_lab.schedules.registry import LINEAR, SchedulesOf, attention_names
 
@@ -100,7 +99,8 @@ Library = Annotated[
     str,
     Parameter(
         group=MACHINE,
-        help="The communication library: auto (that of the machine), ideal (links alone), nccl, rccl or gloo.",
+        help="The communication library: auto (that of the machine), ideal (links alone), "
+        "nccl, rccl or gloo; nccl==2.28 for a version, by default 2.29.2.",
     ),
 ]
 Backend = Annotated[

@@ -48,8 +48,7 @@ from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
-from tasp_lab.schedules.for_work import build_schedules
-from tasp_lab.schedules.objects import check_schedules
+from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, reason_of, uses_rings
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology
@@ -161,7 +160,7 @@ class PassAnswer:
 
     def _time_s(self, machine: Machine, done: int) -> Number:
         """The time on another machine; `done` of all simulations of this pass have ended before."""
-        share = partial(_report_part, self.progress, done, simulations(self.machine, self.work))
+        share = _part_of(self.progress, done, simulations(self.machine, self.work))
         return simulate(self.schedule, machine, self.engine, events=False, progress=share).time_s
 
     @cached_property
@@ -594,7 +593,7 @@ def simulate_pass(
     progress: ShareCallback = no_share,
 ) -> PassAnswer:
     """Simulate one pass; see `PassAnswer` for the arguments."""
-    share = partial(_report_part, progress, 0, simulations(machine, work))
+    share = _part_of(progress, 0, simulations(machine, work))
     timeline = simulate(schedule, machine, engine, explain=detail == "bottleneck", events=detail != "times",
                         progress=share)  # fmt: skip
     if isinstance(work, Workload):
@@ -608,8 +607,12 @@ def simulations(machine: Machine, work: Work) -> int:
     return 2 + machine.contention.slows if isinstance(work, Workload) else 1
 
 
+def _part_of(progress: ShareCallback, done: int, times: int) -> ShareCallback:
+    """Reports the share of all simulations, of which so many are done; nothing to nobody, as reports cost time."""
+    return no_share if progress is no_share else partial(_report_part, progress, done, times)
+
+
 def _report_part(progress: ShareCallback, done: int, times: int, share: float) -> None:
-    """Report the share of all simulations, of which so many are done."""
     progress((done + share) / times)
 
 

@@ -25,7 +25,7 @@ from tasp_lab.prediction.provenance import (
 )
 from tasp_lab.prediction.question import NO_SAMPLES, Question
 from tasp_lab.schedules.collectives.kinds import describe
-from tasp_lab.schedules.objects import AnySchedule
+from tasp_lab.schedules.for_work import AnySchedule
 from tasp_lab.schedules.registry import kind_of
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology

@@ -56,9 +56,9 @@ from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.for_work import AnySchedule, check_schedules, name_of, names_in
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.passes import chunk_layout
-from tasp_lab.schedules.objects import AnySchedule, check_schedules, name_of, names_in
 from tasp_lab.schedules.registry import (
     LASP_2H,
     NOT_APPLICABLE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part
@@ -13,7 +14,6 @@ from tasp_lab.prediction.inputs import MachineLike, as_topology, check_arguments
 from tasp_lab.prediction.provenance import Provenance, plain, topology_inputs
 from tasp_lab.prediction.question import RingOptions
 from tasp_lab.rings.rings import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -30,7 +30,7 @@ from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.objects import AnySchedule, built_in, names_in
+from tasp_lab.schedules.for_work import AnySchedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -112,11 +112,11 @@ _LISTS: Mapping[str, type] = {"decomposition": Decomposition, "without_links": s
 """Arguments that may be lists, and what these have in them."""
 
 
-def check_arguments(given: Mapping[str, Any], **other: str) -> None:
+def check_arguments(given: Mapping[str, Any], keywords: type = dict, **other: str) -> None:
     """Raise the `TaspLabError` of the first argument of a public function that is of a wrong type.
 
-    `given` are all arguments by name, as ``locals()`` at the start of the function. `other` are names of arguments that
-    stand for those of another name here: ``work="layer"``.
+    `given` are all arguments by name, as ``locals()`` at the start of the function; its `settings` are those of the
+    type `keywords`. `other` are names of arguments that stand for those of another name here: ``work="layer"``.
     """
     for name, value in given.items():
         expected = _TYPES.get(other.get(name, name))
@@ -130,12 +130,13 @@ def check_arguments(given: Mapping[str, Any], **other: str) -> None:
             for each in value:
                 if not isinstance(each, _LISTS[name]):
                     raise expected.error(of_type(name.replace("_", " "), each, expected.expected))
-    for keywords, known in (("attention", AttentionKeywords), ("settings", QuestionKeywords)):
-        for name in given.get(keywords, ()):
-            if name not in (names := known.__annotations__):
-                raise ScheduleError(unknown("argument", name, [*names, *given]))
-    if "settings" in given:
-        check_arguments(given["settings"])
+    settings = given.get("settings", {})
+    for name in settings:
+        if name not in keywords.__annotations__:
+            known = [*keywords.__annotations__, *(each for each in given if each != "settings")]
+            raise ScheduleError(unknown("argument", name, known))
+    if settings:
+        check_arguments(settings)
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -155,10 +156,9 @@ class AttentionKeywords(TypedDict, total=False):
     direction: Direction
 
 
-class QuestionKeywords(AttentionKeywords, total=False):
-    """What `predict` and `compare` take by keyword: settings of a question (`tasp_lab.prediction.question.Question`).
+class RunKeywords(AttentionKeywords, total=False):
+    """What `predict`, `compare` and `validate` take by keyword: settings of a machine, of rings and of a layer.
 
-    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
         `tasp_lab.topology.derived`.
     overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; `without_links` and `links`
@@ -168,15 +168,9 @@ class QuestionKeywords(AttentionKeywords, total=False):
     fold, lanes, rail_aligned, search_budget : which rings are sought, see `tasp_lab.rings.decompose.decompose`.
     compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
     kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
-    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
-        the machine has constants of it.
-    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
-    samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
-        for none.
     options : of a layer; the fields of `AttentionOptions` are keywords, too: ``passes="both"``.
     """
 
-    library: str
     without_links: Sequence[str]
     links: Sequence[str]
     overrides: Sequence[str]
@@ -187,11 +181,25 @@ class QuestionKeywords(AttentionKeywords, total=False):
     search_budget: int
     compute: ComputeLike | None
     kernel: str | None
+    options: AttentionOptions
+
+
+class QuestionKeywords(RunKeywords, total=False):
+    """What `predict` and `compare` take by keyword: settings of a question (`tasp_lab.prediction.question.Question`).
+
+    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
+    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
+        the machine has constants of it.
+    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
+    samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
+        for none.
+    """
+
+    library: str
     contention: bool | None
     runtime: str | Runtime | None
     samples: int
     seed: int
-    options: AttentionOptions
 
 
 def as_machine(
@@ -385,17 +393,18 @@ def chosen_machine(
 
     Raises `QuantityError` for a rate or a kernel beside an override by another rate.
     """
-    if not overrides:
-        found = computing(as_machine(machine, library), compute, kernel)
-        return as_machine(found, missing_links=missing_links, links=links)
-    from tasp_lab.machines.overrides import overridden
-    from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
+    is_chosen = compute is not None or kernel is not None
+    found = as_machine(machine, library)
+    found = computing(found, compute, kernel) if is_chosen else found
+    if overrides:
+        from tasp_lab.machines.overrides import overridden
+        from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
 
-    rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
-    if rates and (compute is not None or kernel is not None):
-        other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
-        raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
-    found = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
+        rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
+        if rates and is_chosen:
+            other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
+            raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
+        found = overridden(found, overrides)
     return as_machine(found, missing_links=missing_links, links=links)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError, TaspLabError
 from tasp_lab.core.files import file_sha256
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -35,6 +36,7 @@ from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
     QuestionKeywords,
+    RunKeywords,
     WorkLike,
     as_options,
     as_work,
@@ -47,9 +49,8 @@ from tasp_lab.prediction.inputs import (
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.rings import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.objects import AnySchedule, name_of
+from tasp_lab.schedules.for_work import AnySchedule, name_of
 from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out
@@ -211,9 +212,13 @@ class Question:
 
 
 def question_of(
-    machine: MachineLike, work: WorkLike, settings: QuestionKeywords, samples: int, engine: Engine = "auto"
+    machine: MachineLike,
+    work: WorkLike,
+    settings: QuestionKeywords | RunKeywords,
+    samples: int = 0,
+    engine: Engine = "auto",
 ) -> Question:
-    """The question that arguments of `predict` or `compare` make, without its schedule.
+    """The question that arguments of `predict`, `compare` or `validate` make, without its schedule.
 
     The work has the overrides of layers. `samples` are those of intervals if the settings give none. Raises
     `TaspLabError` for settings that contradict each other.

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth
@@ -24,7 +25,7 @@ from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
 from tasp_lab.rings.problem import is_searchable
 from tasp_lab.rings.rings import Decomposition, Rings, ring_limit_bytes_per_s
 from tasp_lab.rings.search import RingSearch
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
+from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology
 
 MANY_RANKS = 256

@@ -30,7 +30,6 @@ import numpy.typing as npt
 from tasp_lab.core.arrays import Int32Array, IntArray
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.tables import brief
-from tasp_lab.rings.complete_digraph import verify_cycles
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 
@@ -100,6 +99,10 @@ class Decomposition:
         object.__setattr__(self, "rings", rings)
         if not self.shares:
             object.__setattr__(self, "shares", (Fraction(1, max(len(rings), 1)),) * len(rings))
+        from tasp_lab.rings.complete_digraph import (
+            verify_cycles,  # a single ring in the order of ranks is no decomposition
+        )
+
         verify_cycles(self.rings, self.topology.world_size, self.fold)
         self._check_shares()
         self._check_links()

@@ -10,6 +10,7 @@ work.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
@@ -20,7 +21,9 @@ from tasp_lab.schedules.collectives.conditions import check_collective
 from tasp_lab.schedules.registry import COLLECTIVES, kind_of, known_attention, linear_spec, options_of
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout
+
+if TYPE_CHECKING:
+    from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
 def collective(name: str, topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None) -> Schedule:

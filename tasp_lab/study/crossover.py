@@ -18,6 +18,7 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
 from tasp_lab.prediction.interval import EQUAL
+from tasp_lab.prediction.question import Value
 from tasp_lab.study.axis import (
     TOLERANCE,
     Change,
@@ -31,8 +32,7 @@ from tasp_lab.study.axis import (
     parse_share,
 )
 from tasp_lab.study.lookup import Evaluate, IntervalOf, filled, groups_along
-from tasp_lab.study.point import Point, Value
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Point, Row
 from tasp_lab.study.table import View
 
 FIELDS = ("along", "between", "margin", "from", "to")

@@ -21,11 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.files import write_whole
-from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import REPORT, StudyFolder
-from tasp_lab.study.frames import Cells, counts_text, held_constant, least_times, varying
-from tasp_lab.study.needed import needed
-from tasp_lab.study.rows import PREDICTED
+from tasp_lab.study.frames import (
+    NO_VALUE,
+    Cells,
+    counts_text,
+    held_constant,
+    least_times,
+    needed,
+    plain,
+    records_of,
+    text_of,
+    title_of,
+    varying,
+)
+from tasp_lab.study.point import PREDICTED
 from tasp_lab.study.table import (
     AT_LEAST,
     AT_MOST,

@@ -35,7 +35,7 @@ from tasp_lab.machines.sampling import Sampling, log_normal, rate_ends, varied
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
-from tasp_lab.study.needed import needed
+from tasp_lab.study.frames import needed
 from tasp_lab.study.point import Point
 from tasp_lab.study.table import View
 from tasp_lab.workload.kernel_shapes import Passing

@@ -13,27 +13,25 @@ from tasp_lab.core.errors import StudyError
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.prediction.recommend import DECIDED
-from tasp_lab.study.columns import (
+from tasp_lab.study.folder import UNANSWERED, StudyFolder
+from tasp_lab.study.frames import (
     NO_VALUE,
     OF_WINNERS,
     SPEEDUPS,
     check_columns,
-    is_text,
-    plain,
-    records_of,
-    text_of,
-    title_of,
-)
-from tasp_lab.study.folder import UNANSWERED, StudyFolder
-from tasp_lab.study.frames import (
     counts,
     counts_text,
     held_constant,
     held_text,
+    is_text,
     listed,
+    plain,
     point_columns,
+    records_of,
     select,
     statuses_text,
+    text_of,
+    title_of,
     varying,
     winners,
     with_derived,
@@ -73,7 +71,7 @@ class View(Report):
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that a view covers, with the columns `tasp_lab.study.columns.DERIVED`."""
+    """The rows that a view covers, with the columns `tasp_lab.study.frames.DERIVED`."""
 
     folder: StudyFolder
     rows: pd.DataFrame

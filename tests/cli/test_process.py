@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tasp_lab.cli.commands.fabric import validate
 from tasp_lab.cli.commands.predict import predict
-from tasp_lab.cli.commands.validate import validate
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options_layer import LayerChoice
 from tasp_lab.core.errors import QuantityError
@@ -54,7 +54,7 @@ print("modules:", *sorted({name.partition(".")[0] for name in sys.modules}))
 @pytest.mark.parametrize(
     "module",
     [
-        "cyclopts", "attrs", "tasp_lab.cli.commands.doctor", "tasp_lab.topology.graph", "numpy", "numpy._core",
+        "cyclopts", "attrs", "tasp_lab.cli.commands.fabric", "tasp_lab.topology.graph", "numpy", "numpy._core",
         "scipy.sparse", "msgspec", "simpy", "matplotlib.figure", "matplotlib.backends.backend_svg",
     ],
 )  # fmt: skip

@@ -17,8 +17,8 @@ from tasp_lab.prediction import step_results
 from tasp_lab.prediction.columns import ALL, COLUMNS, STUDY, Column, View, columns, names
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.study.evaluate import evaluate
+from tasp_lab.study.point import COLUMNS as ROW_COLUMNS
 from tasp_lab.study.point import Point
-from tasp_lab.study.rows import COLUMNS as ROW_COLUMNS
 
 LAYER = tasp_lab.Workload(1024, heads=4, mask="causal")
 TOY: Column[tasp_lab.Answer] = Column(

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError, TopologyError
 from tasp_lab.rings import cp_sat as exact_search
 from tasp_lab.rings import fractional_packing
@@ -42,7 +43,7 @@ from tasp_lab.rings.fractional_packing import (
 )
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Decomposition, constraint_loads, ring_rate_bytes_per_s
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
+from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.builders import bidirectional_ring, circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.cuts import ring_cut
 from tasp_lab.topology.derived import with_links, without_links

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors
 from tasp_lab.study.frames import first_is_faster, varying, winners, with_derived
-from tasp_lab.study.rows import COLUMNS
+from tasp_lab.study.point import COLUMNS
 from tests.support.study_folders import BASELINE, MACHINES, SCHEDULES, not_applicable, row, settled
 
 times = st.floats(1e-5, 1e2)

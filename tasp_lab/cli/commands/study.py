@@ -100,7 +100,7 @@ def run(
     with ExitStack() as stack:
         workers: dict[str, Any] = {"jobs": usable_cores() if jobs is None else jobs}
         if dask is not None:
-            from tasp_lab.study.workers import dask_executor
+            from tasp_lab.study.run import dask_executor
 
             workers["executor"], workers["jobs"] = stack.enter_context(dask_executor(dask))
         shown = stack.enter_context(Progress(lines_only=json))
@@ -354,8 +354,8 @@ def crossover(
 ) -> None:
     """Find the values of an axis at which the faster of two schedules changes.
 
-    Values of the study are tried first, then what lies between them is bisected. The interval is where it is not sure
-    with 95 % which side of the crossover a value is on.
+    It tries the values of the study, then bisects between them. The interval contains the crossover with 95 %
+    probability.
 
     Example: tasp-lab study crossover longctx.toml
 
@@ -450,7 +450,7 @@ def validate(
 ) -> None:
     """Run both schedules on the emulated fabric at the points nearest to a crossover, and compare with predictions.
 
-    The rows are written into the folder, as validated.csv and validated.json.
+    It writes validated.csv and validated.json into the folder.
 
     Example: tasp-lab study validate longctx/ --top 5
     """

@@ -253,8 +253,10 @@ _SUMMARY = (
 def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | None, str]:
     """The machine of a table, or the reason why there is none; an impossible machine does not stop other tables.
 
-    With a header `provider` its network is that of a cloud, whatever its profile is.
+    With a header `provider` its network is that of a cloud, whatever its profile is; a header `library`, such as
+    ``nccl==2.28.9``, is its library where `library` is ``auto``.
     """
+    library = table.headers.get("library", library) if library == "auto" else library
     try:
         machine = member(table.machine, library, str(table.profile)) if table.machine else None
     except TaspLabError as error:

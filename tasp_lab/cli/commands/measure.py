@@ -1,4 +1,4 @@
-"""``tasp-lab calibrate``: a profile from measurements in files, or a machine file from running ranks."""
+"""``tasp-lab accuracy`` and ``calibrate``: measured tables beside their predictions, and constants from them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,65 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from tasp_lab.cli.console import print_json, print_parts
-from tasp_lab.cli.options import OUTPUT, RUN, WORK, Backend, Json, Scale
+from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.options import DEFAULT_SAMPLES, MACHINE, OUTPUT, RUN, WORK, Backend, Json, SamplingChoice, Scale, plot
+from tasp_lab.cli.outputs import check_outputs, write_picture
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import OutputError, QuantityError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.progress import print_progress
+
+
+def accuracy(
+    *paths: Annotated[Path, Parameter(group=WORK, help="Files and folders. Default: the tables of tasp-lab.")],
+    profile: Annotated[
+        str | None,
+        Parameter(
+            group=MACHINE,
+            help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8.",
+        ),
+    ] = None,
+    plot: Annotated[Path | None, plot("measured and predicted times")] = None,
+    pairs: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            group=OUTPUT,
+            help="With --json, list all pairs of rows that did the same work, with both ratios and the probability.",
+        ),
+    ] = False,
+    sampling: SamplingChoice = DEFAULT_SAMPLES,
+    json: Json = False,
+) -> None:
+    """Compare measured tables with their predictions.
+
+    A table of a collective is a log of nccl-tests, or a CSV with the columns size_B and time_us under header lines: #
+    profile: h100-2x8, # collective: all_gather, # ranks: 16, # source: ... Tables of attention layers and of kernels
+    are recognised by their columns. Tables that cannot be compared are listed with the reason.
+
+    Example: tasp-lab accuracy my-cluster/
+
+    Example: tasp-lab accuracy all_gather.log --profile h100-8
+    """
+    from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
+    from tasp_lab.measure import accuracy as report
+
+    check_outputs(plot=plot)
+    chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
+    with Progress(lines_only=json) as shown:
+        found = report.accuracy(*paths, profile=profile, sampling=chosen, pairs=pairs, count=shown.count)
+    if plot is not None:
+        from tasp_lab.plots.accuracy import draw_rows, draw_tables
+
+        collectives = [table for table in found if table.rows and isinstance(table, report.CollectiveAccuracy)]
+        only = len(collectives) == sum(bool(table.rows) for table in found)
+        write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())
+
 
 _FILES = Group("Files", help="Without --fabric.", sort_key=2)
 
@@ -91,9 +144,9 @@ def calibrate(
 ) -> None:
     """Fit a profile to your own measurements, or measure a machine.
 
-    Shows which constants the measurements identify, with confidence intervals. A fit that predicts no better
-    than the profile before it, also rows that it was not fitted to, is not written, with exit code 2. With --fabric,
-    links and launch cost are measured between pairs of ranks and written as a machine.
+    Prints the parameters that the measurements identify, with confidence intervals. A fit that predicts no better
+    than the profile, on all rows or on held-out rows, is not written; the exit code is 2. With --fabric, it measures
+    links and launch cost between pairs of ranks and writes a machine.
 
     Example: tasp-lab calibrate all_gather.log sendrecv.log --profile h100-8 --output my.toml
 

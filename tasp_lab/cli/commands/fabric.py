@@ -1,18 +1,36 @@
-"""``tasp-lab validate``: schedules executed on real processes and compared with their predictions."""
+"""``tasp-lab validate``, ``gpu-check`` and ``doctor``: schedules on processes, GPUs step by step, and this machine."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from tasp_lab.cli.console import print_json, print_parts
-from tasp_lab.cli.options import RUN, Backend, Json, Plot, Scale, Schedules, ShardBytes, TopologyText, Trace, whole
+from tasp_lab.cli.options import (
+    OUTPUT,
+    RUN,
+    WORK,
+    Backend,
+    Json,
+    Plot,
+    Scale,
+    Schedules,
+    ShardBytes,
+    TopologyText,
+    Trace,
+    whole,
+)
 from tasp_lab.cli.options_layer import DEFAULT_QUESTION, QuestionChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
-from tasp_lab.core.choices import FabricKind, TransportKind
+from tasp_lab.core.choices import BackendKind, FabricKind, TransportKind
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.core.progress import print_progress
+
+if TYPE_CHECKING:
+    from tasp_lab.validation.doctor import Examination
+    from tasp_lab.validation.gpu_check import Record
 
 
 def validate(
@@ -78,3 +96,72 @@ def validate(
         print_json(found.to_dict())
     else:
         print_parts(found.parts())
+
+
+def gpu_check(
+    machine: Annotated[
+        str | None,
+        Parameter(
+            group=WORK, help="The machine, such as h100-8, or a topology file. Default: a full mesh of the ranks."
+        ),
+    ] = None,
+    /,
+    *,
+    quick: Annotated[
+        bool, Parameter(group=RUN, negative=(), show_default=False, help="Smaller sizes and fewer runs.")
+    ] = False,
+    backend: Annotated[
+        BackendKind,
+        Parameter(group=RUN, help="auto: nccl (RCCL on AMD); gloo checks the logic on CPUs."),
+    ] = "auto",
+    output: Annotated[
+        Path, Parameter(group=OUTPUT, help="The folder of the record, gpu-check.json and gpu-check.txt.")
+    ] = Path("gpu-check"),
+    json: Json = False,
+) -> None:
+    """Check the GPUs of a torchrun job step by step, and stop at the first failure.
+
+    Example: torchrun --nproc-per-node 8 -m tasp_lab.cli gpu-check h100-8 --quick
+    """
+    from tasp_lab.validation.gpu_check import gpu_check as check
+
+    def show(record: Record) -> None:
+        if json:
+            print_json(record.to_dict())
+        else:
+            print_parts(record.parts())
+
+    found = check(machine, quick=quick, output=output, backend=backend, progress=print_progress, show=show)
+    if found.is_reporter:
+        show(found)
+
+
+def doctor(*, json: Json = False) -> None:
+    """Report installed libraries and what this machine can run.
+
+    It also prints the folders of the imported packages.
+
+    Example: tasp-lab doctor
+    """
+    from tasp_lab.validation.doctor import examine
+
+    examination = examine()
+    if json:
+        print_json(examination)
+    else:
+        print_examination(examination)
+
+
+def print_examination(examination: Examination) -> None:
+    """Print the examination as lines of name and finding."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for name, finding in examination.items():
+        if isinstance(finding, dict):
+            console.print(Text(name, style="bold"))
+            for key, value in finding.items():
+                console.print(Text(f"  {key}: {value if value is not None else 'not installed'}"))
+        else:
+            console.print(Text.assemble((name, "bold"), f": {finding}"))
