@@ -128,7 +128,7 @@ def compare(
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
     'ulysses'
     """
-    check_arguments(locals(), work="layer")
+    check_arguments(locals(), QuestionKeywords, work="layer")
     asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
     asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
     work, options = asked.layer, asked.options

@@ -267,9 +267,9 @@ class Recommendation:
         found: dict[str, Machine] = {}
         for name in kernel_names(str(machine.accelerator)):
             kernel = attention_kernel(str(machine.accelerator), name)
-            known = {variant.passing for variant in kernel.file.variants}
+            known = {variant.passing for variant in kernel.file.variants}  # serving engines have forward alone
             measured = not kernel.note  # else its rate is that of another GPU, in proportion to the peaks
-            if measured and name != machine.compute.kernel.file.kernel and known >= {each.passing for each in passes}:
+            if measured and name != machine.compute.kernel.file.kernel and known >= {"forward", "backward"}:
                 found[name] = with_kernel(machine, name)
         if not found:
             return None
