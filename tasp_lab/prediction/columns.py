@@ -560,7 +560,19 @@ def table_of(title: str, view: View, answers: Sequence[Answer], first: Callable[
     return Table(title, titles, rows, texts, order)
 
 
-FIRST = ("schedule", "pass", "time", "regret", "speed-up", "buffers", "bottleneck", "interval", "busbw", "error")
+FIRST = (
+    "schedule",
+    "pass",
+    "options",
+    "time",
+    "regret",
+    "speed-up",
+    "buffers",
+    "bottleneck",
+    "interval",
+    "busbw",
+    "error",
+)
 """The titles of the columns that a narrow table keeps, the most important first."""
 
 
