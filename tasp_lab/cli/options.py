@@ -126,6 +126,14 @@ Contention = Annotated[
         show_default=False,
     ),
 ]
+Wide = Annotated[
+    bool, Parameter(negative=(), show_default=False, group=OUTPUT, help="Show all columns, however wide the table is.")
+]
+"""Whether tables may be wider than the terminal."""
+
+Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
+"""A file for the rows of a result."""
+
 Json = Annotated[
     bool,
     Parameter(
@@ -178,7 +186,7 @@ class SamplingChoice:
     samples: Annotated[
         int | None,
         whole(
-            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; compare and accuracy 8.",
+            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.",
             RUN,
         ),
     ] = None
