@@ -99,7 +99,8 @@ Library = Annotated[
     str,
     Parameter(
         group=MACHINE,
-        help="The communication library: auto (that of the machine), ideal (links alone), nccl, rccl or gloo.",
+        help="The communication library: auto (that of the machine), ideal (links alone), "
+        "nccl, rccl or gloo; nccl==2.28 for a version, by default 2.29.2.",
     ),
 ]
 Backend = Annotated[
@@ -125,6 +126,14 @@ Contention = Annotated[
         show_default=False,
     ),
 ]
+Wide = Annotated[
+    bool, Parameter(negative=(), show_default=False, group=OUTPUT, help="Show all columns, however wide the table is.")
+]
+"""Whether tables may be wider than the terminal."""
+
+Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
+"""A file for the rows of a result."""
+
 Json = Annotated[
     bool,
     Parameter(
@@ -177,7 +186,7 @@ class SamplingChoice:
     samples: Annotated[
         int | None,
         whole(
-            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; compare and accuracy 8.",
+            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.",
             RUN,
         ),
     ] = None

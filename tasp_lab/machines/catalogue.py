@@ -38,7 +38,8 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     text : the name, the file or the expression.
     defaults : the numbers of a bare expression; names and files have their own.
     library : ``auto`` for that of the machine's profile or file, if any, else ``ideal``; ``ideal`` for the links
-        alone; ``gloo`` for any machine; ``nccl`` or ``rccl`` for machines whose profile has it.
+        alone; ``gloo`` for any machine; ``nccl`` or ``rccl`` for machines whose profile has it, NCCL also with its
+        version, like ``nccl==2.28``.
 
     >>> load_machine("h100-8").comm_library.name, load_machine("h100-8", library="ideal").comm_library.name
     ('nccl', 'ideal')
@@ -50,7 +51,7 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     """
     if not isinstance(text, str):
         raise TopologyError(of_type("machine", text, "the name of a machine"))
-    if library not in ("auto", *LIBRARIES):
+    if library.partition("==")[0] not in ("auto", *LIBRARIES):
         raise ProfileError(f"library {library!r} is unknown: expected auto, {', '.join(LIBRARIES)}")
     found = member(text, library)
     if found is not None:

@@ -35,10 +35,10 @@ from tasp_lab.core.records import Record
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.parameters import (
     DependentConstant,
-    Parameter,
     Parameters,
     library_parameters,
     parse_constants,
@@ -67,6 +67,8 @@ class Profile:
     machines : the members in the catalogue: their sizes, or aliases of these, each with a summary.
     accelerator : the name of its GPUs, see `tasp_lab.machines.compute`; empty if they are unknown.
     network : whether the network of its machines is documented, or that of a cloud.
+    generation : of the GPUs, as NCCL tells them apart; its constants are in
+        ``libraries/constants/nccl_<generation>.toml``.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Profile:
     machines: Mapping[str, str]
     accelerator: str = ""
     network: NetworkKind = "documented"
+    generation: Generation | Literal[""] = ""
 
     def with_parameters(self, parameters: Parameters) -> Profile:
         """The family with other numbers."""
@@ -108,7 +111,9 @@ class Profile:
 
     def system_of(self, domains: int, ranks: int, name: str, library: str = "auto", *, rails: bool = False) -> System:
         """The system of so many domains of so many ranks each."""
-        return System(self.name, self.library, self.inside, domains, ranks, rails, library, name)
+        return System(
+            self.name, self.library, self.inside, domains, ranks, rails, library, name, self.generation
+        )  # fmt: skip
 
     def build(self, system: System, summary: str = "") -> Machine:
         """The machine of a system with the parameters of this family.
@@ -178,6 +183,7 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
     accelerator: str | None = None
     base: str | None = None
     network: NetworkKind = "documented"
+    generation: Generation | None = None
 
 
 def profile_names() -> list[str]:
@@ -279,6 +285,7 @@ def profile_document(profile: Profile) -> str:
         "nodes_per_domain": profile.nodes_per_domain,
         **({"accelerator": profile.accelerator} if profile.accelerator else {}),
         "network": profile.network,
+        **({"generation": profile.generation} if profile.generation else {}),
         "aliases": dict(profile.aliases),
         "machines": dict(profile.machines),
         "constants": [
@@ -308,27 +315,34 @@ def _read(where: str, data: bytes) -> Profile:
 def _profile(record: _ProfileFile) -> Profile:
     """The profile of a file, with what it does not override: of its accelerator, its base and its library."""
     own = parse_constants(record.constants)
-    shared = [*with_accelerator((), record.accelerator), *_base_parameters(record), *library_parameters(record.library)]
+    base = _base(record)
+    generation = record.generation or (base.generation if base else "")
+    shared = [
+        *with_accelerator((), record.accelerator),
+        *(base.parameters.values() if base else ()),
+        *(library_parameters(f"{record.library}_{generation}") if generation else ()),
+        *library_parameters(record.library),
+    ]
     found = {parameter.name: parameter for parameter in own}
     for parameter in shared:
         found.setdefault(parameter.name, parameter)
-    accelerator = record.accelerator or (_built_in(record.base).accelerator if record.base else "")
+    accelerator = record.accelerator or (base.accelerator if base else "")
     return Profile(
         record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
-        Parameters(found.values()), record.aliases, record.machines, accelerator, record.network,
+        Parameters(found.values()), record.aliases, record.machines, accelerator, record.network, generation,
     )  # fmt: skip
 
 
-def _base_parameters(record: _ProfileFile) -> tuple[Parameter, ...]:
-    """The parameters of the base. Raises `ProfileError` for one that is unknown or of another library."""
+def _base(record: _ProfileFile) -> Profile | None:
+    """The family that is the base. Raises `ProfileError` for one that is unknown or of another library."""
     if record.base is None:
-        return ()
+        return None
     if record.base not in profile_names():
         raise ProfileError(f"base {record.base!r} is unknown: expected one of {', '.join(profile_names())}")
     base = _built_in(record.base)
     if base.library != record.library:
         raise ProfileError(f"base {record.base!r} is of {base.library}, expected one of {record.library}")
-    return tuple(base.parameters.values())
+    return base
 
 
 def _check_sizes(profile: Profile) -> None:

@@ -38,7 +38,8 @@ from tasp_lab.core.units import Number, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.prediction.interval import TIE, Interval
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
@@ -132,16 +133,8 @@ class PassAnswer:
         if self.uncertainty is None or not time_s > 0:
             return None
         if not self.uncertainty.sampling.samples:
-            return self.unsampled
+            return Interval(time_s, np.zeros(0), residual_on(self.uncertainty.machine, self.schedule, time_s))
         return self.uncertainty.interval(self.schedule, time_s, self.transfers)
-
-    @cached_property
-    def unsampled(self) -> Interval | None:
-        """The interval by residuals alone, which needs no simulation."""
-        if self.uncertainty is None or not self.time_s > 0:
-            return None
-        time_s = float(self.time_s)
-        return Interval(time_s, np.zeros(0), residual_on(self.uncertainty.machine, self.schedule, time_s))
 
     @cached_property
     def busy_s(self) -> list[Number]:
@@ -252,7 +245,8 @@ class Answer:
     status, error : whether there is an answer, and if not, why.
     search_complete : whether a larger search budget would give the same rings; None where no rings were used.
     untuned_s : the time with the options as they were given, where they were tuned.
-    first : the fastest answer of the ranking that this one is part of.
+    first, expected_regret : the fastest answer of the ranking that this one is part of, and how much longer than the
+        fastest one this schedule is expected to take, as a share (`tasp_lab.prediction.recommend`).
     measured_s, measured_prediction_s : the median time on a fabric, and what was predicted for it there; None unless it
         was run. `not_comparable` is why these two cannot be compared, if so.
     """
@@ -265,6 +259,7 @@ class Answer:
     search_complete: bool | None = None
     untuned_s: float | None = None
     first: Answer | None = None
+    expected_regret: float | None = None
     measured_s: float | None = None
     measured_prediction_s: float | None = None
     not_comparable: str | None = None
@@ -377,11 +372,6 @@ class Answer:
         return _sum_of([each.interval for each in self.passes])
 
     @property
-    def unsampled(self) -> Interval | None:
-        """The interval by residuals alone, which needs no simulation."""
-        return _sum_of([each.unsampled for each in self.passes])
-
-    @property
     def time_low_s(self) -> float | None:
         """The 5 % point of the time on a real machine; None without an interval."""
         return None if self.interval is None else self.interval.low_s
@@ -424,18 +414,19 @@ class Answer:
 
     @property
     def first_is_faster(self) -> float | None:
-        """The probability that the first schedule of a ranking is faster, on the same samples of constants.
+        """The probability that the first schedule of a ranking is faster, by the errors that they do not share.
 
-        None of the first itself, and without intervals.
+        None of the first itself.
         """
-        if self.first is None or self.interval is None or self.first.interval is None:
+        if self.first is None:
             return None
-        return self.first.interval.first_is_faster(self.interval)
+        return paired_errors().first_is_faster(self.first.rival, self.rival, setting_of(self.passes[0].machine))
 
     @property
-    def is_close(self) -> bool:
-        """Whether the order of this schedule and the first one is too close to call."""
-        return self.first_is_faster is not None and self.first_is_faster < TIE
+    def rival(self) -> Rival:
+        """What comparisons with other answers need: the time, and the share of it that computing does not hide."""
+        time_s = max(float(self.time_s), 1e-30)
+        return Rival(time_s, min(1.0, max(0.0, float(self.exposed_s) / time_s)))
 
     # What it takes.
 

@@ -16,6 +16,7 @@ from typing import Generic, Literal, TypeVar
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
 from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.paired import setting_of
 from tasp_lab.schedules.registry import options_of
 
 View = Literal["collective", "layer", "ranking", "study"]
@@ -29,11 +30,6 @@ STUDY: tuple[View, ...] = ("study",)
 PREDICTED = COLLECTIVE + LAYER
 LAYERS = LAYER + RANKING
 ALL = PREDICTED + RANKING
-
-NEAR = 1.3
-"""A ranking shows intervals of schedules that take at most this much longer than the first; others decide nothing."""
-
-NOT_SAMPLED = "not sampled"
 
 Subject = TypeVar("Subject")
 """What has a value in the column."""
@@ -93,9 +89,7 @@ def _number(value: Number | None) -> float | None:
 
 
 def _interval_text(answer: Answer, _: Answer | None) -> str:
-    """The interval; in a ranking only of schedules that may be as fast as the first."""
-    if answer.first is not None and answer.time_s > NEAR * answer.first.time_s:
-        return NOT_SAMPLED if answer.unsampled is not None and answer.unsampled.text else ""
+    """The interval; empty where none was asked for."""
     return "" if answer.interval is None else answer.interval.text
 
 
@@ -275,11 +269,20 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "first_is_faster",
-        "probability that the first schedule is faster; null of the first",
+        "the probability that the first schedule is faster than this one, by the errors that they do not share; null "
+        "of the first",
         lambda a: a.first_is_faster,
         RANKING,
     ),
-    Column("too_close_to_call", "whether `first_is_faster` is below 0.95", lambda a: a.is_close, RANKING, always=True),
+    Column(
+        "expected_regret",
+        "how much longer than the fastest schedule this one is expected to take, as a share",
+        lambda a: a.expected_regret,
+        RANKING,
+        "regret",
+        RANKING,
+        lambda a, _: "-" if a.expected_regret is None else f"{a.expected_regret:.1%}",
+    ),
     Column(
         "untuned_time_s",
         "with `--tune`: the time with the given options",
@@ -404,10 +407,6 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
 )  # fmt: skip
 
 
-def _order_spread(answer: Answer) -> float | None:
-    return None if answer.interval is None else answer.interval.residual.own
-
-
 def _point(name: str, meaning: str) -> Column[Answer]:
     """A column that says which point of a study a row is."""
     return Column(name, meaning, None, STUDY, tells_apart=True)
@@ -449,9 +448,10 @@ _ROWS: tuple[Column[Answer], ...] = (
     _as_predicted("time_low_s"),
     _as_predicted("time_high_s"),
     Column(
-        "order_spread",
-        "standard deviation of log(measured / predicted) that schedules on one machine do not share",
-        _order_spread,
+        "setting",
+        "where schedules are compared, which errors of their order depend on: `inside` a domain, `between` domains, "
+        "`links alone` without a library model or on PCIe, `exact` on ideal links",
+        lambda a: setting_of(a.passes[0].machine),
         STUDY,
     ),
     _as_predicted("compute_s"),
@@ -465,6 +465,7 @@ _ROWS: tuple[Column[Answer], ...] = (
         STUDY,
     ),
     _as_predicted("bytes_per_rank"),
+    _as_predicted("link_bytes"),
     _as_predicted("buffer_bytes"),
     Column(
         "memory_bytes",
@@ -554,7 +555,25 @@ def table_of(title: str, view: View, answers: Sequence[Answer], first: Callable[
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
     texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck")]
-    return Table(title, titles, rows, texts)
+    known = {name: place for place, name in enumerate(FIRST)}
+    order = sorted(range(len(titles)), key=lambda place: (known.get(titles[place], len(known)), place))
+    return Table(title, titles, rows, texts, order)
+
+
+FIRST = (
+    "schedule",
+    "pass",
+    "options",
+    "time",
+    "regret",
+    "speed-up",
+    "buffers",
+    "bottleneck",
+    "interval",
+    "busbw",
+    "error",
+)
+"""The titles of the columns that a narrow table keeps, the most important first."""
 
 
 def cells_of(answer: Answer, *titles: str) -> dict[str, str]:

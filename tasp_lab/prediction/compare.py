@@ -16,13 +16,13 @@ from math import inf
 from typing import Any, Unpack, overload
 
 from sim.simulate import Engine
-from tasp_lab.core.choices import AttentionKind
+from tasp_lab.core.choices import AttentionKind, Preference
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.sampling import FEW_SAMPLES
+from tasp_lab.machines.sampling import NO_SAMPLES
 from tasp_lab.prediction.answer import Answer, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
@@ -32,7 +32,7 @@ from tasp_lab.prediction.captions import (
     software,
     title_of,
 )
-from tasp_lab.prediction.columns import NEAR, fields_of, refused_table, table_of
+from tasp_lab.prediction.columns import fields_of, refused_table, table_of
 from tasp_lab.prediction.inputs import (
     MachineLike,
     QuestionKeywords,
@@ -42,7 +42,6 @@ from tasp_lab.prediction.inputs import (
     as_schedules,
     check_arguments,
 )
-from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.provenance import Provenance, plain
 from tasp_lab.prediction.question import (
     PreparedMachine,
@@ -53,6 +52,7 @@ from tasp_lab.prediction.question import (
     question_of,
     with_machine,
 )
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout
@@ -82,9 +82,6 @@ COMPUTES: Mapping[AttentionKind, str] = {
 }
 """What the schedules of a ranking compute."""
 
-MAX_TIES = 6
-"""The most schedules that are named as ties with the first."""
-
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""
 
@@ -101,20 +98,22 @@ def compare(
     tune: bool = False,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
+    prefer: Preference = "memory",
     **settings: Unpack[QuestionKeywords],
 ) -> Ranking:
-    """Predict every schedule of attention that applies to a layer on a machine, and rank them by time.
+    """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
 
     Of a hybrid those stacks are compared that `choose_stacks` chooses.
 
     Parameters
     ----------
-    machine, engine, settings : see `tasp_lab.prediction.predict.predict`; all schedules are compared on the same
-        samples, by default `FEW_SAMPLES`.
+    machine, engine, settings : see `tasp_lab.prediction.predict.predict`; without `samples`, intervals are those of
+        measured errors alone. The order of schedules does not depend on them (`tasp_lab.prediction.paired`).
     work : the layer, or the hybrid.
     schedules : those to compare, by name or as objects, see `predict`; by default all names, families at every split
         of the ranks into two factors, and tuned also in all their variants.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
+    prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -130,7 +129,8 @@ def compare(
     'ulysses'
     """
     check_arguments(locals(), QuestionKeywords, work="layer")
-    asked = question_of(machine, work, settings, FEW_SAMPLES.samples, engine)
+    asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
+    asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
     work, options = asked.layer, asked.options
     options.check_layer(work)
     on = prepare(asked)
@@ -154,12 +154,18 @@ def compare(
         answers.append(_answer(replace(question, schedule=schedule), on, tune))
     count(len(chosen), len(chosen), "")
     answers.sort(key=lambda each: each.time_s)
-    best, *others = answers
-    if best.applies:
-        answers = [best, *(replace(each, first=best) if each.applies else each for each in others)]
+    recommendation = None
+    if applying := tuple(each for each in answers if each.applies):
+        recommendation = Recommendation(applying, prefer)
+        regrets = iter(recommendation.expected_regrets)
+        answers = [
+            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))
+            if each.applies else each
+            for each in answers
+        ]  # fmt: skip
     provenance = provenance_of(asked, chosen, machine, answers, rings=True, search_complete=on.search_complete,
                                more={"searched": plain(SEARCHED)} if tune else {})  # fmt: skip
-    return Ranking(question, tuple(answers), machine, provenance, choice)
+    return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation)
 
 
 def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:
@@ -278,8 +284,9 @@ class Ranking(Report):
     """All answers, the fastest first; those of schedules that do not apply last.
 
     `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks are compared, None if they
-    were given. `fabric` are the comparisons of the schedules that were run, one for each set of options. `is_reporter`
-    is False on the ranks of a torchrun group that leave the output to rank 0.
+    were given. `recommendation` is None if no schedule applies. `fabric` are the comparisons of the schedules that were
+    run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that leave the output to
+    rank 0.
     """
 
     question: Question
@@ -289,6 +296,7 @@ class Ranking(Report):
     choice: StackChoice | None = None
     fabric: tuple[Report, ...] = ()
     is_reporter: bool = True
+    recommendation: Recommendation | None = None
 
     @property
     def kind(self) -> AttentionKind:
@@ -321,6 +329,7 @@ class Ranking(Report):
             "library": self.machine.comm_library.name,
             "runtime": self.machine.runtime.name,
             "changes": list(self.machine.changes),
+            **({} if self.recommendation is None else self.recommendation.to_dict()),
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
             "results": [fields_of(each, "ranking") for each in self.candidates],
             "fabric": [each.to_dict() for each in self.fabric],
@@ -333,6 +342,7 @@ class Ranking(Report):
     def parts(self) -> list[Part]:
         found: list[Part] = []
         first = self.best
+        found += self.recommendation.lines() if self.recommendation is not None else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
             found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))
@@ -340,30 +350,10 @@ class Ranking(Report):
             found += [] if self.choice is None else [str(self.choice)]
             found += assumptions(first)
             found += [] if first.interval is None else [interval_line(first.interval)]
-            found += self._ties()
         refused = [each for each in self.candidates if not each.applies]
         if refused:
             found.append(refused_table(refused))
         return found
-
-    def _ties(self) -> list[str]:
-        """The schedules that may be faster than the first, on one line; none without any."""
-        chances = {each.schedule: _first_is_faster(self.best, each) for each in self._applying[1:]}
-        close = [f"{name} ({chance:.0%})" for name, chance in chances.items() if chance is not None and chance < TIE]
-        named = ", ".join(close[:MAX_TIES]) + (f" and {len(close) - MAX_TIES} more" if len(close) > MAX_TIES else "")
-        line = f"ties with {self.best.schedule} (probability that it is faster): {named}"
-        if close and self.best.interval is not None and self.best.interval.is_exact:
-            line = f"as fast as {self.best.schedule}: {named.replace(' (50%)', '')}"
-        return [line] if close else []
-
-
-def _first_is_faster(first: Answer, other: Answer) -> float | None:
-    """The probability that the first schedule is faster; of a much slower one by residuals alone, without samples."""
-    if other.time_s <= NEAR * first.time_s:
-        return other.first_is_faster
-    if first.unsampled is None or other.unsampled is None:
-        return None
-    return first.unsampled.first_is_faster(other.unsampled)
 
 
 @dataclass(frozen=True, repr=False)

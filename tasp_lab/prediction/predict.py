@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Unpack, overload
 
+from sim.library_calls import cliff_near
 from sim.simulate import Engine, engine_of
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -38,7 +39,7 @@ from tasp_lab.prediction.inputs import (
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.question import Question, are_sought, prepare, question_of, with_machine
 from tasp_lab.schedules.for_work import AnySchedule, check_schedules, names_in
-from tasp_lab.schedules.registry import NOT_APPLICABLE, uses_rings
+from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, uses_rings
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.workload.layer import Workload
 
@@ -206,6 +207,13 @@ class Predictions(Report, Sequence[Answer]):
         rows += map(self._refused_fields, self.refused)
         return [flat(row) | {"library": self.library} for row in rows]
 
+    def _cliff(self, each: Answer) -> str:
+        """A line about a size or version near a library's call where the library takes something else."""
+        spec = COLLECTIVES.get(each.schedule)
+        if spec is None or spec.library_call not in ("all_gather", "reduce_scatter", "all_reduce"):
+            return ""
+        return cliff_near(spec.library_call, self.machine, each.shard_bytes * self.machine.topology.world_size)
+
     def parts(self) -> list[Part]:
         if not self.items:
             return []
@@ -215,6 +223,7 @@ class Predictions(Report, Sequence[Answer]):
         table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by])
         parts: list[Part] = [table, *self.machine.changes, *assumptions(shown)]
         parts += [interval_line(shown.interval)] if shown.interval is not None else []
+        parts += dict.fromkeys(line for each in self.items if (line := self._cliff(each)))
         if self.explain:
             for each in self.items:
                 parts += [] if each.is_sum else explanation_parts(each.timeline, self.machine.topology)

@@ -131,7 +131,8 @@ class Schedule(ScheduleModel):
     def digest(self) -> str:
         """A short hash of the schedule: its blocks, its task, what stays where, and every step."""
         task = self.task and self.task.content
-        digest = hashlib.sha256(repr((self.name, self.initial.shape, self.lanes, self.fused, task)).encode())
+        library_call = (self.fused, self.algorithm, self.own_bytes)
+        digest = hashlib.sha256(repr((self.name, self.initial.shape, self.lanes, *library_call, task)).encode())
         digest.update(repr(self.blocks.kinds).encode())
         for values in (self.blocks.kind, self.blocks.bytes, self.blocks.parts):
             digest.update(values.tobytes())

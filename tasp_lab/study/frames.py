@@ -6,8 +6,8 @@
 (('seq',), {'machine': 'h100-8'})
 
 Rows that differ in their schedule alone are compared with each other: the fastest one that fits into memory wins.
-Machines differ from predictions by more than schedules on one machine do, so an order depends on `order_spread` alone
-(decision 26). Without it, two rows are too close to call where their intervals overlap.
+Machines differ from predictions by more than schedules on one machine do, so an order depends only on the errors that
+two schedules do not share (`tasp_lab.prediction.paired`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import MissingPackageError, StudyError, unknown
 from tasp_lab.core.units import format_size_about, format_time
-from tasp_lab.machines.sampling import NORMAL_95
-from tasp_lab.prediction.interval import EQUAL, TIE
+from tasp_lab.prediction.interval import TIE
+from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
+from tasp_lab.prediction.recommend import CostsOf, choose, switches_of
 from tasp_lab.study.point import COLUMNS, POINT_COLUMNS, PREDICTED, STATUSES
 from tasp_lab.study.where import Expression
 
@@ -40,7 +41,7 @@ SHARES = {"exposed_share": "exposed_s", "bound_share": "bound_s"}
 DERIVED = (*SPEEDUPS, *SHARES)
 """Columns that follow from the others: speed-ups over the baseline with 5 and 95 %, and `SHARES`."""
 
-OF_WINNERS = ("schedules", "second", "margin", "too_close")
+OF_WINNERS = ("schedules", "second", "margin", "too_close", "recommended", "expected_regret")
 """Columns that winners have beside those of their row, see `winners`."""
 
 NO_VALUE = "-"
@@ -86,7 +87,7 @@ def _written(column: str) -> Callable[[float], str]:
     """How the numbers of a column are written."""
     if column in SPEEDUPS:
         return "{:.2f}x".format
-    if column in SHARES:
+    if column in SHARES or column == "expected_regret":
         return "{:.1%}".format
     if column in COUNTS:
         return count_text
@@ -320,30 +321,44 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     if baseline not in set(schedules):
         raise StudyError(unknown("baseline", baseline, sorted(set(schedules))))
     on = compared_columns(rows)
-    of_baseline = rows.loc[schedules == baseline, [*on, "time_s", "order_spread"]].drop_duplicates(on)
+    kept = ["time_s", "exposed_s", "setting"]
+    of_baseline = rows.loc[schedules == baseline, [*on, *kept]].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     speedup = beside["time_s"].astype(float) / least_times(rows)
-    spread = np.hypot(beside["order_spread"].astype(float), rows["order_spread"].astype(float))
-    width = np.exp(NORMAL_95 * spread).where(schedules != baseline, 1.0)
+    width = np.exp([
+        quantile_t(0.95) * _spread(one, other)
+        for one, other in zip(records_of(beside[kept]), records_of(rows), strict=True)
+    ])  # fmt: skip
     derived["speedup"], derived["speedup_low"], derived["speedup_high"] = speedup, speedup / width, speedup * width
     return derived
+
+
+def _spread(first: Cells, other: Cells) -> float:
+    """The scale of the error of the logarithm of a ratio; NaN where one of the rows has no time."""
+    one, two = rival_of(first), rival_of(other)
+    return math.nan if one is None or two is None else paired_errors().spread(one, two, first["setting"])
+
+
+def rival_of(row: Cells) -> Rival | None:
+    """What comparisons need of a row; None without a time or a setting."""
+    time_s, exposed_s = row.get("time_s"), row.get("exposed_s")
+    if time_s is None or exposed_s is None or row.get("setting") is None:
+        return None
+    return Rival(float(time_s), min(1.0, max(0.0, float(exposed_s) / float(time_s))))
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
     """The probability that the first of two rows of one machine is faster, 0 to 1.
 
-    >>> row = {"time_s": 1.0, "order_spread": 0.1}
-    >>> round(first_is_faster(row, row | {"time_s": 1.2}), 2), first_is_faster(row, row)
-    (0.9, 0.5)
+    >>> row = {"time_s": 1.0, "exposed_s": 0.1, "setting": "exact"}
+    >>> first_is_faster(row, row | {"time_s": 1.2}), first_is_faster(row, row)
+    (1.0, 0.5)
     """
-    spread = math.hypot(_number(first, "order_spread"), _number(other, "order_spread"))
-    if math.isnan(spread):
+    one, two = rival_of(first), rival_of(other)
+    if one is None or two is None:
         (low, high), (other_low, other_high) = _ends(first), _ends(other)
         return 1.0 if high < other_low else 0.0 if other_high < low else 0.5
-    ratio = math.log(other["time_s"] / first["time_s"])
-    if not spread:
-        return 0.5 if abs(ratio) < EQUAL else float(ratio > 0)
-    return math.erfc(-ratio / spread / math.sqrt(2)) / 2
+    return paired_errors().first_is_faster(one, two, first["setting"])
 
 
 def _ends(row: Cells) -> tuple[float, float]:
@@ -362,8 +377,9 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
 
     ``schedules``: how many have a time or a bound; ``second``: the next fastest, ``margin``: its time over the
     winner's; ``too_close``: the schedules whose order with the winner is too close to call, among them those whose
-    bound alone does not say that they are slower. Where no schedule has a time there is no winner. Of equal times the
-    first name wins.
+    bound alone does not say that they are slower; ``recommended``: the schedule to take, as `compare` chooses it, and
+    its ``expected_regret`` (`tasp_lab.prediction.recommend`). Where no schedule has a time there is no winner. Of equal
+    times the first name wins.
     """
     import pandas as pd
 
@@ -379,16 +395,37 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
 def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
     timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
     first, second = timed[0], next(iter(timed[1:]), None)
-    # A row that a bound settled is taken as if it took no longer, with the spread of a row of the same machine.
+    # A row that a bound settled is taken as if it took no longer, and exposed as large a share as the winner.
+    shares = {column: first.get(column) for column in ("exposed_s", "setting")}
     bounds = [
-        {"schedule": row["schedule"], "time_s": row["bound_s"], "order_spread": first["order_spread"]}
-        for row in rows
-        if row["time_s"] is None
+        {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
     ]
+    recommended, regret = _recommended(timed, [*timed, *bounds])
     return {
         **first,
         "schedules": len(rows),
         "second": None if second is None else second["schedule"],
         "margin": None if second is None else second["time_s"] / first["time_s"],
         "too_close": [other["schedule"] for other in (*timed[1:], *bounds) if first_is_faster(first, other) < TIE],
+        "recommended": recommended,
+        "expected_regret": regret,
     }
+
+
+def _recommended(timed: Sequence[Cells], everyone: Sequence[Cells]) -> tuple[str | None, float | None]:
+    """The schedule to take of those with a time, and its expected regret among all; None without settings."""
+    rivals = [rival_of(row) for row in everyone]
+    known = [each for each in rivals if each is not None]
+    if len(known) < len(rivals):
+        return None, None
+    regrets = [float(each) for each in paired_errors().expected_regrets(known, timed[0]["setting"])][: len(timed)]
+
+    def costs_of(number: int) -> CostsOf:
+        row = timed[number]
+        shipped = bool(switches_of(row["schedule"], str(row["mask"]), int(row["ranks"] or 0)))
+        return CostsOf(
+            _number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"]
+        )
+
+    number = choose(regrets, costs_of)
+    return timed[number]["schedule"], regrets[number]

@@ -38,7 +38,7 @@ MEASURED = {
     "compute", "predicted_s", "nominal_s", "measured_s", "measured_spread_s", "measured_repeats_s", "relative_error",
     "cpu_busy_share", "comparable", "not_comparable",
 }  # fmt: skip
-LAYER = ("--seq", "4Ki", "--heads", "8", "--kv-heads", "2", "--head-dim", "64")
+LAYER = ("--seq", "4Ki", "--heads", "8", "--kv-heads", "2", "--head-dim", "64", "--samples", "0")
 KV_BYTES = 2 * 2 * 64 * 2 * 4096
 """Of all keys and values of that layer."""
 
@@ -230,12 +230,10 @@ def test_a_layer_has_a_limit() -> None:
 @pytest.mark.alone
 @pytest.mark.fabric
 def test_validate_with_cached_keys(command: Command) -> None:
-    done = command(
-        "validate", "full-mesh:3", "--schedule", "ring-attention", "--schedule", "token-ring", "--seq", "512",
-        "--cached-keys", "384", "--heads", "2", "--mask", "causal", "--scale", "2e-5", "--repeat", "1", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["runs"]
+    rows = command.json(
+        "validate full-mesh:3 --schedule ring-attention --schedule token-ring --seq 512 --cached-keys "
+        "384 --heads 2 --mask causal --scale 2e-5 --repeat 1"
+    )["runs"]
     assert [(row["schedule"], row["cached_keys"]) for row in rows] == [("ring-attention", 384), ("token-ring", 384)]
     assert all(row["measured_s"] > 0 for row in rows)
 
@@ -244,13 +242,11 @@ def test_validate_with_cached_keys(command: Command) -> None:
 @pytest.mark.fabric
 def test_validate_with_timed_compute(command: Command) -> None:
     """Compute and communication of about the same length, so that both show in the time."""
-    done = command(
-        "validate", "full-mesh:4", "--schedule", "zigzag-ring-attention", "--schedule", "tasp", "--seq", "1024",
-        "--heads", "2", "--mask", "causal", "--compute", "timed:300MFLOP/s", "--scale", "2e-5", "--repeat", "2",
-        "--json", "--trace", "both.json", "--plot", "both.svg",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = command.json(
+        "validate full-mesh:4 --schedule zigzag-ring-attention --schedule tasp --seq 1024 --heads 2 "
+        "--mask causal --compute timed:300MFLOP/s --scale 2e-5 --repeat 2 --trace both.json --plot "
+        "both.svg"
+    )
     assert set(document) == {"fabric", "scale", "compute", "calibration", "runs", "provenance"}
     assert all("pairs" in entry for entry in document["calibration"])
     assert [run["schedule"] for run in document["runs"]] == ["zigzag-ring-attention", "tasp"]
@@ -266,11 +262,9 @@ def test_validate_with_timed_compute(command: Command) -> None:
 @pytest.mark.fabric
 def test_usual_compute_keeps_the_ratio_of_the_machine(command: Command) -> None:
     layer = ("--schedule", "tasp", "--seq", "1024", "--heads", "1", "--head-dim", "64", "--link-latency", "0s")
-    done = command("validate", "full-mesh:2", *layer, "--scale", "2e-5", "--repeat", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    (run,) = json.loads(done.stdout)["runs"]
+    (run,) = command.json("validate", "full-mesh:2", *layer, "--scale", "2e-5", "--repeat", "1")["runs"]
     assert run["compute_flops_per_s"] == pytest.approx(300e12 * 2e-5)
-    (predicted,) = json.loads(command("predict", "full-mesh:2", *layer, "--json").stdout)["predictions"]
+    (predicted,) = command.json("predict", "full-mesh:2", *layer)["predictions"]
     assert run["nominal_s"] == pytest.approx(predicted["time_s"] / 2e-5)
 
 
@@ -278,9 +272,9 @@ def test_usual_compute_keeps_the_ratio_of_the_machine(command: Command) -> None:
 def test_validate_with_real_kernels(command: Command) -> None:
     """A rate for each schedule is among what was calibrated. Accuracy is not looked at: see README."""
     done = command(
-        "validate", "full-mesh:2", "--schedule", "ring-attention", "--schedule", "tasp", "--seq", "256", "--heads", "2",
-        "--head-dim", "32", "--dtype", "fp32", "--mask", "causal", "--fabric", "local", "--repeat", "1", "--json",
-    )  # fmt: skip
+        "validate full-mesh:2 --schedule ring-attention --schedule tasp --seq 256 --heads 2 "
+        "--head-dim 32 --dtype fp32 --mask causal --fabric local --repeat 1 --json"
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     runs = document["runs"]

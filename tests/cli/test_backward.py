@@ -246,12 +246,10 @@ def test_medians_and_spreads_of_both_passes_add_up(times: list[tuple[float, floa
 @pytest.mark.alone
 @pytest.mark.fabric
 def test_validate_both_passes_with_timed_compute(command: Command) -> None:
-    done = command(
-        "validate", "full-mesh:4", "--schedule", "tasp", "--seq", "1024", "--heads", "2", "--mask", "causal", "--pass",
-        "both", "--compute", "timed:300MFLOP/s", "--scale", "2e-5", "--repeat", "2", "--json", "--plot", "both.svg",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    runs = json.loads(done.stdout)["runs"]
+    runs = command.json(
+        "validate full-mesh:4 --schedule tasp --seq 1024 --heads 2 --mask causal --pass both "
+        "--compute timed:300MFLOP/s --scale 2e-5 --repeat 2 --plot both.svg"
+    )["runs"]
     assert [run["pass"] for run in runs] == ["forward", "backward", "both"]
     for run in runs:
         assert set(run) == PREDICTED | MEASURED
@@ -269,9 +267,9 @@ def test_validate_both_passes_with_timed_compute(command: Command) -> None:
 def test_validate_both_passes_with_real_kernels(command: Command) -> None:
     """Each pass has a rate of its own among what was calibrated."""
     done = command(
-        "validate", "full-mesh:2", "--schedule", "tasp", "--seq", "256", "--heads", "2", "--head-dim", "32", "--dtype",
-        "fp32", "--mask", "causal", "--fabric", "local", "--repeat", "1", "--pass", "both", "--json",
-    )  # fmt: skip
+        "validate full-mesh:2 --schedule tasp --seq 256 --heads 2 --head-dim 32 --dtype fp32 --mask "
+        "causal --fabric local --repeat 1 --pass both --json"
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [(row["schedule"], row["pass"]) for row in document["calibration"][1:]] == [

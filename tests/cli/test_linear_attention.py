@@ -9,7 +9,7 @@ import pytest
 from tasp_lab.schedules.registry import LINEAR
 from tests.conftest import Command, Tell
 
-LAYER = ("--kind", "linear", "--seq", "4096", "--heads", "8")
+LAYER = ("--kind", "linear", "--seq", "4096", "--heads", "8", "--samples", "0")
 
 
 def test_a_prediction_names_the_layer_and_its_assumption(tell: Tell) -> None:
@@ -48,13 +48,11 @@ def test_options_are_searched(tell: Tell) -> None:
 @pytest.mark.distributed
 def test_validate_runs_real_kernels(command: Command) -> None:
     """Timed alone at each rank, and both passes checked against one process."""
-    done = command(
-        "validate", "full-mesh:3", "--kind", "linear", "--decay", "channel", "--mask", "causal", "--documents", "40,27",
-        "--heads", "2", "--head-dim", "8", "--dtype", "fp32", "--schedule", "lasp-2", "--schedule", "all-scan",
-        "--pass", "both", "--fabric", "local", "--repeat", "1", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["runs"]
+    rows = command.json(
+        "validate full-mesh:3 --kind linear --decay channel --mask causal --documents 40,27 --heads 2 "
+        "--head-dim 8 --dtype fp32 --schedule lasp-2 --schedule all-scan --pass both --fabric local "
+        "--repeat 1"
+    )["runs"]
     assert [row["schedule"] for row in rows if row["pass"] == "both"] == ["lasp-2", "all-scan"]
     assert all((row["computes"], row["decay"]) == ("linear", "channel") for row in rows)
     assert all(row["measured_s"] > 0 for row in rows)

@@ -37,7 +37,7 @@ SEND_KEYS = (
     "multi-ring-kv-all-gather", "direct-kv-all-gather", "trees-kv-all-gather", "double-ring:2x2",
 )  # fmt: skip
 """Schedules whose forward pass sends keys and values alone."""
-LAYER = ("--seq", "4Ki", "--heads", "8", "--mask", "causal")
+LAYER = ("--seq", "4Ki", "--heads", "8", "--mask", "causal", "--samples", "0")
 
 
 @st.composite

@@ -99,7 +99,7 @@ def stays(schedule: Schedule, part: RankPart) -> list[Stay]:
     return [Stay(offset, offset + size[block], arrived, last) for (block, offset, arrived), last in uses.items()]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(schedules())
 def test_no_two_blocks_are_in_use_at_one_place(schedule: Schedule) -> None:
     """What arrives at step s may write from s on, so what lies there was last used before s."""

@@ -28,6 +28,15 @@ def accuracy(
         ),
     ] = None,
     plot: Annotated[Path | None, plot("measured and predicted times")] = None,
+    pairs: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            group=OUTPUT,
+            help="With --json, list all pairs of rows that did the same work, with both ratios and the probability.",
+        ),
+    ] = False,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
 ) -> None:
@@ -47,7 +56,7 @@ def accuracy(
     check_outputs(plot=plot)
     chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
     with Progress(lines_only=json) as shown:
-        found = report.accuracy(*paths, profile=profile, sampling=chosen, count=shown.count)
+        found = report.accuracy(*paths, profile=profile, sampling=chosen, pairs=pairs, count=shown.count)
     if plot is not None:
         from tasp_lab.plots.accuracy import draw_rows, draw_tables
 

@@ -17,6 +17,7 @@ from tasp_lab.cli.options import (
     RUN,
     WORK,
     Contention,
+    Csv,
     ExpressionNumbers,
     Json,
     Library,
@@ -27,13 +28,15 @@ from tasp_lab.cli.options import (
     ShardBytes,
     TopologyText,
     Trace,
+    Wide,
     quantity,
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_PREDICTION, PredictionChoice
-from tasp_lab.cli.outputs import check_outputs, write_timelines
-from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, FabricKind, MatrixDtype
+from tasp_lab.cli.outputs import check_outputs, write_rows, write_timelines
+from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, FabricKind, MatrixDtype, Preference
 from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.files import check_writable
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
@@ -64,6 +67,7 @@ def predict(
             help="Show the critical path and the bottleneck of each transfer.",
         ),
     ] = False,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Predict how long a collective or an attention layer takes.
@@ -100,7 +104,7 @@ def predict(
     if json:
         print_json(found.to_dict())
     else:
-        print_parts(found.parts())
+        print_parts(found.parts(), wide=wide)
 
 
 def compare(
@@ -121,15 +125,20 @@ def compare(
             help="Search the options of each schedule for the shortest time; dtypes are not varied.",
         ),
     ] = False,
+    prefer: Annotated[
+        Preference, Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast.")
+    ] = "memory",
     validate: Annotated[
         int, whole("Also run this many of the fastest schedules, and the fastest single ring.", RUN)
     ] = 0,
     fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where --validate runs ranks, see validate.")] = "emulated",
     scale: Scale = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
+    csv: Csv = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Predict all attention schedules that apply to a layer or a hybrid, and rank them by time.
+    """Recommend an attention schedule for a layer or a hybrid, and rank all that apply by time.
 
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
 
@@ -143,12 +152,14 @@ def compare(
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
+    if csv is not None:
+        check_writable(csv)
     # Processes that run schedules would inherit the limit.
     limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
     with limit, Progress(lines_only=json) as shown:
         layer = question.layer
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
-        settings = question.settings() | {"tune": tune, "progress": shown.line, "count": shown.count}
+        settings = question.settings() | {"tune": tune, "prefer": prefer, "progress": shown.line, "count": shown.count}
         if validate:
             from tasp_lab.machines.overrides import overridden_layer
             from tasp_lab.validation.fabric_runs import FabricRuns
@@ -163,11 +174,13 @@ def compare(
             found = comparison.compare(machine, layers[0], schedule, **settings)
         found = runs.run(found, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
+        if csv is not None and found.is_reporter:
+            write_rows(found.records(), csv)
         output = (found.to_dict() if json else found.parts()) if found.is_reporter else None
     if isinstance(output, dict):
         print_json(output)
     elif output is not None:
-        print_parts(output)
+        print_parts(output, wide=wide)
 
 
 def step(

@@ -287,7 +287,7 @@ def own(replay: Replay, *tensors: int) -> set[Place]:
 # ------------------------------------------------------------------------------------------- what every schedule does
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(cases_of(st.sampled_from(["auto", *DATAFLOWS])))
 def test_every_pair_meets_once_and_all_parts_get_home_one_step_behind(case: Case) -> None:
     for schedule in case.passes:
