@@ -9,7 +9,6 @@ A kernel of a serving engine reads keys and values from the pages of a KV cache,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -21,16 +20,9 @@ Architecture = Literal["ampere", "ada", "hopper", "blackwell", "blackwell-ultra"
 _ARCHITECTURES: dict[str, Architecture] = {
     "a100": "ampere", "a100-pcie": "ampere", "a800": "ampere", "a10": "ada", "l20": "ada", "rtx-4090": "ada",
     "rtx-4090d": "ada", "h100": "hopper", "h800": "hopper", "h200": "hopper", "h20": "hopper", "b200": "blackwell",
-    "gb200": "blackwell", "gb300": "blackwell-ultra", "b300": "blackwell-ultra", "mi300x": "cdna", "mi355x": "cdna",
+    "gb200": "blackwell", "gb300": "blackwell-ultra", "b300": "blackwell-ultra", "mi300x": "cdna", "mi325x": "cdna",
+    "mi355x": "cdna", "l40s": "ada",
 }  # fmt: skip
-EXPONENTIALS: Mapping[Architecture, float] = {
-    "ampere": 32.0, "ada": 32.0, "hopper": 50.0, "blackwell": 90.0, "blackwell-ultra": 45.0, "cdna": 40.0,
-    "other": 40.0,
-}  # fmt: skip
-"""What the softmax of a score costs, in elements of a head, before any fit: an SM computes 16 exponentials per clock,
-Blackwell Ultra 32 (NVIDIA, Inside NVIDIA Blackwell Ultra, 2025-08-22: 5 and 10.7 teraexponentials per second), against
-the FLOPs of its tensor cores; a part of both overlaps."""
-
 _BLACKWELL = ("blackwell", "blackwell-ultra")
 _FA2 = "Dao-AILab/flash-attention, csrc/flash_attn/src/flash_{pass_}_launch_template.h"
 _FA3 = "Dao-AILab/flash-attention, hopper/tile_size.h and hopper/tile_scheduler.hpp"
