@@ -35,7 +35,7 @@ from tasp_lab.machines.libraries.channels import (
 )
 from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
 from tasp_lab.machines.parameters import library_parameters
-from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.topology.builders import Network, full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 
 Library = Literal["nccl", "rccl", "gloo", "ideal"]
@@ -61,9 +61,10 @@ class System:
     ----------
     family, family_library : name and library of the family.
     inside : the network of a domain: a switch, or a link between any two GPUs.
-    rails : whether NICs meet in rail switches.
+    network : how NICs of nodes meet, see `tasp_lab.topology.builders.nodes`.
     library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``.
     name : of the machine.
+    ranks_per_nic : GPUs that share a NIC.
     in_pairs : whether messages go through a communicator per pair of ranks, see `PairLibrary`.
     edits : what was done to the links, in order.
     """
@@ -73,9 +74,10 @@ class System:
     inside: Literal["switch", "full-mesh"]
     domains: int
     ranks: int
-    rails: bool
+    network: Network
     library: str
     name: str
+    ranks_per_nic: int = 1
     in_pairs: bool = False
     edits: tuple[Edit, ...] = ()
 
@@ -104,11 +106,12 @@ class System:
             self.domains,
             self.ranks,
             self.inside,
-            "rails" if self.rails else "fabric",
+            self.network,
             link_bandwidth_bytes_per_s=link[0],
             link_latency_s=link[1],
             nic_bandwidth_bytes_per_s=numbers["nic_bandwidth"],
             nic_latency_s=numbers["nic_latency"],
+            ranks_per_nic=self.ranks_per_nic,
         )
 
     def comm_library(self, numbers: Numbers) -> CommLibrary:
@@ -145,7 +148,7 @@ class System:
             return NONE
         try:
             with self._needing():
-                channels = _message_channels(numbers, self.domains, self.ranks)
+                channels = _message_channels(numbers, self.domains, self._nics(self.ranks))
                 return Contention(numbers["sms"], numbers["sms_per_channel"], channels)
         except TopologyError as error:
             raise ProfileError(f"profile {self.family!r}: {error}") from error
@@ -186,12 +189,16 @@ class System:
             media=(inside, _medium(numbers, "nic_", "nic_")) if shared else (inside,),
             protocols={name: self._protocol(numbers, name, domains, ranks) for name in PROTOCOLS},
             rule=self._rule(numbers, domains, ranks),
-            ring_bytes_per_s=min(ring, ranks * numbers["nic_ring_rate"]) if shared else ring,
+            ring_bytes_per_s=min(ring, self._nics(ranks) * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
         )
 
+    def _nics(self, ranks: int) -> int:
+        """The NICs of a domain of so many ranks."""
+        return -(-ranks // self.ranks_per_nic)
+
     def _rule(self, numbers: Numbers, domains: int, ranks: int) -> ChannelRule:
-        channels = _message_channels(numbers, domains, ranks)
+        channels = _message_channels(numbers, domains, self._nics(ranks))
         if domains == 1:
             return channel_rule(ranks, channels, power_of_two(int(numbers["channels_per_peer"])))
         per_peer, at_once = int(numbers["nic_channels_per_peer"]), int(numbers["peers_per_channel"])
@@ -239,11 +246,11 @@ _LL_MAX = {1: "ll_max", 2: "two_ll_max"}
 """What LL reaches at most in a ring, by the number of domains."""
 
 
-def _message_channels(numbers: Numbers, domains: int, ranks: int) -> int:
-    """All channels of send and receive of a rank."""
+def _message_channels(numbers: Numbers, domains: int, nics: int) -> int:
+    """All channels of send and receive of a rank; `nics` are those of a domain."""
     if domains == 1:
         return power_of_two(int(numbers["channels"]))
-    searched = int(numbers["channels_per_nic"]) * ranks
+    searched = int(numbers["channels_per_nic"]) * nics
     doubled = searched * (2 if searched < numbers["enough_channels"] else 1)
     return power_of_two(min(doubled, int(numbers["max_channels"])))
 

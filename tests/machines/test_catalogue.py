@@ -178,11 +178,11 @@ def test_the_defaults_do_not_touch_names_and_files() -> None:
         ("ring:16385", "ring:N with 1 to 16384 ranks"),
         ("ring:" + "9" * 5000, "ring:N with 1 to 16384 ranks"),
         ("nodes:2x1024", "2095104 links, expected at most 1047552"),
-        ("nodes:8", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:0x8", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:128x129:switch", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:2x8:torus", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:2x8:rails:rails", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
+        ("nodes:8", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:0x8", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:128x129:switch", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:2x8:torus", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:2x8:rails:rails", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
     ],
 )
 def test_a_bad_expression_says_what_it_should_be(text: str, expected: str) -> None:

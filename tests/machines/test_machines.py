@@ -35,7 +35,7 @@ HOST_COPIES = "no maker's figure, but what copies through host memory reach one 
 PUBLISHED = {
     "a10-4-pcie": Published(4, 64 * 128 / 130, "PCIe Gen4 64 GB/s, here less line coding: NVIDIA A10 data sheet"),
     "a100-8": Published(8, 600, f"600 GB/s: {NVLINK}"),
-    "a100_100g-2x8": Published(16, 600, f"600 GB/s: {NVLINK}; 100 Gbit/s as UltraAttn's search_engine.py", 100),
+    "a100_100g-2x8": Published(16, 600, f"600 GB/s: {NVLINK}; 200 Gbit/s: one ConnectX-6 for two GPUs", 200),
     "a800-8": Published(8, 400, "NVIDIA A800 80GB GPU data sheet, SXM, NVLink 400 GB/s"),
     "ascend-910b-8": Published(8, 2 * 196, "196 GB/s one way: Ascend/msmodeling 1e5a50b1, tensor_cast/device.py"),
     "b200-8": Published(8, 14_400 / 8, "DGX B200, 14.4 TB/s: https://www.nvidia.com/en-us/data-center/dgx-b200"),
