@@ -101,6 +101,17 @@ def test_every_rank_reaches_every_other_but_on_the_cube_mesh(name: str) -> None:
     assert load_machine(name).topology.linked_pairs.sum(axis=1).tolist() == [reached] * n
 
 
+@pytest.mark.parametrize("name", ["rtx4090-4-pcie", "rtx4090d-8-pcie"])
+def test_copies_through_host_memory_share_both_ways_of_a_gpu(name: str) -> None:
+    """30.5 GB/s in and out together, 22.2 GB/s one way alone: NVIDIA/nccl#814."""
+    topology = load_machine(name).topology
+    assert [each.bandwidth_bytes_per_s for each in topology.shared] == [30.5e9] * topology.world_size
+    for rank, shared in enumerate(topology.shared):
+        ends = {(link.source, link.destination) for link in topology.links if link.name in shared.links}
+        assert {rank in each for each in ends} == {True}
+        assert len(ends) == 2
+
+
 def test_dgx_1v_is_a_cube_with_the_diagonals_of_two_faces_and_six_links_per_gpu() -> None:
     """So the white paper draws it: GPUs 0 to 3 and 4 to 7 each all to all, and one edge from each to the other four."""
     topology = load_machine("dgx-1v").topology

@@ -23,7 +23,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "gb200": "blackwell", "gb300": "blackwell-ultra", "b300": "blackwell-ultra", "mi300x": "cdna", "mi325x": "cdna",
     "mi355x": "cdna", "l40s": "ada",
 }  # fmt: skip
-_BLACKWELL = ("blackwell", "blackwell-ultra")
+BLACKWELL = ("blackwell", "blackwell-ultra")
 _FA2 = "Dao-AILab/flash-attention, csrc/flash_attn/src/flash_{pass_}_launch_template.h"
 _FA3 = "Dao-AILab/flash-attention, hopper/tile_size.h and hopper/tile_scheduler.hpp"
 _FA3_BACKWARD = "Dao-AILab/flash-attention, hopper/flash_bwd_launch_template.h: with a mask the longest tiles first"
@@ -104,7 +104,7 @@ def _paged(arch: Architecture, core: str, head_dim: int) -> list[Design]:
         rows = 192 if head_dim <= 96 else 128
         columns = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
         return [_design(rows, columns, 1, "reversed", "never", _FA3)]
-    if arch in _BLACKWELL and core in ("", "trtllm-gen"):
+    if arch in BLACKWELL and core in ("", "trtllm-gen"):
         return [_design(256, 128, 1, "listed", "never", _TRTLLM_GEN)]
     return _designs(arch, core, "forward", head_dim)
 
@@ -120,13 +120,13 @@ def _designs(arch: Architecture, kernel: str, passing: Literal["forward", "backw
         keys = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
         return [_design(keys, 128 if head_dim <= 64 else 64, 1, "longest-first", "never", _FA3_BACKWARD)]
     if kernel == "flash-attention-4" and passing == "forward":
-        if arch in _BLACKWELL:
+        if arch in BLACKWELL:
             source = f"{_FA4}: two tiles of 128 queries in turn; heads of a KV head packed"
             return [_design(256, 128, 1, "longest-first", "fill", source, packs_heads=True)]
         return [_design(128, 128, 1, order, "never", _FA4) for order in ("longest-first", "listed", "reversed")]
     if arch in ("cdna", "other"):
         return _candidates((64, 128, 192, 256), (1,), _BEST) + _candidates((128,), (2,), _BEST)
-    if arch in _BLACKWELL and passing == "forward":
+    if arch in BLACKWELL and passing == "forward":
         split: SplitRule = "fill" if kernel == "cudnn" else "never"
         tall = _candidates((128,), (2,), _BEST, split) + _candidates((256,), (1,), _BEST, split)
         pairs = [msgspec.structs.replace(each, group=2) for each in _candidates((128,), (2,), _BEST, split)]

@@ -90,6 +90,16 @@ def test_exponentials_twice_as_fast_speed_up_what_they_cost() -> None:
     assert after.rate.value == pytest.approx(before.rate.value * peaks * scores)
 
 
+def test_slow_tensor_cores_hide_exponentials() -> None:
+    """A800 to L20: an exponential takes 8 elements of a head instead of 32, so heads of 32 lose little to it."""
+    a800, l20 = attention_kernel("a800", "flash-attention-2"), attention_kernel("l20", "flash-attention-2")
+    assert a800.gpu.exponentials.value == 4 * l20.gpu.exponentials.value
+    slower = [each.peak_rate("forward", 32) / each.peak_rate("forward", 128) for each in (a800, l20)]
+    cost = a800.variant("forward", 128).exponentials.value
+    expected = [32 / (32 + each) * (128 + each) / 128 for each in (cost, cost / 4)]
+    assert slower == pytest.approx(expected)
+
+
 def test_a_kernel_that_follows_from_no_other_gpu_is_one_line() -> None:
     with pytest.raises(ProfileError, match="kernel tensorrt-llm on a100: measured on no other GPU that is like it"):
         borrowed_kernel("a100", "tensorrt-llm")
