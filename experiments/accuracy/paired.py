@@ -36,7 +36,7 @@ from tasp_lab.prediction.paired import FREEDOM, PairedErrors, Setting, paired_do
 FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "paired_errors.toml"
 RESULTS = Path(__file__).with_name("decisions.md")
 
-START = PairedErrors(own=0.06, alike=0.01, exposed=0.3, between=1.0, links_alone=4.0, pairs=0, sources=0)
+START = PairedErrors(own=0.06, alike=0.01, exposed=0.3, steps=0.03, between=1.0, links_alone=4.0, pairs=0, sources=0)
 """Where fits start, and what they are drawn to where a source says little: by half a unit of each logarithm."""
 
 MOST_PAIRS = 60
@@ -46,11 +46,15 @@ SCALES = np.exp(np.linspace(math.log(0.4), math.log(1.5), 23))
 
 
 class Rows(NamedTuple):
-    """Pairs as arrays (pairs,): logarithms of ratios, differences of exposed shares, and where they are from."""
+    """Pairs as arrays (pairs,): logarithms of ratios, differences of exposed shares, and where they are from.
+
+    `predicted`, `measured` and `steps` are logarithms of ratios.
+    """
 
     predicted: np.ndarray
     measured: np.ndarray
     exposed: np.ndarray
+    steps: np.ndarray
     setting: np.ndarray
     source: np.ndarray
 
@@ -102,7 +106,8 @@ def rows_of(tables: Sequence[TableAccuracy]) -> Rows:
                 assert costs is not None, "rows of questions have costs"
                 found.append((
                     math.log(one.time_s / two.time_s), math.log(measured(first) / measured(second)),
-                    one.exposed_share - two.exposed_share, costs.setting, question.source,
+                    one.exposed_share - two.exposed_share, math.log(one.steps / two.steps),
+                    costs.setting, question.source,
                 ))  # fmt: skip
     return Rows(*(np.array(each) for each in zip(*found, strict=True)))
 
@@ -121,6 +126,7 @@ def fit(rows: Rows) -> PairedErrors:
     shape = fit_shape(rows)
     return PairedErrors(
         own=_short(scale * shape.own), alike=_short(shape.alike), exposed=_short(scale * shape.exposed),
+        steps=_short(scale * shape.steps),
         between=_short(shape.between), links_alone=_short(shape.links_alone), pairs=len(rows.source),
         sources=len(sources),
     )  # fmt: skip
@@ -148,17 +154,17 @@ def spreads(errors: PairedErrors, rows: Rows) -> np.ndarray:
     }
     factor = np.array([settings[each] for each in rows.setting])
     own = errors.own**2 * -np.expm1(-abs(rows.predicted) / errors.alike)
-    found: np.ndarray = factor * np.sqrt(own + (errors.exposed * rows.exposed) ** 2)
+    found: np.ndarray = factor * np.sqrt(own + (errors.exposed * rows.exposed) ** 2 + (errors.steps * rows.steps) ** 2)
     return found
 
 
 def _numbers(errors: PairedErrors) -> tuple[float, ...]:
-    return errors.own, errors.alike, errors.exposed, errors.between, errors.links_alone
+    return errors.own, errors.alike, errors.exposed, errors.steps, errors.between, errors.links_alone
 
 
 def _errors(logs: np.ndarray) -> PairedErrors:
-    own, alike, exposed, between, links_alone = map(float, np.exp(logs))
-    return PairedErrors(own, alike, exposed, between, links_alone, pairs=0, sources=0)
+    own, alike, exposed, steps, between, links_alone = map(float, np.exp(logs))
+    return PairedErrors(own, alike, exposed, steps, between, links_alone, pairs=0, sources=0)
 
 
 def _short(value: float) -> float:

@@ -20,7 +20,6 @@ from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
 from tasp_lab.measure.accuracy.layer import LayerEvaluator, RowRun, check_row, groups_of, is_right, row_run
-from tasp_lab.measure.accuracy.table_accuracy import machine_for
 from tasp_lab.measure.readers import LayerTable, find_all_tables
 from tasp_lab.prediction.inputs import with_runtime
 
@@ -173,14 +172,6 @@ def with_overlap(run: RowRun) -> RowRun:
 def with_full_mask(run: RowRun) -> RowRun:
     """The layer with a full mask."""
     return replace(run, layers=tuple(replace(layer, mask="full") for layer in run.layers))
-
-
-def with_network_of(run: RowRun, profile: str, ranks_per_node: int = 8) -> RowRun:
-    """The same layers with the nodes and network of another profile."""
-    gpus = run.machine.topology.world_size
-    other = machine_for(profile, gpus, gpus // ranks_per_node)
-    machine = replace(run.machine, topology=other.topology, comm_library=other.comm_library)
-    return replace(run, machine=machine)
 
 
 def without_merges(run: RowRun) -> RowRun:

@@ -7,7 +7,7 @@
     member("h100-2x8-rails")              # the same by name
 
 A machine is named by its size: ``h100-8`` is one node of 8 ranks, ``h100-10x8`` has ten nodes, ``h100-2x8-rails`` two
-nodes with rails.
+nodes with rails, ``h100-2x8-rails-only`` with rails that no spine joins.
 
 A profile file describes one family: the network of a node or rack, the network between them, the library and its
 constants, each with its source. The families of tasp-lab are ``tasp_lab/machines/profiles/*.toml``; users may have
@@ -44,10 +44,13 @@ from tasp_lab.machines.parameters import (
     parse_constants,
 )
 from tasp_lab.machines.system import Library, System
+from tasp_lab.topology.builders import Network
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 
-SIZE = re.compile(r"(?:(?P<nodes>[1-9][0-9]{0,4})x)?(?P<ranks>[1-9][0-9]{0,4})(?P<rails>-rails)?")
-"""The size of a member, like ``8``, ``2x8`` or ``2x8-rails``."""
+SIZE = re.compile(r"(?:(?P<nodes>[1-9][0-9]{0,4})x)?(?P<ranks>[1-9][0-9]{0,4})(?:-(?P<network>rails|rails-only))?")
+"""The size of a member, like ``8``, ``2x8``, ``2x8-rails`` or ``2x8-rails-only``."""
+
+_NETWORKS: Mapping[str, Network] = {"fabric": "fabric", "rails": "rails", "rails-only": "rails-only"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Profile:
     aliases : other names of members, to their sizes.
     machines : the members in the catalogue: their sizes, or aliases of these, each with a summary.
     accelerator : the name of its GPUs, see `tasp_lab.machines.compute`; empty if they are unknown.
+    ranks_per_nic : GPUs that share a NIC: 2 for nodes of 8 GPUs and 4 NICs.
     network : whether the network of its machines is documented, or that of a cloud.
     generation : of the GPUs, as NCCL tells them apart; its constants are in
         ``libraries/constants/nccl_<generation>.toml``.
@@ -83,6 +87,7 @@ class Profile:
     accelerator: str = ""
     network: NetworkKind = "documented"
     generation: Generation | Literal[""] = ""
+    ranks_per_nic: int = 1
 
     def with_parameters(self, parameters: Parameters) -> Profile:
         """The family with other numbers."""
@@ -105,14 +110,16 @@ class Profile:
         domains = -(-node_count // self.nodes_per_domain)
         if node_count % domains:
             raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
-        return self.system_of(
-            domains, node_count // domains * ranks, name or f"{self.name}-{size}", library, rails=bool(found["rails"])
-        )
+        network = _NETWORKS[found["network"] or "fabric"]
+        return self.system_of(domains, node_count // domains * ranks, name or f"{self.name}-{size}", library, network)
 
-    def system_of(self, domains: int, ranks: int, name: str, library: str = "auto", *, rails: bool = False) -> System:
+    def system_of(
+        self, domains: int, ranks: int, name: str, library: str = "auto", network: Network = "fabric"
+    ) -> System:
         """The system of so many domains of so many ranks each."""
         return System(
-            self.name, self.library, self.inside, domains, ranks, rails, library, name, self.generation
+            self.name, self.library, self.inside, domains, ranks, network, library, name, self.generation,
+            self.ranks_per_nic,
         )  # fmt: skip
 
     def build(self, system: System, summary: str = "") -> Machine:
@@ -184,6 +191,7 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
     base: str | None = None
     network: NetworkKind = "documented"
     generation: Generation | None = None
+    ranks_per_nic: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 1
 
 
 def profile_names() -> list[str]:
@@ -283,6 +291,7 @@ def profile_document(profile: Profile) -> str:
         "inside": profile.inside,
         "ranks_per_node": profile.ranks_per_node,
         "nodes_per_domain": profile.nodes_per_domain,
+        **({"ranks_per_nic": profile.ranks_per_nic} if profile.ranks_per_nic > 1 else {}),
         **({"accelerator": profile.accelerator} if profile.accelerator else {}),
         "network": profile.network,
         **({"generation": profile.generation} if profile.generation else {}),
@@ -330,6 +339,7 @@ def _profile(record: _ProfileFile) -> Profile:
     return Profile(
         record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
         Parameters(found.values()), record.aliases, record.machines, accelerator, record.network, generation,
+        record.ranks_per_nic,
     )  # fmt: skip
 
 

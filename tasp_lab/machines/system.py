@@ -38,7 +38,7 @@ from tasp_lab.machines.libraries.channels import (
 from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
 from tasp_lab.machines.libraries.nccl_tuning import DEFAULT_VERSION, Generation, Tuner, parse_version
 from tasp_lab.machines.parameters import library_parameters
-from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.topology.builders import Network, full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 
 Library = Literal["nccl", "rccl", "gloo", "ideal"]
@@ -64,11 +64,12 @@ class System:
     ----------
     family, family_library : name and library of the family.
     inside : the network of a domain: a switch, or a link between any two GPUs.
-    rails : whether NICs meet in rail switches.
+    network : how NICs of nodes meet, see `tasp_lab.topology.builders.nodes`.
     library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``; of NCCL with or without its
         version, like ``nccl==2.28``.
     name : of the machine.
     generation : of the GPUs, as NCCL tells them apart; empty where it is not known.
+    ranks_per_nic : GPUs that share a NIC.
     in_pairs : whether messages go through a communicator per pair of ranks, see `PairLibrary`.
     edits : what was done to the links, in order.
     """
@@ -78,10 +79,11 @@ class System:
     inside: Literal["switch", "full-mesh"]
     domains: int
     ranks: int
-    rails: bool
+    network: Network
     library: str
     name: str
     generation: Generation | Literal[""] = ""
+    ranks_per_nic: int = 1
     in_pairs: bool = False
     edits: tuple[Edit, ...] = ()
 
@@ -110,11 +112,12 @@ class System:
             self.domains,
             self.ranks,
             self.inside,
-            "rails" if self.rails else "fabric",
+            self.network,
             link_bandwidth_bytes_per_s=link[0],
             link_latency_s=link[1],
             nic_bandwidth_bytes_per_s=numbers["nic_bandwidth"],
             nic_latency_s=numbers["nic_latency"],
+            ranks_per_nic=self.ranks_per_nic,
         )
 
     def comm_library(self, numbers: Numbers) -> CommLibrary:
@@ -157,7 +160,7 @@ class System:
             return NONE
         try:
             with self._needing():
-                channels = _message_channels(numbers, self.domains, self.ranks)
+                channels = _message_channels(numbers, self.domains, self._nics(self.ranks))
                 return Contention(numbers["sms"], numbers["sms_per_channel"], channels)
         except TopologyError as error:
             raise ProfileError(f"profile {self.family!r}: {error}") from error
@@ -202,7 +205,7 @@ class System:
             media=(inside, _medium(numbers, "nic_", "nic_")) if shared else (inside,),
             protocols={name: self._protocol(numbers, name, domains, ranks) for name in PROTOCOLS},
             rule=self._rule(numbers, domains, ranks),
-            ring_bytes_per_s=min(between, ranks * numbers["nic_ring_rate"]) if shared else ring,
+            ring_bytes_per_s=min(between, self._nics(ranks) * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
             short_by_most=self.family_library != "nccl" or version < (2, 29),
             own_copy_bytes_per_s=_known(numbers, "own_copy_rate"),
@@ -224,7 +227,7 @@ class System:
             ranks,
             numbers["link_payload"] * peers if ranks > 1 else 0.0,
             self.inside == "switch",
-            *((numbers["nic_ring_rate"], numbers["net_overhead"]) if shared else ()),
+            *((numbers["nic_ring_rate"] * self._nics(ranks) / ranks, numbers["net_overhead"]) if shared else ()),
         )
 
     @staticmethod
@@ -239,8 +242,12 @@ class System:
             return None
         return Nvls(numbers["nvls_base"], numbers["nvls_chunk"], int(numbers["nvls_channels"]))
 
+    def _nics(self, ranks: int) -> int:
+        """The NICs of a domain of so many ranks."""
+        return -(-ranks // self.ranks_per_nic)
+
     def _rule(self, numbers: Numbers, domains: int, ranks: int) -> ChannelRule:
-        channels = _message_channels(numbers, domains, ranks)
+        channels = _message_channels(numbers, domains, self._nics(ranks))
         if domains == 1:
             return channel_rule(ranks, channels, power_of_two(int(numbers["channels_per_peer"])))
         per_peer, at_once = int(numbers["nic_channels_per_peer"]), int(numbers["peers_per_channel"])
@@ -294,11 +301,11 @@ def _known(numbers: Numbers, name: str) -> float | None:
     return numbers[name] if name in numbers else None  # noqa: SIM401 (`get` does not record what is read)
 
 
-def _message_channels(numbers: Numbers, domains: int, ranks: int) -> int:
-    """All channels of send and receive of a rank."""
+def _message_channels(numbers: Numbers, domains: int, nics: int) -> int:
+    """All channels of send and receive of a rank; `nics` are those of a domain."""
     if domains == 1:
         return power_of_two(int(numbers["channels"]))
-    searched = int(numbers["channels_per_nic"]) * ranks
+    searched = int(numbers["channels_per_nic"]) * nics
     doubled = searched * (2 if searched < numbers["enough_channels"] else 1)
     return power_of_two(min(doubled, int(numbers["max_channels"])))
 

@@ -424,9 +424,14 @@ class Answer:
 
     @property
     def rival(self) -> Rival:
-        """What comparisons with other answers need: the time, and the share of it that computing does not hide."""
+        """What comparisons with other answers need."""
         time_s = max(float(self.time_s), 1e-30)
-        return Rival(time_s, min(1.0, max(0.0, float(self.exposed_s) / time_s)))
+        return Rival(time_s, min(1.0, max(0.0, float(self.exposed_s) / time_s)), self.steps)
+
+    @property
+    def steps(self) -> int:
+        """The steps of all passes."""
+        return sum(len(each.schedule.steps) for each in self.passes)
 
     # What it takes.
 

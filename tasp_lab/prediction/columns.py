@@ -464,6 +464,7 @@ _ROWS: tuple[Column[Answer], ...] = (
         lambda a: a.rough_bottleneck,
         STUDY,
     ),
+    Column("steps", "the steps of the schedules of all passes", lambda a: a.steps, STUDY),
     _as_predicted("bytes_per_rank"),
     _as_predicted("link_bytes"),
     _as_predicted("buffer_bytes"),

@@ -5,13 +5,15 @@ decides which of them is faster. ``paired_errors.toml`` has how large that rest 
 measured on one machine (`python -m experiments.accuracy.paired`)::
 
     variance of log(measured ratio / predicted ratio)
-        = own**2 * (1 - exp(-|log predicted ratio| / alike)) + (exposed * difference of exposed shares)**2
+        = own**2 * (1 - exp(-|log predicted ratio| / alike))
+          + (exposed * difference of exposed shares)**2 + (steps * log ratio of steps)**2
 
 - *own*: two schedules behave differently. Those that are predicted to take nearly the same time mostly do the same, so
   their errors are alike as well, with a correlation that decays over a log ratio of `alike`.
 - *exposed*: an error of the network is shared, but counts only in the share of the time that computing does not hide.
+- *steps*: what each step costs beside its calls and messages is shared too; schedules have different numbers of them.
 
-Both are multiplied by a factor between domains, and by one where links alone are modelled, without a communication
+All are multiplied by a factor between domains, and by one where links alone are modelled, without a communication
 library. Errors have the tails of Student's t. Where links are ideal, times are exact.
 
 All comparisons of a ranking use common samples: `expected_regrets` draws the errors of all schedules together.
@@ -49,10 +51,18 @@ EQUAL = 1e-9
 
 
 class Rival(NamedTuple):
-    """What the comparison needs of a prediction: its time, and the share of it that computing does not hide."""
+    """What the comparison needs of a prediction.
+
+    Attributes
+    ----------
+    time_s : the predicted time.
+    exposed_share : the share of it that computing does not hide.
+    steps : of the schedules of all passes.
+    """
 
     time_s: float
     exposed_share: float
+    steps: float = 1
 
 
 class PairedErrors(msgspec.Struct, frozen=True):
@@ -60,21 +70,22 @@ class PairedErrors(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    own, alike, exposed : standard deviations and the decay of a correlation, all of logarithms.
-    between, links_alone : factors of both standard deviations.
+    own, alike, exposed, steps : standard deviations and the decay of a correlation, all of logarithms.
+    between, links_alone : factors of the standard deviations.
     pairs, sources : how many they were fitted to.
     """
 
     own: float
     alike: float
     exposed: float
+    steps: float
     between: float
     links_alone: float
     pairs: int
     sources: int
 
     def factor(self, setting: Setting) -> float:
-        """What both standard deviations are multiplied by; 0 where times are exact.
+        """What the standard deviations are multiplied by; 0 where times are exact.
 
         Links alone were measured inside nodes, so they have no second factor between domains.
         """
@@ -85,7 +96,8 @@ class PairedErrors(msgspec.Struct, frozen=True):
         apart = abs(math.log(first.time_s / second.time_s))
         own = self.own**2 * -math.expm1(-apart / self.alike)
         exposed = (self.exposed * (first.exposed_share - second.exposed_share)) ** 2
-        return self.factor(setting) * math.sqrt(own + exposed)
+        steps = (self.steps * math.log(first.steps / second.steps)) ** 2
+        return self.factor(setting) * math.sqrt(own + exposed + steps)
 
     def first_is_faster(self, first: Rival, second: Rival, setting: Setting) -> float:
         """The probability that the first one takes less time, 0 to 1."""
@@ -102,7 +114,7 @@ class PairedErrors(msgspec.Struct, frozen=True):
     def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """How much longer than the fastest each one is expected to take, a float array (rivals,).
 
-        >>> errors = PairedErrors(0.05, 0.02, 0.3, 1.0, 4.0, pairs=0, sources=0)
+        >>> errors = PairedErrors(0.05, 0.02, 0.3, 0.1, 1.0, 4.0, pairs=0, sources=0)
         >>> errors.expected_regrets([Rival(1.0, 0.0), Rival(1.5, 0.0)], "exact").tolist()
         [0.0, 0.5]
         """
@@ -112,12 +124,13 @@ class PairedErrors(msgspec.Struct, frozen=True):
     def relative_times(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """The time of each one over the least time, in each common sample: a float array (draws, rivals)."""
         log_times = np.log([each.time_s for each in rivals])
-        shares = np.array([each.exposed_share for each in rivals])
-        drawn, network = _normal(len(rivals))
+        shares, steps = (np.array([each[place] for each in rivals]) for place in (1, 2))
+        drawn, network, step = _normal(len(rivals))
         apart = abs(log_times[:, None] - log_times)
         covariance = self.own**2 / 2 * np.exp(-apart / self.alike)
         own = drawn @ np.linalg.cholesky(covariance + 1e-12 * np.eye(len(rivals))).T
-        logs = log_times + self.factor(setting) * (own + self.exposed * network[:, None] * shares)
+        shared = self.exposed * network[:, None] * shares + self.steps * step[:, None] * np.log(steps)
+        logs = log_times + self.factor(setting) * (own + shared)
         relative: FloatArray = np.exp(logs - logs.min(axis=1, keepdims=True))
         return relative
 
@@ -182,10 +195,10 @@ def quantile_t(share: float) -> float:
 
 
 @cache
-def _normal(rivals: int) -> tuple[FloatArray, FloatArray]:
-    """Common samples with the tails of Student's t: of each rival, (draws, rivals), and of the network, (draws,)."""
+def _normal(rivals: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Common samples with the tails of Student's t: of each rival, (draws, rivals), of network and steps, (draws,)."""
     generator = np.random.default_rng(0)
     # cut at three standard deviations per unit: the mean of the exponential of Student's t is infinite
     tails = np.minimum(np.sqrt(FREEDOM / generator.chisquare(FREEDOM, DRAWS)), 3)
-    network = generator.standard_normal(DRAWS) * tails
-    return generator.standard_normal((DRAWS, rivals)) * tails[:, None], network
+    network, step = generator.standard_normal((2, DRAWS)) * tails
+    return generator.standard_normal((DRAWS, rivals)) * tails[:, None], network, step

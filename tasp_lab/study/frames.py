@@ -321,7 +321,7 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     if baseline not in set(schedules):
         raise StudyError(unknown("baseline", baseline, sorted(set(schedules))))
     on = compared_columns(rows)
-    kept = ["time_s", "exposed_s", "setting"]
+    kept = ["time_s", "exposed_s", "setting", "steps"]
     of_baseline = rows.loc[schedules == baseline, [*on, *kept]].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     speedup = beside["time_s"].astype(float) / least_times(rows)
@@ -341,10 +341,11 @@ def _spread(first: Cells, other: Cells) -> float:
 
 def rival_of(row: Cells) -> Rival | None:
     """What comparisons need of a row; None without a time or a setting."""
-    time_s, exposed_s = row.get("time_s"), row.get("exposed_s")
+    time_s, exposed_s, steps = row.get("time_s"), row.get("exposed_s"), row.get("steps")
     if time_s is None or exposed_s is None or row.get("setting") is None:
         return None
-    return Rival(float(time_s), min(1.0, max(0.0, float(exposed_s) / float(time_s))))
+    exposed = min(1.0, max(0.0, float(exposed_s) / float(time_s)))
+    return Rival(float(time_s), exposed, 1 if steps is None else max(float(steps), 1.0))
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
@@ -396,7 +397,7 @@ def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
     timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
     first, second = timed[0], next(iter(timed[1:]), None)
     # A row that a bound settled is taken as if it took no longer, and exposed as large a share as the winner.
-    shares = {column: first.get(column) for column in ("exposed_s", "setting")}
+    shares = {column: first.get(column) for column in ("exposed_s", "setting", "steps")}
     bounds = [
         {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
     ]

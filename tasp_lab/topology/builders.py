@@ -14,7 +14,7 @@ from typing import Literal
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Topology, both_ways
-from tasp_lab.topology.links import Link, MeshLinks, Switch, SwitchKind, Vertex
+from tasp_lab.topology.links import Link, MeshLinks, SharedCapacity, Switch, SwitchKind, Vertex
 
 DEFAULT_LINK_BANDWIDTH_BYTES_PER_S = 50e9
 DEFAULT_LINK_LATENCY_S = 1e-6
@@ -22,7 +22,7 @@ DEFAULT_NIC_BANDWIDTH_BYTES_PER_S = 50e9
 DEFAULT_NIC_LATENCY_S = 5e-6
 
 Inside = Literal["full-mesh", "switch"]
-Network = Literal["fabric", "rails"]
+Network = Literal["fabric", "rails", "rails-only"]
 
 
 def full_mesh(
@@ -182,19 +182,24 @@ def nodes(
     link_latency_s: Number = DEFAULT_LINK_LATENCY_S,
     nic_bandwidth_bytes_per_s: Number = DEFAULT_NIC_BANDWIDTH_BYTES_PER_S,
     nic_latency_s: Number = DEFAULT_NIC_LATENCY_S,
+    ranks_per_nic: int = 1,
 ) -> Topology:
-    """Nodes of a full mesh or a switch, with one NIC per rank.
+    """Nodes of a full mesh or a switch, whose ranks have NICs of their own, or share one among `ranks_per_nic`.
 
     ``fabric``: all NICs connect to one non-blocking network. ``rails``: NICs of equal local rank connect to a rail
-    switch, and the rail switches to a spine with the full bandwidth of each rail. The NIC latency is from rank
-    to rank within a rail or the fabric, and once more from rail to rail through the spine. Ranks are numbered
-    node by node.
+    switch, and the rail switches to a spine with the full bandwidth of each rail; ``rails-only`` has no spine. The NIC
+    latency is from rank to rank within a rail or the fabric, and once more from rail to rail through the spine. Ranks
+    are numbered node by node; neighbours share a NIC.
 
     >>> len(nodes(2, 4).links)      # 2 x 4 x 3 inside, 8 NICs both ways
     40
+    >>> [len(each.links) for each in nodes(2, 4, ranks_per_nic=2).shared]      # 4 NICs out, 4 in, of 2 ranks each
+    [2, 2, 2, 2, 2, 2, 2, 2]
     """
     if node_count < 1 or ranks_per_node < 1:
         raise TopologyError(f"nodes:{node_count}x{ranks_per_node}: expected 1 or more nodes and ranks per node")
+    if ranks_per_nic < 1:
+        raise TopologyError(f"nodes:{node_count}x{ranks_per_node}: {ranks_per_nic} ranks per NIC, expected 1 or more")
     inner: list[Link] = []
     outer: list[Link] = []
     for node in range(node_count):
@@ -207,12 +212,28 @@ def nodes(
     if node_count > 1 and network == "fabric":
         outer += _switch_links(range(world_size), "network", nic_bandwidth_bytes_per_s, nic_latency_s)
     elif node_count > 1:
-        outer += _rail_links(node_count, ranks_per_node, nic_bandwidth_bytes_per_s, nic_latency_s)
+        spine = network == "rails"
+        outer += _rail_links(node_count, ranks_per_node, nic_bandwidth_bytes_per_s, nic_latency_s, spine=spine)
     switches = _switches(inner, outer)
-    variants = [word for word, used in (("switch", inside == "switch"), ("rails", network == "rails")) if used]
+    variants = ["switch"] * (inside == "switch") + [network] * (network != "fabric")
     name = ":".join([f"nodes:{node_count}x{ranks_per_node}", *variants])
     node_of_rank = tuple(rank // ranks_per_node for rank in range(world_size))
-    return Topology(name, world_size, (*inner, *outer), switches=switches, nodes=node_of_rank)
+    shared = tuple(_shared_nics(outer, ranks_per_node, ranks_per_nic, nic_bandwidth_bytes_per_s))
+    return Topology(name, world_size, (*inner, *outer), shared, switches=switches, nodes=node_of_rank)
+
+
+def _shared_nics(
+    outer: Sequence[Link], ranks_per_node: int, ranks_per_nic: int, bandwidth_bytes_per_s: Number
+) -> Iterable[SharedCapacity]:
+    """The NICs that several ranks share, each out and in; none where each rank has its own."""
+    links: dict[tuple[str, int, int], list[str]] = {}
+    for link in outer if ranks_per_nic > 1 else ():
+        for way, rank in (("out", link.source), ("in", link.destination)):
+            if isinstance(rank, int):
+                node, local = divmod(rank, ranks_per_node)
+                links.setdefault((way, node, local // ranks_per_nic), []).append(link.name)
+    for (way, node, nic), names in links.items():
+        yield SharedCapacity(f"nic {nic} of node {node}, {way}", bandwidth_bytes_per_s, tuple(names))
 
 
 def _switches(inner: Sequence[Link], outer: Sequence[Link] = ()) -> tuple[Switch, ...]:
@@ -233,14 +254,16 @@ def _switch_links(members: range, name: str, bandwidth_bytes_per_s: Number, late
     return [link for rank in members for link in both_ways(rank, name, bandwidth_bytes_per_s, half)]
 
 
-def _rail_links(node_count: int, ranks_per_node: int, bandwidth_bytes_per_s: Number, latency_s: Number) -> list[Link]:
+def _rail_links(
+    node_count: int, ranks_per_node: int, bandwidth_bytes_per_s: Number, latency_s: Number, *, spine: bool
+) -> list[Link]:
     half = _half(latency_s)
     links: list[Link] = []
     for local in range(ranks_per_node):
         rail: Vertex = f"rail{local}"
         for rank in range(local, node_count * ranks_per_node, ranks_per_node):
             links += both_ways(rank, rail, bandwidth_bytes_per_s, half)
-        if ranks_per_node > 1:
+        if ranks_per_node > 1 and spine:
             links += both_ways(rail, "spine", node_count * bandwidth_bytes_per_s, half)
     return links
 

@@ -151,7 +151,9 @@ def _multipartite(match: re.Match[str]) -> Expression:
 def _nodes(match: re.Match[str]) -> Expression:
     u, m = int(match[1]), int(match[2])
     inside: builders.Inside = "switch" if "switch" in match[3] else "full-mesh"
-    network: builders.Network = "rails" if "rails" in match[3] else "fabric"
+    network: builders.Network = "fabric"
+    if "rails" in match[3]:
+        network = "rails-only" if "rails-only" in match[3] else "rails"
     links = u * m * (2 if inside == "switch" else m - 1)
 
     def build(numbers: ExpressionDefaults) -> Topology:
@@ -185,8 +187,8 @@ _FORMS = {
         ("multipartite", "multipartite:PARTSxRANKS", f"{_SIZE}x{_SIZE}", _multipartite),
         (
             "nodes",
-            "nodes:UxM[:switch][:rails]",
-            f"{_SIZE}x{_SIZE}(|:switch|:rails|:switch:rails|:rails:switch)",
+            "nodes:UxM[:switch][:rails|:rails-only]",
+            f"{_SIZE}x{_SIZE}(|:switch|(?::switch)?:rails(?:-only)?|:rails(?:-only)?:switch)",
             _nodes,
         ),
     )

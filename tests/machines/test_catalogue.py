@@ -55,9 +55,11 @@ def numbers_of(machine: Machine) -> set[tuple[float, float]]:
 
 def test_the_catalogue_is_its_data_files_and_the_members_that_profiles_list() -> None:
     stems = {Path(entry.name).stem for entry in (files("tasp_lab.machines") / "descriptions").iterdir()}
-    listed = {"a100-8", "a100_100g-2x8", "a800-8", "b200-8", "gb200-nvl72", "h100-2x8", "h100-2x8-rails", "h100-4x8",
-              "h100-8", "h200-8", "h800-8", "mi300x-2x8", "mi300x-4x8", "mi300x-8", "mi355x-8"}  # fmt: skip
-    assert stems == {"a10-4-pcie", "ascend-910b-8", "dgx-1v", "gaudi2-8", "gaudi3-8", "l20-8-pcie", "rtx4090-4-pcie",
+    listed = {"a100-8", "a100_100g-2x8", "a800-8", "b200-8", "b300-8", "gb200-nvl72", "h100-2x8", "h100-2x8-rails",
+              "h100-4x8", "h100-8", "h20-8", "h200-8", "h800-8", "mi300x-2x8", "mi300x-4x8", "mi300x-8", "mi325x-8",
+              "mi355x-8"}  # fmt: skip
+    assert stems == {"a10-4-pcie", "ascend-910b-8", "dgx-1v", "gaudi2-8", "gaudi3-8", "l20-8-pcie", "l40s-8-pcie",
+                     "rtx-pro-6000-8-pcie", "rtx4090-4-pcie",
                      "rtx4090d-8-pcie"}  # fmt: skip
     assert set(catalogue_names()) == stems | listed
     assert catalogue_names() == sorted(catalogue_names())
@@ -177,11 +179,11 @@ def test_the_defaults_do_not_touch_names_and_files() -> None:
         ("ring:16385", "ring:N with 1 to 16384 ranks"),
         ("ring:" + "9" * 5000, "ring:N with 1 to 16384 ranks"),
         ("nodes:2x1024", "2095104 links, expected at most 1047552"),
-        ("nodes:8", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:0x8", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:128x129:switch", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:2x8:torus", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
-        ("nodes:2x8:rails:rails", "nodes:UxM[:switch][:rails] with 1 to 16384 ranks in all"),
+        ("nodes:8", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:0x8", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:128x129:switch", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:2x8:torus", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
+        ("nodes:2x8:rails:rails", "nodes:UxM[:switch][:rails|:rails-only] with 1 to 16384 ranks in all"),
     ],
 )
 def test_a_bad_expression_says_what_it_should_be(text: str, expected: str) -> None:

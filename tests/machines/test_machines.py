@@ -35,10 +35,11 @@ HOST_COPIES = "no maker's figure, but what copies through host memory reach one 
 PUBLISHED = {
     "a10-4-pcie": Published(4, 64 * 128 / 130, "PCIe Gen4 64 GB/s, here less line coding: NVIDIA A10 data sheet"),
     "a100-8": Published(8, 600, f"600 GB/s: {NVLINK}"),
-    "a100_100g-2x8": Published(16, 600, f"600 GB/s: {NVLINK}; 100 Gbit/s as UltraAttn's search_engine.py", 100),
+    "a100_100g-2x8": Published(16, 600, f"600 GB/s: {NVLINK}; 200 Gbit/s: one ConnectX-6 for two GPUs", 200),
     "a800-8": Published(8, 400, "NVIDIA A800 80GB GPU data sheet, SXM, NVLink 400 GB/s"),
     "ascend-910b-8": Published(8, 2 * 196, "196 GB/s one way: Ascend/msmodeling 1e5a50b1, tensor_cast/device.py"),
     "b200-8": Published(8, 14_400 / 8, "DGX B200, 14.4 TB/s: https://www.nvidia.com/en-us/data-center/dgx-b200"),
+    "b300-8": Published(8, 14_400 / 8, "DGX B300, 14.4 TB/s: NVIDIA DGX B300 data sheet"),
     "dgx-1v": Published(8, 300, f"300 GB/s: {NVLINK}"),
     "gaudi2-8": Published(8, 525, f"525 GB/s, total of the scale-up ports, note on Gaudi 2: {INTEL}"),
     "gaudi3-8": Published(8, 1050, f"1050 GB/s, total of the scale-up ports: {INTEL}"),
@@ -47,13 +48,17 @@ PUBLISHED = {
     "h100-2x8-rails": Published(16, 900, H100, nic_gbit_per_s=400),
     "h100-4x8": Published(32, 900, H100, nic_gbit_per_s=400),
     "h100-8": Published(8, 900, H100),
+    "h20-8": Published(8, 900, "NVLink, 900 GB/s: NVIDIA H20 data sheet"),
     "h800-8": Published(8, 400, "NVLink of H800 in UltraAttn and zhuzilin/ring-flash-attention: 8 x H800, 400 GB/s"),
     "h200-8": Published(8, 900, f"NVLink, 900 GB/s: {AZURE}/nd-h200-v5-series-summary.md"),
     "l20-8-pcie": Published(8, 52, PEER_COPIES),
+    "l40s-8-pcie": Published(8, 52, PEER_COPIES),
     "mi300x-2x8": Published(16, 896, MI300X, nic_gbit_per_s=400),
     "mi300x-4x8": Published(32, 896, MI300X, nic_gbit_per_s=400),
     "mi300x-8": Published(8, 896, MI300X),
+    "mi325x-8": Published(8, 896, "seven links of 128 GB/s: AMD Instinct MI325X Platform data sheet"),
     "mi355x-8": Published(8, 1075, "1075 GB/s: TechRadar, 2025-09-01, on AMD's talk at Hot Chips 2025"),
+    "rtx-pro-6000-8-pcie": Published(8, 104, "no maker's figure, but twice that of PCIe 4.0 x16: NVIDIA/nccl#1614"),
     "rtx4090-4-pcie": Published(4, 44.4, HOST_COPIES),
     "rtx4090d-8-pcie": Published(8, 44.4, HOST_COPIES),
 }
@@ -94,6 +99,17 @@ def test_every_rank_reaches_every_other_but_on_the_cube_mesh(name: str) -> None:
     n = load_machine(name).topology.world_size
     reached = 4 if name == "dgx-1v" else n - 1
     assert load_machine(name).topology.linked_pairs.sum(axis=1).tolist() == [reached] * n
+
+
+@pytest.mark.parametrize("name", ["rtx4090-4-pcie", "rtx4090d-8-pcie"])
+def test_copies_through_host_memory_share_both_ways_of_a_gpu(name: str) -> None:
+    """30.5 GB/s in and out together, 22.2 GB/s one way alone: NVIDIA/nccl#814."""
+    topology = load_machine(name).topology
+    assert [each.bandwidth_bytes_per_s for each in topology.shared] == [30.5e9] * topology.world_size
+    for rank, shared in enumerate(topology.shared):
+        ends = {(link.source, link.destination) for link in topology.links if link.name in shared.links}
+        assert {rank in each for each in ends} == {True}
+        assert len(ends) == 2
 
 
 def test_dgx_1v_is_a_cube_with_the_diagonals_of_two_faces_and_six_links_per_gpu() -> None:

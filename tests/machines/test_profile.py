@@ -6,14 +6,17 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sim.simulate import simulate
 from tasp_lab.core.errors import ProfileError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.profile import (
+    Profile,
     find_profile,
     listed_members,
     load_profile,
@@ -21,6 +24,9 @@ from tasp_lab.machines.profile import (
     profile_document,
     profile_names,
 )
+from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.schedule import Schedule
 
 OWN = """
 name = "mine"
@@ -217,10 +223,44 @@ def test_a_base_gives_what_a_profile_does_not_state(tmp_path: Path) -> None:
     assert slow.parameters.numbers["link_payload"] == h100.parameters.numbers["link_payload"]
     assert slow.parameters.numbers["nic_payload"] == h100.parameters.numbers["nic_payload"] / 2
     assert slow.parameters.numbers["compute_rate"] == load_profile("h800").parameters.numbers["compute_rate"]
-    assert (
-        load_profile("a100_100g").parameters.numbers["nic_payload"]
-        == load_profile("a100").parameters.numbers["nic_payload"] / 2
-    )
+
+
+def test_gpus_that_share_a_nic_have_half_of_it_each_and_all_of_it_alone() -> None:
+    """An A100 node with four NICs for eight GPUs, beside one with eight: one GPU sends as fast, two take twice as long,
+    but on two NICs they do not."""
+    own, shared = load_profile("a100"), load_profile("a100_100g")
+    assert (own.ranks_per_nic, shared.ranks_per_nic) == (1, 2)
+    alone, of_one_nic, of_two_nics = [(0, 8)], [(0, 8), (1, 9)], [(0, 8), (2, 10)]
+
+    def time_s(profile: Profile, pairs: list[tuple[int, int]]) -> float:
+        size = 2**28
+        start, goal = np.zeros((16, len(pairs)), bool), np.zeros((16, len(pairs)), bool)
+        for block, (a, b) in enumerate(pairs):
+            start[a, block] = goal[a, block] = goal[b, block] = True
+        step = Step.of([(a, b, 0, block) for block, (a, b) in enumerate(pairs)])
+        blocks = Blocks.of_data(np.full(len(pairs), size))
+        schedule = Schedule("send", 16, 1, blocks, start, goal, [step])
+        machine = profile.machine(2, 8, library="ideal")
+        return float(simulate(schedule, machine).time_s) - float(machine.topology.route(0, 8).latency_s)
+
+    assert time_s(shared, alone) == pytest.approx(time_s(own, alone))
+    assert time_s(shared, of_two_nics) == pytest.approx(time_s(own, of_two_nics))
+    assert time_s(shared, of_one_nic) == pytest.approx(2 * time_s(own, of_one_nic))
+
+
+def test_a_profile_keeps_its_shared_nics_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "copy.toml"
+    path.write_text(profile_document(load_profile("a100_100g")))
+    assert load_profile(str(path)).ranks_per_nic == 2
+
+
+def test_rails_alone_join_gpus_of_one_number_only() -> None:
+    topology = load_profile("h100").machine(2, 4).topology
+    rails_only = member("h100-2x4-rails-only")
+    assert rails_only is not None
+    joined = {(a, b) for a, b in zip(*np.nonzero(rails_only.topology.linked_pairs), strict=True) if a // 4 != b // 4}
+    assert joined == {(a, (a + 4) % 8) for a in range(8)}
+    assert topology.linked_pairs.sum() == 8 * 7
 
 
 @pytest.mark.parametrize(

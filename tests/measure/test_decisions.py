@@ -12,7 +12,7 @@ from tasp_lab.measure.accuracy.decisions import RULES, Decisions, Question, pair
 from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow
 from tasp_lab.prediction.paired import PairedErrors
 
-ERRORS = PairedErrors(own=0.05, alike=0.02, exposed=0.2, between=1.0, links_alone=4.0, pairs=0, sources=0)
+ERRORS = PairedErrors(own=0.05, alike=0.02, exposed=0.2, steps=0.05, between=1.0, links_alone=4.0, pairs=0, sources=0)
 
 
 def row(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scipy import stats
 
 from experiments.accuracy.paired import Rows, fit, spreads
@@ -23,10 +24,10 @@ from tasp_lab.prediction.paired import (
     setting_of,
 )
 
-ERRORS = PairedErrors(own=0.06, alike=0.02, exposed=0.3, between=1.5, links_alone=4.0, pairs=0, sources=0)
+ERRORS = PairedErrors(own=0.06, alike=0.02, exposed=0.3, steps=0.05, between=1.5, links_alone=4.0, pairs=0, sources=0)
 SETTINGS: tuple[Setting, ...] = ("exact", "inside", "between", "links alone")
 settings = st.sampled_from(SETTINGS)
-rivals = st.builds(Rival, st.floats(1e-6, 10), st.floats(0, 1))
+rivals = st.builds(Rival, st.floats(1e-6, 10), st.floats(0, 1), st.integers(1, 64))
 
 
 @given(st.floats(-30, 30))
@@ -53,7 +54,7 @@ def test_a_larger_lead_is_surer(one: Rival, lead: float, more: float, setting: S
 @given(rivals, rivals)
 def test_the_network_matters_only_where_exposed_shares_differ(one: Rival, two: Rival) -> None:
     same = two._replace(exposed_share=one.exposed_share)
-    without = PairedErrors(ERRORS.own, ERRORS.alike, 0.0, ERRORS.between, ERRORS.links_alone, 0, 0)
+    without = replace(ERRORS, exposed=0.0)
     assert ERRORS.spread(one, same, "inside") == pytest.approx(without.spread(one, same, "inside"))
 
 
@@ -80,7 +81,7 @@ def test_units_of_time_change_nothing(found: list[Rival], factor: float, setting
 
 
 def test_the_samples_agree_with_the_closed_form() -> None:
-    one, two = Rival(1.0, 0.1), Rival(1.05, 0.3)
+    one, two = Rival(1.0, 0.1, 8), Rival(1.05, 0.3, 2)
     logs = np.log(ERRORS.relative_times([one, two], "inside"))
     assert (logs[:, 0] == 0).mean() == pytest.approx(ERRORS.first_is_faster(one, two, "inside"), abs=0.02)
 
@@ -109,9 +110,11 @@ def test_an_unknown_source_leaves_out_nothing() -> None:
 def test_a_fit_finds_errors_that_were_planted() -> None:
     generator, sources = np.random.default_rng(1), np.repeat(np.array(["a", "b", "c", "d"]), 400)
     predicted, exposed = generator.normal(0, 0.3, len(sources)), generator.normal(0, 0.1, len(sources))
-    rows = Rows(predicted, predicted, exposed, np.repeat("inside", len(sources)), sources)
+    steps = generator.normal(0, 1, len(sources))
+    rows = Rows(predicted, predicted, exposed, steps, np.repeat("inside", len(sources)), sources)
     noise = spreads(ERRORS, rows) * generator.standard_t(FREEDOM, len(sources))
     found = fit(rows._replace(measured=predicted + noise))
     assert found.own == pytest.approx(ERRORS.own, rel=0.3)
     assert found.exposed == pytest.approx(ERRORS.exposed, rel=0.5)
+    assert found.steps == pytest.approx(ERRORS.steps, rel=0.3)
     assert (found.pairs, found.sources) == (len(sources), 4)

@@ -68,7 +68,7 @@ def machines(draw: st.DrawFn) -> Machine:
         nodes(2, 2, link_bandwidth_bytes_per_s=rate, link_latency_s=latency,
               nic_bandwidth_bytes_per_s=draw(rates), nic_latency_s=latency),
     ]))  # fmt: skip
-    return Machine(topology, compute=ComputeRate(draw(st.sampled_from([10, 1000, 10**6])) * draw(rates)))
+    return Machine(topology, compute=ComputeRate(draw(st.sampled_from([10, 1000, 10**4])) * draw(rates)))
 
 
 def work_of(name: str, mask: str = "causal", sequence: int = 24) -> Work:

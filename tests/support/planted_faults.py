@@ -161,7 +161,7 @@ FAULTS = (
         "bound: the first part of a block is the whole block",
         "(part < 0) | (schedule.blocks.parts == 1)",
         "(part < 1) | (schedule.blocks.parts == 1)",
-        ("tests/schedules/collectives", "tests/sim", "tests/schedules"),
+        ("tests/schedule/test_reductions_at_work.py",),
     ),
     Fault(
         "bound: covers add up the wrong rows",

@@ -19,7 +19,7 @@ from tasp_lab.machines.kernel_model.constants import (
     gpus,
     read_kernel_file,
 )
-from tasp_lab.machines.kernel_model.designs import EXPONENTIALS, architecture, core_kernel, designs
+from tasp_lab.machines.kernel_model.designs import BLACKWELL, architecture, core_kernel, designs
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 
 _GPU_PREFIXES = re.compile(r"^(fit|zhipu|nvidia|amd|instinct|geforce)[ -]+")
@@ -180,9 +180,9 @@ def _with_pages(variant: Variant, gpu: str, name: str) -> Variant:
 def _scaled(variant: Variant, gpu: Gpu, like: Gpu, kernel: str) -> Variant:
     """A variant on another GPU: tensor cores by the peaks of the data sheets, exponentials by those of an SM."""
     ratio, head_dim = gpu.peak_flops.value / like.peak_flops.value, variant.head_dim
-    faster = EXPONENTIALS[architecture(like.name)] / EXPONENTIALS[architecture(gpu.name)]
-    if core_kernel(kernel) == "flash-attention-2":  # its instructions do not reach the peak of newer tensor cores
-        faster = 1.0
+    faster = like.exponentials.value / gpu.exponentials.value
+    if core_kernel(kernel) == _FA2 and architecture(gpu.name) in BLACKWELL:
+        faster = 1.0  # there its instructions reach a fifth of the tensor cores' peak, and hide the exponentials
     cost = variant.exponentials
     exponentials = KernelConstant(cost.value / faster, cost.low / faster, cost.high / faster, cost.source)
     of_exponentials = (head_dim + cost.value) / (head_dim + exponentials.value)

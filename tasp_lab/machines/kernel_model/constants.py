@@ -42,7 +42,8 @@ class KernelConstant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU in numbers: SMs (compute units), dense 16-bit peak (FLOP/s), float32 vector peak, bandwidth reached.
 
-    `like`: the GPUs whose kernels it takes, the nearest first, where it has no file of its own.
+    `exponentials`: elements of a head (4 FLOPs each) that the tensor cores of an SM go through while it computes one
+    exponential. `like`: the GPUs whose kernels it takes, the nearest first, where it has no file of its own.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_flops: KernelConstant
     vector_flops: KernelConstant
     memory_bytes_per_s: KernelConstant
+    exponentials: KernelConstant
 
 
 class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,6 @@ A kernel of a serving engine reads keys and values from the pages of a KV cache,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -21,17 +20,10 @@ Architecture = Literal["ampere", "ada", "hopper", "blackwell", "blackwell-ultra"
 _ARCHITECTURES: dict[str, Architecture] = {
     "a100": "ampere", "a100-pcie": "ampere", "a800": "ampere", "a10": "ada", "l20": "ada", "rtx-4090": "ada",
     "rtx-4090d": "ada", "h100": "hopper", "h800": "hopper", "h200": "hopper", "h20": "hopper", "b200": "blackwell",
-    "gb200": "blackwell", "gb300": "blackwell-ultra", "b300": "blackwell-ultra", "mi300x": "cdna", "mi355x": "cdna",
+    "gb200": "blackwell", "gb300": "blackwell-ultra", "b300": "blackwell-ultra", "mi300x": "cdna", "mi325x": "cdna",
+    "mi355x": "cdna", "l40s": "ada",
 }  # fmt: skip
-EXPONENTIALS: Mapping[Architecture, float] = {
-    "ampere": 32.0, "ada": 32.0, "hopper": 50.0, "blackwell": 90.0, "blackwell-ultra": 45.0, "cdna": 40.0,
-    "other": 40.0,
-}  # fmt: skip
-"""What the softmax of a score costs, in elements of a head, before any fit: an SM computes 16 exponentials per clock,
-Blackwell Ultra 32 (NVIDIA, Inside NVIDIA Blackwell Ultra, 2025-08-22: 5 and 10.7 teraexponentials per second), against
-the FLOPs of its tensor cores; a part of both overlaps."""
-
-_BLACKWELL = ("blackwell", "blackwell-ultra")
+BLACKWELL = ("blackwell", "blackwell-ultra")
 _FA2 = "Dao-AILab/flash-attention, csrc/flash_attn/src/flash_{pass_}_launch_template.h"
 _FA3 = "Dao-AILab/flash-attention, hopper/tile_size.h and hopper/tile_scheduler.hpp"
 _FA3_BACKWARD = "Dao-AILab/flash-attention, hopper/flash_bwd_launch_template.h: with a mask the longest tiles first"
@@ -112,7 +104,7 @@ def _paged(arch: Architecture, core: str, head_dim: int) -> list[Design]:
         rows = 192 if head_dim <= 96 else 128
         columns = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
         return [_design(rows, columns, 1, "reversed", "never", _FA3)]
-    if arch in _BLACKWELL and core in ("", "trtllm-gen"):
+    if arch in BLACKWELL and core in ("", "trtllm-gen"):
         return [_design(256, 128, 1, "listed", "never", _TRTLLM_GEN)]
     return _designs(arch, core, "forward", head_dim)
 
@@ -128,13 +120,13 @@ def _designs(arch: Architecture, kernel: str, passing: Literal["forward", "backw
         keys = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
         return [_design(keys, 128 if head_dim <= 64 else 64, 1, "longest-first", "never", _FA3_BACKWARD)]
     if kernel == "flash-attention-4" and passing == "forward":
-        if arch in _BLACKWELL:
+        if arch in BLACKWELL:
             source = f"{_FA4}: two tiles of 128 queries in turn; heads of a KV head packed"
             return [_design(256, 128, 1, "longest-first", "fill", source, packs_heads=True)]
         return [_design(128, 128, 1, order, "never", _FA4) for order in ("longest-first", "listed", "reversed")]
     if arch in ("cdna", "other"):
         return _candidates((64, 128, 192, 256), (1,), _BEST) + _candidates((128,), (2,), _BEST)
-    if arch in _BLACKWELL and passing == "forward":
+    if arch in BLACKWELL and passing == "forward":
         split: SplitRule = "fill" if kernel == "cudnn" else "never"
         tall = _candidates((128,), (2,), _BEST, split) + _candidates((256,), (1,), _BEST, split)
         pairs = [msgspec.structs.replace(each, group=2) for each in _candidates((128,), (2,), _BEST, split)]

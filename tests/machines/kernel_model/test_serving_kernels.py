@@ -15,7 +15,7 @@ from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import borrowed_kernel
 from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
-from tasp_lab.machines.kernel_model.designs import EXPONENTIALS, designs
+from tasp_lab.machines.kernel_model.designs import designs
 from tasp_lab.machines.kernel_model.kernel import call_parts
 from tasp_lab.measure.readers.kernel_table import KernelRow, attention_shape, read_kernel_table
 
@@ -84,10 +84,20 @@ def test_exponentials_twice_as_fast_speed_up_what_they_cost() -> None:
     slow, fast = attention_kernel("b200", "sglang-trtllm-gen"), borrowed_kernel("gb300", "sglang-trtllm-gen")
     before, after = (each.variant("forward", 128) for each in (slow, fast))
     assert after.exponentials.value == pytest.approx(before.exponentials.value / 2)
-    assert EXPONENTIALS["blackwell"] == 2 * EXPONENTIALS["blackwell-ultra"]
+    assert slow.gpu.exponentials.value == 2 * fast.gpu.exponentials.value
     peaks = fast.gpu.peak_flops.value / slow.gpu.peak_flops.value
     scores = (128 + before.exponentials.value) / (128 + after.exponentials.value)
     assert after.rate.value == pytest.approx(before.rate.value * peaks * scores)
+
+
+def test_slow_tensor_cores_hide_exponentials() -> None:
+    """A800 to L20: an exponential takes 8 elements of a head instead of 32, so heads of 32 lose little to it."""
+    a800, l20 = attention_kernel("a800", "flash-attention-2"), attention_kernel("l20", "flash-attention-2")
+    assert a800.gpu.exponentials.value == 4 * l20.gpu.exponentials.value
+    slower = [each.peak_rate("forward", 32) / each.peak_rate("forward", 128) for each in (a800, l20)]
+    cost = a800.variant("forward", 128).exponentials.value
+    expected = [32 / (32 + each) * (128 + each) / 128 for each in (cost, cost / 4)]
+    assert slower == pytest.approx(expected)
 
 
 def test_a_kernel_that_follows_from_no_other_gpu_is_one_line() -> None:
