@@ -12,7 +12,7 @@ from tasp_lab.core.choices import Pass
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.residual_fit import residual_of
+from tasp_lab.prediction.residuals import residual_of
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import options_for
 

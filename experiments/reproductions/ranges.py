@@ -15,7 +15,7 @@ from experiments.common import Record
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure
 from tasp_lab.core.errors import TableError
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.residual_fit import Residual
+from tasp_lab.prediction.residuals import Residual
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,22 @@
 """Lower bounds of the time of a pass of a layer, of any kind, for every schedule of its task.
 
-Softmax attention has its own module (`sim.bounds.attention`).
+**Softmax attention, compute.** All ranks together compute all tiles, so the busiest one computes at least the average.
+
+**Softmax attention, communication.** Take a set S of ranks, queries that S owns, and keys (with their values) that S
+has not got at the start. Each pair of a query and a key that it attends to is either computed in S, and then the key
+enters S; or elsewhere, and then a part of the result enters S, since results end at the owners of their queries. So
+what enters S is a vertex cover, by keys and results, of the graph of these pairs, and weighs no less than the lightest
+cover of any part of that graph. The part used is that of blocks with a full mask, whose positions have the same
+neighbours. If their neighbours are nested, as under a causal mask, the lightest cover is known: the results of all
+queries beyond some point, and the keys that those before it attend to. If they are not, it is that of a single block of
+queries.
+
+In a backward pass the gradients of queries take the place of results, and foreign queries with the keys of S make a
+second cover, by query records and gradients of keys. Both consist of different data, so they add. Results and gradients
+weigh as much as in the dtype of the layer, or in that on the wire if it is narrower: the least that a schedule may use.
+
+S is each single rank, all ranks whose links share a capacity, and the complement of the cut that bounds AllGather. What
+enters S takes at least its bytes over the bandwidth of all links into S, plus the lowest latency of a route into it.
 
 **Linear attention, compute.** All ranks together attend within all chunks, and compute what other chunks contribute to
 each one: by applying a state to its positions, or from all their pairs. So the busiest one computes at least the
@@ -21,9 +37,12 @@ rank may communicate for one layer while others compute another one. Re-layouts 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
 import numpy as np
 
-from sim.bounds.attention import attention_bound_s
+from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import ComputeRate, Machine, fastest
 from tasp_lab.schedule.schedule import Schedule
@@ -35,7 +54,7 @@ from tasp_lab.schedules.linear import task as linear
 from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.passes import receivers
 from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.topology.cuts import like
+from tasp_lab.topology.cuts import bottleneck, like, ranks_behind
 from tasp_lab.topology.graph import Topology
 
 
@@ -120,3 +139,177 @@ def _linear_communication_s(topology: Topology, task: LinearTask) -> Number:
         least = min(state_bytes, int(task.block_bytes[task.block(result, np.array([chunk]))][0]), int(sizes.sum()))
         found = max(found, like(topology, least / into[rank]) + latency[rank])
     return found
+
+
+def attention_bound_s(machine: Machine, task: AttentionTask, initial: BoolArray | None = None) -> Number:
+    """Lower bound of the time of a pass in seconds; exact for exact numbers.
+
+    `initial`, a bool array (world_size, blocks), is what each rank holds at the start; by default the blocks it owns.
+
+    Eight ranks compute for 1 s each, and each receives 7/8 of the keys, or results of its own two positions, over seven
+    links:
+
+    >>> from fractions import Fraction
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> from tasp_lab.schedules.attention.circulation import cut_blocks
+    >>> from tasp_lab.machines.machine import ComputeRate
+    >>> from tasp_lab.workload.sequence_layout import contiguous
+    >>> from tasp_lab.workload.layer import Workload
+    >>> layer = Workload(sequence=16, heads=1, head_dim=1)             # 4 FLOPs per pair, results of 2 bytes
+    >>> task, _ = cut_blocks(layer, contiguous(16, 8), [Fraction(1)])
+    >>> mesh, rate = full_mesh(8, Fraction(4), Fraction(1)), ComputeRate(Fraction(128))
+    >>> attention_bound_s(Machine(mesh, compute=rate), task)           # 1 + 4 / 28
+    Fraction(8, 7)
+    """
+    compute_s = machine.least_compute_s(machine.rate_of(task.workload, task.passing), task.total_flops)
+    held = task.owned(KEYS, QUERIES) if initial is None else initial
+    return max(compute_s, _communication_s(machine.topology, task, held) if len(held) > 1 else 0)
+
+
+def _communication_s(topology: Topology, task: AttentionTask, held: BoolArray) -> Number:
+    """The largest of the bounds on communication."""
+    latency, cut = topology.min_latencies_into_ranks_s, bottleneck(topology)
+    outside = tuple(rank for rank in range(topology.world_size) if rank not in cut.inside)
+    *received, crossing = _entering(_Runs.of(task, held), outside)
+    into = topology.bandwidths_into_ranks_bytes_per_s
+    bounds = [like(topology, received[rank] / into[rank]) + latency[rank] for rank in np.flatnonzero(received).tolist()]
+    for group in topology.shared:
+        if behind := [rank for rank in ranks_behind(topology, group) if received[rank]]:
+            sums = sum(received[rank] for rank in behind)
+            bounds.append(sums / group.bandwidth_bytes_per_s + min(latency[rank] for rank in behind))
+    if crossing:
+        bounds.append(like(topology, crossing / cut.bandwidth_bytes_per_s) + min(latency[rank] for rank in outside))
+    return max(bounds, default=0)
+
+
+def entering_bytes(task: AttentionTask, held: BoolArray, ranks: list[int]) -> int:
+    """The bytes that any schedule of the task brings into a set of ranks, which holds `held` at the start."""
+    return _Runs.of(task, held).entering_bytes(ranks)
+
+
+@lru_cache(maxsize=32)
+def _entering(runs: _Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
+    """The bytes that enter each rank, and those that enter the ranks `outside`; kept for schedules alike in both."""
+    return tuple(runs.entering_bytes(ranks) for ranks in (*([rank] for rank in range(len(runs.held))), list(outside)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """The blocks of keys and queries of a task as runs: positions of one owner and group that follow one another.
+
+    `tensor`, `group`, `owner`, `start`, `count`, `position_bytes` and `output_bytes` (of a result or gradient of a
+    position) are int arrays (runs,); `held` a bool array (world_size, runs). Groups that are alike but for their number
+    are one group with the bytes of all.
+    """
+
+    task: AttentionTask
+    tensor: IntArray
+    group: IntArray
+    owner: IntArray
+    start: IntArray
+    count: IntArray
+    position_bytes: IntArray
+    output_bytes: IntArray
+    held: BoolArray
+
+    @cached_property
+    def _content(self) -> tuple[object, ...]:
+        """All that the bytes depend on."""
+        task = self.task
+        positions = self.tensor, self.group, self.owner, self.start, self.count
+        columns = *positions, self.position_bytes, self.output_bytes, self.held
+        return task.workload, task.layout, task.is_backward, *(each.tobytes() for each in columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Runs) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @classmethod
+    def of(cls, task: AttentionTask, held: BoolArray) -> _Runs:
+        """The runs in the order of tensors, groups and positions."""
+        blocks = np.flatnonzero((task.tensor == KEYS) | (task.tensor == QUERIES))
+        order = task.tensor, task.group, task.owner
+        blocks = blocks[np.lexsort((task.start[blocks], *(column[blocks] for column in order[::-1])))]
+        columns, has = np.stack([column[blocks] for column in order]), held[:, blocks]
+        ends = task.start[blocks] + task.layout.stride * task.count[blocks]
+        follows = (columns[:, 1:] == columns[:, :-1]).all(axis=0) & (task.start[blocks[1:]] == ends[:-1])
+        follows &= (has[:, 1:] == has[:, :-1]).all(axis=0)
+        first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(blocks)])
+        count = np.add.reduceat(task.count[blocks], first) if len(first) else task.count[:0]
+        at = blocks[first]
+        tensor, group = task.tensor[at], task.group[at]
+        output_bytes = np.zeros_like(tensor)
+        for each in np.unique(tensor).tolist():
+            output_bytes[tensor == each] = task.least_output_bytes_per_position(each)
+        position_bytes = task.block_bytes[at] // task.count[at]
+        columns = np.stack([tensor, task.owner[at], task.start[at], count, position_bytes, output_bytes])
+        kept, number, times = _alike(group, np.concatenate([columns, has[:, first]]))
+        tensor, owner, start, count, position_bytes, output_bytes = columns[:, kept]
+        return cls(
+            task, tensor, number, owner, start, count, times * position_bytes, times * output_bytes, has[:, first[kept]]
+        )
+
+    def entering_bytes(self, ranks: list[int]) -> int:
+        """The bytes that any schedule brings into a set of ranks."""
+        mine, here = np.isin(self.owner, ranks), self.held[ranks].any(axis=0)
+        keys, queries = self.tensor == KEYS, self.tensor == QUERIES
+        total = self._covers(queries & mine, keys & ~here)
+        if self.task.is_backward:
+            total += self._covers(keys & mine, queries & ~here)
+        return total
+
+    def _covers(self, own: BoolArray, foreign: BoolArray) -> int:
+        """The bytes of the lightest covers of runs `own` of one tensor against `foreign` ones of the other.
+
+        A cover consists of results or gradients of `own` runs, and of `foreign` runs themselves.
+        """
+        if not own.any() or not foreign.any():
+            return 0
+        total = 0
+        for group in np.intersect1d(self.group[own], self.group[foreign]).tolist():
+            row, column = (np.flatnonzero(side & (self.group == group)) for side in (own, foreign))
+            row_bytes = self.count[row] * self.output_bytes[row]
+            total += _cover(self._full_tiles(row, column), row_bytes, self.count[column] * self.position_bytes[column])
+        return total
+
+    def _full_tiles(self, row: IntArray, column: IntArray) -> BoolArray:
+        """Whether every query of a tile attends to every key: bool array (rows, columns)."""
+        queries = self.start[row][:, None], self.count[row][:, None]
+        keys = self.start[column][None, :], self.count[column][None, :]
+        if self.tensor[row[0]] == KEYS:
+            queries, keys = keys, queries
+        low, high = self.task.run_bands(*queries, *keys)
+        full: BoolArray = (low <= 1 - keys[1]) & (high >= queries[1] - 1)
+        return full
+
+
+def _alike(group: IntArray, content: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The columns of one of all groups with the same content, the number of each, and how many groups it stands for."""
+    members: dict[bytes, list[IntArray]] = {}
+    for each in np.unique(group).tolist():
+        columns = np.flatnonzero(group == each)
+        members.setdefault(content[:, columns].tobytes(), []).append(columns)
+    sizes = [len(found[0]) for found in members.values()]
+    kept = np.concatenate([group[:0], *(found[0] for found in members.values())])
+    number = np.repeat(np.arange(len(sizes)), sizes)
+    return kept, number, np.repeat([len(found) for found in members.values()], sizes).astype(np.int64)
+
+
+def _cover(full: BoolArray, row_bytes: IntArray, column_bytes: IntArray) -> int:
+    """The lightest cover of a bipartite graph, a bool array (rows, columns), if the neighbours of rows are nested.
+
+    Otherwise the heaviest of the lightest covers of single rows.
+
+    >>> nested = np.array([[1, 0, 0], [1, 1, 1]], dtype=bool)
+    >>> _cover(nested, np.array([9, 4]), np.array([1, 2, 3]))      # the first column, and the second row
+    5
+    """
+    neighbours = full @ column_bytes
+    order = np.argsort(neighbours, kind="stable")
+    full, row_bytes, neighbours = full[order], row_bytes[order], neighbours[order]
+    if (full[:-1] > full[1:]).any():
+        return int(np.minimum(neighbours, row_bytes).max())
+    beyond = np.append(np.cumsum(row_bytes[::-1])[::-1], 0)
+    return int((np.insert(neighbours, 0, 0) + beyond).min())

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_time
-from tasp_lab.prediction.residual_fit import Residual, residual_of
-from tasp_lab.prediction.residuals import Regime
+from tasp_lab.prediction.residuals import Regime, Residual, residual_of
 
 TIE = 0.95
 """A ranking with a smaller probability is too close to call."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Unpack, overload
 
-from sim.library_calls import cliff_near
 from sim.simulate import Engine, engine_of
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -212,6 +211,8 @@ class Predictions(Report, Sequence[Answer]):
         spec = COLLECTIVES.get(each.schedule)
         if spec is None or spec.library_call not in ("all_gather", "reduce_scatter", "all_reduce"):
             return ""
+        from sim.library_calls import cliff_near  # calls of the library alone have cliffs
+
         return cliff_near(spec.library_call, self.machine, each.shard_bytes * self.machine.topology.world_size)
 
     def parts(self) -> list[Part]:

@@ -2,19 +2,30 @@
 
 ``python -m experiments.accuracy.residuals`` writes ``residuals.toml`` from measured collectives
 (`tasp_lab.measure.accuracy`), layers and held-out kernels; tables that were used to fit a prediction are left out.
-`tasp_lab.prediction.residual_fit` fits distributions to them.
+`residual_of` is the distribution of a class.
+
+Errors have two parts: between machines, and between rows of one machine. The first is estimated over a *family* of
+classes, because few machines were measured in each: documented networks inside domains, between them, clouds (whose
+domains are documented no better than their networks), layers. A family with fewer than `ENOUGH_FREEDOM` degrees of
+freedom borrows the missing ones, with their variance, from all machines of the same work and library: the variance of a
+single pair of machines can have any value, and Student's t for one degree of freedom multiplies it to 6.3 standard
+deviations. The spread is that of a machine that was not measured. Student's t widens the part between machines only,
+because few machines do not contradict what many rows show.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from tasp_lab.machines.machine import Machine, NetworkKind
+from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.schedule.schedule import Schedule
 
 WorkKind = Literal["collective", "layer", "kernel", "eager call"]
@@ -137,3 +148,167 @@ def spans_domains(machine: Machine) -> bool:
         return bool(domain_ranks < machine.topology.world_size)
     topology = machine.topology
     return "network" in topology.switch_kinds.values() or len(set(topology.node_of_rank)) > 1
+
+
+T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
+"""95 % points of Student's t by degrees of freedom from 1; with more that of the last."""
+
+ENOUGH_FREEDOM = 4
+"""With fewer degrees of freedom a variance is filled up with that of other regimes."""
+
+ASSUMED_VARIANCE = math.log(1.3) ** 2
+"""Of machines around their middle, where no two of a kind were measured: an assumption."""
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The factor of a regime from predicted to measured times, log-normal.
+
+    Parameters
+    ----------
+    regime, asked : the regime that was measured, the nearest one to what was asked.
+    middle : its median.
+    spread : standard deviation of its logarithm on a new machine, so that 1.645 of it lead to the 5 and 95 % points.
+    constants : what of it the intervals of constants explain, a standard deviation.
+    own : standard deviation within one machine: what schedules on it do not have in common.
+    rows, machines : how many of the account.
+    lender : the work and library from all of whose machines a part of the spread is borrowed; empty for none.
+    """
+
+    regime: Regime
+    middle: float
+    spread: float
+    constants: float
+    own: float
+    rows: int
+    machines: int
+    asked: Regime
+    lender: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing was measured that it could be of: links that are stated, not machines."""
+        return not self.machines
+
+    @property
+    def beside(self) -> float:
+        """The spread beside samples of constants, which have their part of it."""
+        return math.sqrt(max(self.spread**2 - self.constants**2, 0.0))
+
+    @property
+    def borrowed(self) -> str:
+        """What of it was not measured in the regime that was asked for; empty if nothing."""
+        parts = [] if self.regime == self.asked else [f"all of it from {self.regime}: {self.asked} were not measured"]
+        parts += [f"a part of the width from all {self.lender}: too few machines like this one"] if self.lender else []
+        return "; ".join(parts)
+
+
+_STATED = Regime("layer", "intra", "any", "documented", "ideal")
+EXACT = Residual(_STATED, middle=1.0, spread=0.0, constants=0.0, own=0.0, rows=0, machines=0, asked=_STATED)
+"""The factor of machines whose links are ideal (`Machine.has_ideal_links`): none."""
+
+
+class Variance(NamedTuple):
+    """A variance and its degrees of freedom."""
+
+    value: float
+    freedom: int
+
+    def filled(self, other: float) -> Variance:
+        """With the degrees of freedom that it lacks at another variance."""
+        lacks = max(ENOUGH_FREEDOM - self.freedom, 0)
+        total = self.freedom + lacks
+        return Variance((self.freedom * self.value + lacks * other) / total, total)
+
+    @property
+    def widening(self) -> float:
+        """What Student's t makes of the 95 % point of a normal distribution."""
+        return T_95[min(self.freedom, len(T_95)) - 1] / NORMAL_95
+
+
+@cache
+def residual_of(regime: Regime, without: str = "") -> Residual:
+    """The residual of a regime, `without` the groups of a source or provider.
+
+    For a regime that was not measured, that of the nearest one. No layers were measured on clouds: there it is the
+    wider one of layers on documented networks and collectives on clouds.
+    """
+    known = [each for each in groups() if each.key != without]
+    found = _nearest(known, regime)
+    if regime.work == "layer" and regime.network == "cloud" and found.regime.network != "cloud":
+        clouds = [each for each in known if each.regime.network == "cloud"]
+        found = max(found, _nearest(clouds, regime), key=lambda each: each.spread)
+    return replace(found, asked=regime)
+
+
+def fit(known: Sequence[Group], regime: Regime) -> Residual:
+    """The distribution in a regime that some of these groups are of."""
+    own = [each for each in known if each.regime == regime]
+    family = between([each for each in known if _family(each.regime) == _family(regime)])
+    lent, lender = _lent(known, regime, between, ASSUMED_VARIANCE)
+    machines, rows = family.filled(lent), within(own).filled(_lent(known, regime, within, 0.0)[0])
+    variance = machines.widening**2 * machines.value * (1 + 1 / len(own)) + rows.value
+    return Residual(
+        regime,
+        middle=math.exp(_mean([each.mean for each in own])),
+        spread=math.sqrt(variance),
+        constants=math.sqrt(_mean([each.constants for each in own])),
+        own=math.sqrt(rows.value),
+        rows=sum(each.rows for each in own),
+        machines=len(own),
+        asked=regime,
+        lender=lender if family.freedom < ENOUGH_FREEDOM else "",
+    )
+
+
+def between(family: Sequence[Group]) -> Variance:
+    """The variance of machines around the mean of their regime."""
+    total, freedom = 0.0, 0
+    for regime in dict.fromkeys(each.regime for each in family):
+        means = [each.mean for each in family if each.regime == regime]
+        total += sum((mean - _mean(means)) ** 2 for mean in means)
+        freedom += len(means) - 1
+    return Variance(total / max(freedom, 1), freedom)
+
+
+def within(known: Sequence[Group]) -> Variance:
+    """The variance of rows around the mean of their machine."""
+    freedom = sum(each.rows - 1 for each in known)
+    return Variance(sum(each.rows * each.variance for each in known) / max(freedom, 1), freedom)
+
+
+def _lent(
+    known: Sequence[Group], regime: Regime, variance: Callable[[Sequence[Group]], Variance], default: float
+) -> tuple[float, str]:
+    """What a regime borrows: the variance of all groups of its work and library, else of its library, else of all."""
+    library = "" if regime.library == "modelled" else ", links alone"
+    alike = [each for each in known if each.regime.library == regime.library]
+    of_work = [each for each in alike if each.regime.work == regime.work]
+    lenders = ((of_work, f"{regime.work}s{library}"), (alike, f"work{library}"), (known, "work"))
+    for lender, name in lenders:
+        if (found := variance(lender)).freedom:
+            return found.value, name
+    return default, "work"
+
+
+def _family(regime: Regime) -> tuple[str, ...]:
+    """The regimes that share the variance between machines."""
+    reach = regime.reach if regime.work == "collective" and regime.network == "documented" else ""
+    return regime.work, f"{regime.network} {reach}", regime.library
+
+
+def _nearest(known: Sequence[Group], regime: Regime) -> Residual:
+    """The residual of the nearest regime; of several the widest one."""
+    distances = {each: _distance(each, regime) for each in dict.fromkeys(each.regime for each in known)}
+    least = min(distances.values())
+    return max((fit(known, each) for each in distances if distances[each] == least), key=lambda found: found.spread)
+
+
+def _distance(one: Regime, other: Regime) -> int:
+    """How far two regimes are from each other: what matters most weighs most."""
+    weights = {"work": 16, "network": 8, "library": 4, "reach": 2, "size": 1}
+    return sum(weight for name, weight in weights.items() if getattr(one, name) != getattr(other, name))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -23,8 +23,7 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.sampling import MachineSamples, Sampling, machine_samples
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.residual_fit import EXACT, Residual, residual_of
-from tasp_lab.prediction.residuals import KERNELS, regime_of
+from tasp_lab.prediction.residuals import EXACT, KERNELS, Residual, regime_of, residual_of
 from tasp_lab.schedule.schedule import Schedule
 
 MAX_TRANSFERS = 20_000

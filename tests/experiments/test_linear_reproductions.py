@@ -13,8 +13,7 @@ from experiments.reproductions.ranges import Range, figure_of, read_record
 from experiments.reproductions.report import FOLDER
 from experiments.reproductions.zeco import result as zeco
 from tasp_lab.core.errors import TableError
-from tasp_lab.prediction.residual_fit import residual_of
-from tasp_lab.prediction.residuals import KERNELS
+from tasp_lab.prediction.residuals import KERNELS, residual_of
 
 NUMBERS = st.integers(1, 1000)
 RANGES = st.builds(lambda *ends: Range.of(*ends), NUMBERS, NUMBERS)

@@ -24,8 +24,7 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers.table import parse_table
 from tasp_lab.prediction.columns import fields_of, view_of
 from tasp_lab.prediction.interval import Interval, quantile
-from tasp_lab.prediction.residual_fit import residual_of
-from tasp_lab.prediction.residuals import Regime, groups
+from tasp_lab.prediction.residuals import Regime, groups, residual_of
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.point_to_point import send_recv

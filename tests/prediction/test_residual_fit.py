@@ -16,8 +16,21 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import NetworkKind
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.prediction.interval import residual_interval
-from tasp_lab.prediction.residual_fit import ASSUMED_VARIANCE, ENOUGH_FREEDOM, T_95, Variance, between, fit
-from tasp_lab.prediction.residuals import SHORT_S, Group, Modelled, Reach, Regime, groups, layer_regime
+from tasp_lab.prediction.residuals import (
+    ASSUMED_VARIANCE,
+    ENOUGH_FREEDOM,
+    SHORT_S,
+    T_95,
+    Group,
+    Modelled,
+    Reach,
+    Regime,
+    Variance,
+    between,
+    fit,
+    groups,
+    layer_regime,
+)
 
 INSIDE = Regime("collective", "intra", "large", "documented", "modelled")
 BETWEEN = replace(INSIDE, reach="inter")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bounds.attention import entering_bytes
+from sim.bounds.layers import entering_bytes
 from sim.bounds.least import least_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import ScheduleError, TaspLabError

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.residual_fit import Residual
-from tasp_lab.prediction.residuals import Regime
+from tasp_lab.prediction.residuals import Regime, Residual
 from tasp_lab.study.crossover import Comparison
 from tasp_lab.study.point import Point, Row
 from tasp_lab.workload.layer import Workload

@@ -16,8 +16,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import Answer
-from tasp_lab.prediction.residual_fit import Residual, residual_of
-from tasp_lab.prediction.residuals import Regime, layer_regime
+from tasp_lab.prediction.residuals import Regime, Residual, layer_regime, residual_of
 from tasp_lab.topology.graph import SharedCapacity
 
 # Published iterations of LASP-2 (arXiv:2502.07563), and how much longer those of other systems take.

@@ -20,8 +20,7 @@ from tasp_lab.measure.accuracy import own_tables
 from tasp_lab.measure.readers.table import read_table
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import Interval, residual_interval
-from tasp_lab.prediction.residual_fit import residual_of
-from tasp_lab.prediction.residuals import layer_regime
+from tasp_lab.prediction.residuals import layer_regime, residual_of
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bounds.attention import attention_bound_s, entering_bytes
+from sim.bounds.layers import attention_bound_s, entering_bytes
 from sim.event.engine import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.blocks import Pool

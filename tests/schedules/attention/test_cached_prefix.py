@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bounds.attention import attention_bound_s
+from sim.bounds.layers import attention_bound_s
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.machines.machine import ComputeRate, Machine

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.bounds.attention import attention_bound_s
+from sim.bounds.layers import attention_bound_s
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.decompose import decompose

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from sim.bounds.attention import attention_bound_s
-from sim.bounds.layers import hybrid_bound_s, linear_bound_s
+from sim.bounds.layers import attention_bound_s, hybrid_bound_s, linear_bound_s
 from sim.simulate import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.task import AttentionTask
