@@ -29,6 +29,8 @@ settings.register_profile(
 )
 settings.load_profile("tasp-lab")
 
+os.environ.pop("COLUMNS", None)  # workers of pytest have 80, and tables are as wide as it says
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -231,7 +231,7 @@ def question_of(
     options = as_options(left.pop("options", DEFAULT_OPTIONS), **taken(AttentionKeywords.__annotations__))
     sought = RingOptions(**taken(each.name for each in fields(RingOptions)))
     sampling = Sampling(left.pop("samples", samples), left.pop("seed", 0))
-    overrides, work = tuple(left.pop("overrides", ())), as_work(work)
+    overrides, work = left.pop("overrides", ()), as_work(work)
     if overrides:
         from tasp_lab.machines.overrides import overridden_layer
 
@@ -241,7 +241,7 @@ def question_of(
         schedule="",
         work=work,
         options=options,
-        overrides=overrides,
+        overrides=tuple(overrides),
         sampling=sampling if sampling.samples else None,
         without_links=tuple(left.pop("without_links", ())),
         links=tuple(left.pop("links", ())),
