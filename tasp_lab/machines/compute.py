@@ -28,7 +28,7 @@ from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing
-from tasp_lab.machines.kernel_model.memory import bound_s
+from tasp_lab.machines.kernel_model.kernel import bound_s
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
 from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind

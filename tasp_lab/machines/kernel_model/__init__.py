@@ -3,7 +3,6 @@
 - `AttentionKernel` is one named kernel on one GPU; `attention_kernel` finds it
   (`tasp_lab.machines.kernel_model.catalogue`).
 - `tasp_lab.machines.kernel_model.tiles` cuts a call into tiles and hands them out over the SMs.
-- `tasp_lab.machines.kernel_model.memory` has what is bound by memory: copies, merges and kernels of linear attention.
 
 Constants are in ``data/``: a file per GPU and kernel, each constant with its value, interval and source.
 """

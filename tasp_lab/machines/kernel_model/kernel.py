@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelFile, Passing, Variant
-from tasp_lab.machines.kernel_model.memory import bound_s
+from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelConstant, KernelFile, Passing, Variant
 from tasp_lab.machines.kernel_model.tiles import last_begins, makespan, splits, tile_columns
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
@@ -23,6 +22,20 @@ _FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
 """Per (query, key) pair and element of a head."""
 
 _ELEMENT_BYTES = 2.0
+
+ELEMENTWISE_LAUNCH = KernelConstant(
+    2.3e-6,
+    1.5e-6,
+    4e-6,
+    "norms of 8192 x 128 bf16 take 3 us on H200, GB200 and GB300 (NVIDIA/cudnn-frontend benchmark/norms 3929da2e), "
+    "less their bytes over the bandwidth",
+)
+"""The fixed part of an element-wise kernel."""
+
+
+def bound_s(gpu: Gpu, moved_bytes: float) -> float:
+    """The time of one kernel that moves so many bytes and computes next to nothing."""
+    return ELEMENTWISE_LAUNCH.value + moved_bytes / gpu.memory_bytes_per_s.value
 
 
 class TimeParts(NamedTuple):

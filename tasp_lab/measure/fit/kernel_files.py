@@ -121,7 +121,7 @@ def _rate(gpu: Gpu, variant: Variant, length: int, causal: bool) -> float:
 
 
 LINEAR_KERNELS = ("chunk-gla", "chunk-gdn", "chunk-retention", "fla-chunk-gla", "tileops-gla", "flaggems-chunk-gla")
-"""Kernels of linear attention (`tasp_lab.machines.kernel_model.memory`)."""
+"""Kernels of linear attention, whose calls are predicted at rates."""
 
 _Fitted = Mapping[Key, Mapping[Passing, tuple[Variant, ...]]]
 

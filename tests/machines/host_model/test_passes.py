@@ -12,7 +12,7 @@ from tasp_lab.core.errors import QuantityError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import MERGE, KernelCompute, with_kernel
 from tasp_lab.machines.host_model.runtime import Passes, Runtime, load_runtime, runtime_names
-from tasp_lab.machines.kernel_model.memory import ELEMENTWISE_LAUNCH
+from tasp_lab.machines.kernel_model.kernel import ELEMENTWISE_LAUNCH
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.topology.builders import full_mesh
