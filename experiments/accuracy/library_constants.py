@@ -8,8 +8,8 @@
   others of the generation, and where these are silent the geometric mean of the other generations. By them
   `tasp-lab accuracy` judges the tables of the system.
 
-The rate of rings is the slope between the two largest sizes: a call of an AllGather takes (n - 1) / rate + 2 / copy of a
-shard longer per byte. All others are least squares over relative errors, which a few wild rows do not move.
+The rate of rings is the slope between the two largest sizes: for each byte of a shard an AllGather takes
+(n - 1) / rate + 2 / copy longer. All others are least squares over relative errors, which a few wild rows do not move.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SWITCH = ("nvls_base", "nvls_chunk")
 RATES = ("ring_rate", "copy_rate", "own_copy_rate", "ll_channel_rate")
 
 OWN, BORROWED = 0.02, 0.5
-"""How much the value weighs that a fit starts from: a factor of e as much as a row that is 2 % off where the system itself
-was measured, 50 % where others of its generation are few."""
+"""How much the value weighs that a fit starts from: a factor of e as much as a row that is 2 % off where the system
+itself was measured, 50 % where others of its generation are few."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,12 @@ def main() -> None:
     for source in SOURCES:
         values = found[source.generation]
         how = f"NCCL {source.version}, 2 to 8 ranks"
-        head = f"# NCCL's constants of {source.generation.title()} inside one NVLink domain, measured on {source.system}."
-        text = _file(head, values, source, lambda name, at=source, how=how: f"{_SOURCE}, {at.system}: {_WHAT[name]}, {how}")
+        head = (
+            f"# NCCL's constants of {source.generation.title()} inside one NVLink domain, measured on {source.system}."
+        )
+        text = _file(
+            head, values, source, lambda name, at=source, how=how: f"{_SOURCE}, {at.system}: {_WHAT[name]}, {how}"
+        )
         write_whole(CONSTANTS_FOLDER / f"nccl_{source.generation}.toml", text.encode())
         others = [found[each.generation] for each in SOURCES if each is not source]
         borrowed = _mean(others, source)
@@ -94,10 +98,18 @@ def main() -> None:
             without = _fit_families(source, borrowed)
         else:
             without = borrowed
-        head = f"# NCCL's constants of {source.generation.title()} as they would be without the tables of {source.system}."
+        head = (
+            f"# NCCL's constants of {source.generation.title()} as they would be without the tables of {source.system}."
+        )
         text = _file(head, without, source, lambda name: _BORROWED)
         LEFT_OUT_FOLDER.mkdir(exist_ok=True)
         write_whole(LEFT_OUT_FOLDER / f"{source.system}.toml", text.encode())
+
+
+def _measured_on(source: Source) -> Callable[[str], str]:
+    """The source of a constant that the tables of a system give."""
+    how = f"NCCL {source.version}, 2 to 8 ranks"
+    return lambda name: f"{_SOURCE}, {source.system}: {_WHAT[name]}, {how}"
 
 
 _SOURCE = "github.com/ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0)"
@@ -127,7 +139,7 @@ def fitted(source: Source, tables: Sequence[MeasuredTable], prior: Values) -> Va
     rings = [case for case in cases if case.collective != "alltoall"]
     switch = [case for case in rings if case.collective == "all_reduce" and case.size == "8"]
     values = _fit(source.family, rings, RINGS, values)
-    if source.generation != "ampere" and switch:
+    if source.generation in _NVLS_CHANNELS and switch:
         values = _fit(source.family, switch, SWITCH, values)
     return _fit(source.family, [case for case in cases if case.collective == "alltoall"], MESSAGES, values)
 
@@ -153,11 +165,13 @@ def _fit_families(source: Source, prior: Values) -> Values:
 def _tables(source: Source) -> tuple[MeasuredTable, ...]:
     found = find_tables([own_tables() / "aiconfigurator_one_node.csv"])
     library = f"nccl=={source.version}"
-    return tuple(each for each in found if each.headers["system"] == source.system and each.headers["library"] == library)
+    return tuple(
+        each for each in found if each.headers["system"] == source.system and each.headers["library"] == library
+    )
 
 
 def _slope(cases: Iterable[Case]) -> float | None:
-    """The rate of rings: the slopes of all_gather between the two largest sizes over (n - 1) and 2 copies of a shard."""
+    """The rate of rings: slopes of all_gather between the two largest sizes, as n - 1 hops and 2 copies of a shard."""
     rows, slopes = [], []
     for case in cases:
         if case.collective == "all_gather":
@@ -184,7 +198,7 @@ def _fit(
         found: FloatArray = np.log(simulated(with_values(profile.parameters, tried))) - measured_log
         return np.concatenate([found, weight * (logs - start)])
 
-    low = np.log([CONSTANTS[name].min_constant and 0.61e-6 or 1e-12 for name in names])
+    low = np.log([(CONSTANTS[name].min_constant and 0.61e-6) or 1e-12 for name in names])
     best = least_squares(
         residuals, np.maximum(start, low + 1e-6), loss="soft_l1", f_scale=0.05, diff_step=1e-3, bounds=(low, np.inf)
     )
@@ -218,14 +232,17 @@ _START = {
 
 
 def _file(head: str, values: Values, source: Source, of: Callable[[str], str]) -> str:
-    names = [*RINGS, "ring_rate", *MESSAGES, *(SWITCH if source.generation != "ampere" else ())]
+    names = [*RINGS, "ring_rate", *MESSAGES, *(SWITCH if source.generation in _NVLS_CHANNELS else ())]
     constants: list[dict[str, str]] = []
     for name in names:
         constant = {"name": name, "value": CONSTANTS[name].format(values[name], 4)}
         if name == "ring_rate":
             constant["at"] = f"link_bandwidth = {source.link}"
         constants.append(constant | {"source": of(name)})
-    fixed = {**_FIXED, **({"nvls_channels": _NVLS_CHANNELS[source.generation]} if source.generation != "ampere" else {})}
+    fixed = {
+        **_FIXED,
+        **({"nvls_channels": _NVLS_CHANNELS[source.generation]} if source.generation != "ampere" else {}),
+    }
     constants += [{"name": name, "value": value, "source": why} for name, (value, why) in fixed.items()]
     made = "# Made by python -m experiments.accuracy.library_constants\n\n"
     return f"{head}\n{made}{msgspec.toml.encode({'constants': constants}).decode()}"
