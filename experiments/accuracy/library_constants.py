@@ -109,7 +109,7 @@ def main() -> None:
 def _measured_on(source: Source) -> Callable[[str], str]:
     """The source of a constant that the tables of a system give."""
     how = f"NCCL {source.version}, 2 to 8 ranks"
-    return lambda name: f"{_SOURCE}, {source.system}: {_WHAT[name]}, {how}"
+    return lambda name: f"measured: {_SOURCE}, {source.system}, {_WHAT[name]}, {how}"
 
 
 _SOURCE = "github.com/ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0)"
