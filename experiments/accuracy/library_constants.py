@@ -101,15 +101,15 @@ def main() -> None:
         head = (
             f"# NCCL's constants of {source.generation.title()} as they would be without the tables of {source.system}."
         )
-        text = _file(head, without, source, lambda name: _BORROWED)
+        text = _file(head, without, source, dict.fromkeys(_WHAT, _BORROWED))
         LEFT_OUT_FOLDER.mkdir(exist_ok=True)
         write_whole(LEFT_OUT_FOLDER / f"{source.system}.toml", text.encode())
 
 
-def _measured_on(source: Source) -> Callable[[str], str]:
-    """The source of a constant that the tables of a system give."""
+def _measured_on(source: Source) -> dict[str, str]:
+    """The sources of the constants that the tables of a system give."""
     how = f"NCCL {source.version}, 2 to 8 ranks"
-    return lambda name: f"measured: {_SOURCE}, {source.system}, {_WHAT[name]}, {how}"
+    return {name: f"measured: {_SOURCE}, {source.system}, {what}, {how}" for name, what in _WHAT.items()}
 
 
 _SOURCE = "github.com/ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0)"
@@ -200,7 +200,12 @@ def _fit(
 
     low = np.log([(CONSTANTS[name].min_constant and 0.61e-6) or 1e-12 for name in names])
     best = least_squares(
-        residuals, np.maximum(start, low + 1e-6), loss="soft_l1", f_scale=0.05, diff_step=1e-3, bounds=(low, np.inf)
+        residuals,
+        np.maximum(start, low + 1e-6),
+        loss="soft_l1",
+        f_scale=0.05,
+        diff_step=np.full(len(names), 1e-3),
+        bounds=(low, np.inf),
     )
     return {**values, **dict(zip(names, np.exp(best.x).tolist(), strict=True))}
 
@@ -231,14 +236,14 @@ _START = {
 """Where the fit of the first generation starts: NCCL's own estimates and round numbers."""
 
 
-def _file(head: str, values: Values, source: Source, of: Callable[[str], str]) -> str:
+def _file(head: str, values: Values, source: Source, sources: Mapping[str, str]) -> str:
     names = [*RINGS, "ring_rate", *MESSAGES, *(SWITCH if source.generation in _NVLS_CHANNELS else ())]
     constants: list[dict[str, str]] = []
     for name in names:
         constant = {"name": name, "value": CONSTANTS[name].format(values[name], 4)}
         if name == "ring_rate":
             constant["at"] = f"link_bandwidth = {source.link}"
-        constants.append(constant | {"source": of(name)})
+        constants.append(constant | {"source": sources[name]})
     fixed = {
         **_FIXED,
         **({"nvls_channels": _NVLS_CHANNELS[source.generation]} if source.generation != "ampere" else {}),

@@ -119,9 +119,9 @@ def _out_of_scope(table: MeasuredTable, machine: Machine | None) -> str:
 
 
 def _is_modelled(table: MeasuredTable, machine: Machine | None) -> bool:
-    """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL chooses inside a domain."""
+    """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL chooses."""
     stated = table.headers.get("algorithm", "").casefold()
     library = None if machine is None else machine.comm_library
     if stated == "ring" or not isinstance(library, ChannelLibrary) or library.tuner is None:
         return stated == "ring"
-    return library.tuner.domains == 1 and stated in ("", "nvls")
+    return stated == "" or (stated == "nvls" and library.nvls is not None)
