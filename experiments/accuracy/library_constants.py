@@ -80,36 +80,29 @@ def main() -> None:
     found: dict[str, Values] = {}
     for source in SOURCES:
         found[source.generation] = fitted(source, tables[source.system], _mean(found.values(), source))
+    LEFT_OUT_FOLDER.mkdir(exist_ok=True)
     for source in SOURCES:
-        values = found[source.generation]
-        how = f"NCCL {source.version}, 2 to 8 ranks"
-        head = (
-            f"# NCCL's constants of {source.generation.title()} inside one NVLink domain, measured on {source.system}."
-        )
-        text = _file(
-            head, values, source, lambda name, at=source, how=how: f"{_SOURCE}, {at.system}: {_WHAT[name]}, {how}"
-        )
+        name = source.generation.title()
+        head = f"# NCCL's constants of {name} inside one NVLink domain, measured on {source.system}."
+        text = _file(head, found[source.generation], source, _measured_on(source))
         write_whole(CONSTANTS_FOLDER / f"nccl_{source.generation}.toml", text.encode())
-        others = [found[each.generation] for each in SOURCES if each is not source]
-        borrowed = _mean(others, source)
-        if source.generation == "blackwell":
-            without = fitted(GB300, tables["gb300"], borrowed)
-        elif source.generation in OTHERS:
-            without = _fit_families(source, borrowed)
+        borrowed = _mean([found[each.generation] for each in SOURCES if each is not source], source)
+        if source.generation == GB300.generation:
+            without = fitted(GB300, tables[GB300.system], borrowed)
         else:
-            without = borrowed
-        head = (
-            f"# NCCL's constants of {source.generation.title()} as they would be without the tables of {source.system}."
-        )
+            without = _fit_families(source, borrowed) if source.generation in OTHERS else borrowed
+        head = f"# NCCL's constants of {name} as they would be without the tables of {source.system}."
         text = _file(head, without, source, dict.fromkeys(_WHAT, _BORROWED))
-        LEFT_OUT_FOLDER.mkdir(exist_ok=True)
         write_whole(LEFT_OUT_FOLDER / f"{source.system}.toml", text.encode())
 
 
 def _measured_on(source: Source) -> dict[str, str]:
     """The sources of the constants that the tables of a system give."""
     how = f"NCCL {source.version}, 2 to 8 ranks"
-    return {name: f"measured: {_SOURCE}, {source.system}, {what}, {how}" for name, what in _WHAT.items()}
+    found = {name: f"measured: {_SOURCE}, {source.system}, {what}, {how}" for name, what in _WHAT.items()}
+    if source.generation == "blackwell":
+        found |= dict.fromkeys(("base_ll128", "link_hop_ll128"), _NO_LL128)
+    return found
 
 
 _SOURCE = "github.com/ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0)"
@@ -120,6 +113,7 @@ _WHAT = {
     **dict.fromkeys(SWITCH, "all_reduce of 8 ranks in the switch"),
 }
 _BORROWED = "other tables of the generation, and the geometric mean of the other generations, rates by NVLink"
+_NO_LL128 = "assumed: the geometric mean of Ampere and Hopper, as NCCL 2.29.2 takes no LL128 in the tables of b200_sxm"
 _FIXED = {
     "message_hop_ll": ("0.6us", "NVIDIA/nccl 5067397c, src/graph/tuning.cc, hwLat, NVLink, Ring, LL"),
     "message_hop_ll128": ("1.9us", "NVIDIA/nccl 5067397c, src/graph/tuning.cc, hwLat, NVLink, Ring, LL128"),

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray, IntArray
-from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.errors import ScheduleError, TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.libraries.nccl_tuning import Algorithm, Choice, Collective, Tuner
@@ -341,7 +341,9 @@ class ChannelLibrary(CommLibrary):
         if self.tuner is None:
             return None
         known: list[Algorithm] = ["ring", "tree", "nvls-tree"] if self.tuner.domains > 1 else ["ring"]
-        return self.tuner.choose(collective, size_bytes, [*known, *(["nvls"] if self.nvls is not None else [])])
+        if self.nvls is not None:
+            known.append("nvls")
+        return self.tuner.choose(collective, size_bytes, known)
 
     def _ring(self, call: CallFacts) -> Ring:
         """The numbers of a fused call."""
@@ -373,7 +375,7 @@ class ChannelLibrary(CommLibrary):
     def _in_switch(self, call: CallFacts) -> Ring:
         """The numbers of an AllReduce in two steps, to the owner of a shard and from there, that the switch merges."""
         if self.nvls is None:
-            raise TopologyError(f"library {self.name!r} does not let the switch add on this machine")
+            raise ScheduleError(f"library {self.name!r} does not add up in the switch of this machine")
         n = call.world_size
         chunks = call.total_bytes / (self.nvls.channels * self.nvls.chunk_bytes(call.total_bytes, n))
         chunks_s = chunks * self.nvls.chunk_s / call.steps
@@ -384,7 +386,7 @@ class ChannelLibrary(CommLibrary):
     def _tree(self, call: CallFacts) -> Ring:
         """The numbers of an AllReduce along trees over several domains, with the latencies that NCCL counts on."""
         if self.tuner is None:
-            raise TopologyError(f"library {self.name!r} has no trees on this machine")
+            raise ScheduleError(f"library {self.name!r}: its trees are not modelled on this machine")
         choice = self.tuner.choose("all_reduce", call.total_bytes, (call.algorithm,))
         base_s, inside_s, between_s = self.tuner.tree_latencies_s(choice)
         protocol, (inside, *_) = self.protocols[choice.protocol], self.media

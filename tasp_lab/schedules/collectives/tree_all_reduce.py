@@ -1,10 +1,11 @@
 """AllReduce along double binary trees, between nodes and inside them, as libraries run it over several nodes.
 
 The message is cut into two halves per rank of a node, and each into chunks. Half t of rank l goes through the ranks
-with number l of all nodes, its *heads*, along a binary tree; a node that has children in one tree is a leaf in the other,
-so that both halves together use all NICs (P. Sanders, J. Speck, J. Traeff, Two-tree algorithms for full bandwidth
-broadcast, reduction and scan, Parallel Computing 35, 2009). Inside a node the sums go along a chain to the head, or all
-at once where a switch merges them. From the root complete sums go back the same way. Chunks follow each other.
+with number l of all nodes, its *heads*, along a binary tree. A node that has children in one tree is a leaf in the
+other, so that both halves together use all NICs (P. Sanders, J. Speck, J. Traeff, Two-tree algorithms for full
+bandwidth broadcast, reduction and scan, Parallel Computing 35, 2009). Inside a node the sums go along a chain to the
+head, or all at once where a switch merges them. From the root complete sums go back the same way. Chunks follow each
+other.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tasp_lab.topology.graph import Topology
 
 CHUNK_BYTES = 2**19
 MAX_CHUNKS, MAX_TRANSFERS = 16, 2**17
-"""More chunks gain less than a sixteenth of the time of the deepest way; fewer are used on many ranks, so that a schedule
-takes no longer to prove."""
+"""More chunks gain less than a sixteenth of the time of the deepest way. On many ranks there are fewer, so that the
+proof of a schedule takes no longer."""
 
 
 def binary_tree(nodes: int) -> IntArray:
@@ -64,7 +65,7 @@ def double_binary_trees(nodes: int) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, eq=False)
 class TreeSumSteps(LazySteps):
-    """Hops of int arrays (hops,): at step ``level + c`` a hop sends chunk c, ``first + c``; `gives` where it adds up."""
+    """Hops as int arrays (hops,): at step ``level + c`` a hop sends block ``first + c``; `gives` where it adds up."""
 
     source: IntArray
     destination: IntArray
