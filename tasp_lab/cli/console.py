@@ -119,7 +119,7 @@ def _unanswered(by_status: Mapping[str, int]) -> str:
     ' (2 do not apply)'
     """
     from tasp_lab.study.frames import statuses_text
-    from tasp_lab.study.rows import PREDICTED
+    from tasp_lab.study.point import PREDICTED
 
     text = statuses_text({status: count for status, count in by_status.items() if status not in PREDICTED})
     return f" ({text})" if text else ""

@@ -61,3 +61,6 @@ needs it."""
 DEFAULT_STAGES = 4
 """Parts in which keys arrive: one part of calls or of transfers in about four is exposed at most, and messages of a
 quarter of a shard are still large. MagiAttention's guides use 1 to 4."""
+
+DEFAULT_SEARCH_BUDGET = 30_000_000
+"""Operations of a search for rings: about half a minute."""

@@ -130,11 +130,15 @@ def _wires() -> Iterator[ConstantSpec]:
     yield ConstantSpec(
         name="link_bandwidth",
         quantity=_BANDWIDTH,
-        meaning="line rate of a link, or of a GPU's port into its switch, one way",
+        meaning="bandwidth of a link, or of a GPU's port into its switch, one way",
     )
-    yield ConstantSpec(name="link_latency", quantity=_TIME, meaning="of the wire, from rank to rank inside a domain")
-    yield ConstantSpec(name="nic_bandwidth", quantity=_BANDWIDTH, meaning="line rate of a GPU's NIC, one way")
-    yield ConstantSpec(name="nic_latency", quantity=_TIME, meaning="of the wire, from rank to rank through the network")
+    yield ConstantSpec(
+        name="link_latency", quantity=_TIME, meaning="latency of the links from rank to rank inside a domain"
+    )
+    yield ConstantSpec(name="nic_bandwidth", quantity=_BANDWIDTH, meaning="bandwidth of a GPU's NIC, one way")
+    yield ConstantSpec(
+        name="nic_latency", quantity=_TIME, meaning="latency of the links from rank to rank through the network"
+    )
 
 
 def _compute_rates() -> Iterator[ConstantSpec]:
@@ -266,7 +270,7 @@ def _latencies() -> Iterator[ConstantSpec]:
             yield ConstantSpec(
                 name=f"{medium}_hop_{protocol.lower()}",
                 quantity=_TIME,
-                meaning=f"latency of a hop {where}, the wire's included, protocol {protocol}",
+                meaning=f"latency of a hop {where}, that of the link included, protocol {protocol}",
                 min_constant=f"{medium}_latency",
                 fitted_to=_RINGS,
                 identified_by=f"the same small sizes of all_gather on two numbers of {counted}",
@@ -316,7 +320,7 @@ def _tcp() -> Iterator[ConstantSpec]:
     yield ConstantSpec(
         name="tcp_payload",
         quantity=_SHARE,
-        meaning="what of a link's bytes is payload; gloo",
+        meaning="share of a link's bandwidth that carries data; gloo",
         fitted_to=_TCP,
         identified_by="sendrecv of 64 MiB and more",
     )
@@ -357,7 +361,7 @@ def _rules() -> Iterator[ConstantSpec]:
         "short_message": "messages up to this size, times the most channels per peer, go by LL",
     }
     shares = {
-        "ll_payload": "what part of LL's bytes is payload",
+        "ll_payload": "share of LL's bytes that is data",
         "ll_share": "what LL reaches of the ring rate",
         "ll128_share": "what LL128 reaches of the ring rate",
     }

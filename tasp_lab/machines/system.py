@@ -262,7 +262,7 @@ class System:
             inside_s = max(inside_s, numbers["net_overhead"] * (3 if key == "simple" else 1))
             ring_hops_s = (inside_s - link_s, (between_s if ranks > 1 else numbers[f"lone_hop_{key}"]) - nic_s)
         if min(hops_s) < 0:
-            raise ProfileError(f"profile {self.family!r}: a hop of {name} takes less than the wire")
+            raise ProfileError(f"profile {self.family!r}: a hop of {name} takes less than the latency of its link")
         return Protocol(
             name,
             numbers[f"base_{key}"],

@@ -212,12 +212,12 @@ def _curve_handles(points: pd.DataFrame, styles: Mapping[str, tuple[str, str]]) 
         for label, (color, marker) in styles.items()
     ]
     if points["low"].notna().any():
-        handles.append(Patch(color=MUTED, alpha=2 * BAND_ALPHA, linewidth=0, label="5 to 95 %"))
+        handles.append(Patch(color=MUTED, alpha=2 * BAND_ALPHA, linewidth=0, label="interval"))
     if points["bound"].notna().any():
         handles.append(Line2D([], [], color=INK, linestyle=DASHES, linewidth=0.8, label="bound"))
     if points["limit"].notna().any():
         handles.append(Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle="none",
-                              markersize=4.5, label="settled by its bound, not simulated"))  # fmt: skip
+                              markersize=4.5, label="pruned by its bound"))  # fmt: skip
     return handles
 
 
@@ -293,5 +293,5 @@ def _map_handles(cells: pd.DataFrame, color_of: ColorOf) -> list[Artist]:
     names = [value for value in cells["value"].unique() if isinstance(value, str)]
     handles: list[Artist] = [Patch(color=color_of(name), alpha=0.75, linewidth=0, label=name) for name in names]
     if cells["too_close"].any():
-        handles.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: too close to call"))
+        handles.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: a tie"))
     return handles

@@ -47,7 +47,6 @@ from tasp_lab.core.errors import NoLinkError, ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import LazySteps, ScheduleModel
-from tasp_lab.schedule.proof import prove
 from tasp_lab.topology.graph import Topology
 
 
@@ -87,7 +86,11 @@ class Schedule(ScheduleModel):
             except ScheduleError as error:
                 raise ScheduleError(f"schedule {self.name!r}: {error}") from None
         proved = self.steps.prove(self) if isinstance(self.steps, LazySteps) else None
-        object.__setattr__(self, "transfers", prove(self) if proved is None else proved)
+        if proved is None:
+            from tasp_lab.schedule.proof import prove  # no theorem holds
+
+            proved = prove(self)
+        object.__setattr__(self, "transfers", proved)
 
     def __repr__(self) -> str:
         size = f"{self.world_size} ranks, {len(self.steps)} steps, {self.transfers:,} transfers"

@@ -17,9 +17,18 @@ from tasp_lab.core.files import make_folder
 from tasp_lab.core.tables import Table
 from tasp_lab.plots.study import MAX_LINES, MAX_PANELS, Scale, Words, draw_curves, draw_maps
 from tasp_lab.plots.timelines import render
-from tasp_lab.study.columns import SPEEDUPS, check_columns, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import PLOTS, StudyFolder
-from tasp_lab.study.frames import least_times, point_columns, varying
+from tasp_lab.study.frames import (
+    SPEEDUPS,
+    check_columns,
+    least_times,
+    plain,
+    point_columns,
+    records_of,
+    text_of,
+    title_of,
+    varying,
+)
 from tasp_lab.study.table import WINNER, Selection, View, check_single, column_keys, heading, pivot, selected
 
 if TYPE_CHECKING:

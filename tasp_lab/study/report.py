@@ -21,11 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.files import write_whole
-from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import REPORT, StudyFolder
-from tasp_lab.study.frames import Cells, counts_text, held_constant, least_times, varying
-from tasp_lab.study.needed import needed
-from tasp_lab.study.rows import PREDICTED
+from tasp_lab.study.frames import (
+    NO_VALUE,
+    Cells,
+    counts_text,
+    held_constant,
+    least_times,
+    needed,
+    plain,
+    records_of,
+    text_of,
+    title_of,
+    varying,
+)
+from tasp_lab.study.point import PREDICTED
 from tasp_lab.study.table import (
     AT_LEAST,
     AT_MOST,
@@ -229,8 +239,8 @@ def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
 
 def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
     """The winners."""
-    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", "speed-up", "5 to 95 %",
-               "too close to call", "bound by", "share of bound", "exposed share"]  # fmt: skip
+    columns = [*map(title_of, axes), "winner", "time", "interval", "speed-up", "interval",
+               "ties with", "bound by", "share of bound", "exposed share"]  # fmt: skip
     rows = [
         [
             *(cell(axis, row[axis]) for axis in axes),
@@ -297,7 +307,7 @@ def point_table(covered: Selection) -> PageTable:
         ]
         for row in records_of(covered.rows)
     ]
-    return page_table([*map(title_of, axes), "time", "5 to 95 %", *map(title_of, POINT_CELLS)], rows)
+    return page_table([*map(title_of, axes), "time", "interval", *map(title_of, POINT_CELLS)], rows)
 
 
 def reason_table(unanswered: pd.DataFrame) -> PageTable:
@@ -340,13 +350,13 @@ def constant_table(folder: StudyFolder) -> PageTable:
 
 
 def settled_table(covered: Selection) -> PageTable:
-    """How rows were settled: simulated by which engine, or by a bound."""
+    """How many rows each engine simulated, and how many a bound pruned."""
     frame = covered.rows.astype(object)
     counts = frame.where(frame.notna(), NO_VALUE).groupby(["settled_by", "engine"], sort=False).size()
     rows: list[list[Cell]] = [[str(by), str(engine), cell("", int(points))] for (by, engine), points in counts.items()]
     rows += [[status, NO_VALUE, cell("", count)] for status, count in covered.counts.items()
              if count and status not in PREDICTED]  # fmt: skip
-    return page_table(("settled by", "engine", "points"), rows)
+    return page_table(("decided by", "engine", "points"), rows)
 
 
 # ----------------------------------------------------------------------------------------------------- pictures
@@ -461,7 +471,7 @@ def _heat_map(rows: Sequence[Cells], x: str, y: str, colors: Mapping[str, str]) 
 
     def hover(row: Cells) -> str:
         then = "" if row["second"] is None else f"<br>then {html.escape(row['second'])}, {row['margin'] - 1:.1%} slower"
-        close = f"<br>too close to call: {html.escape(', '.join(row['too_close']))}" if row["too_close"] else ""
+        close = f"<br>ties with {html.escape(', '.join(row['too_close']))}" if row["too_close"] else ""
         return hover_text({**row, "status": "ok"}) + then + close
 
     return {

@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.study.columns import (
+from tasp_lab.study.folder import UNANSWERED, StudyFolder
+from tasp_lab.study.frames import (
     NO_VALUE,
     SPEEDUPS,
     check_columns,
-    is_text,
-    plain,
-    records_of,
-    text_of,
-    title_of,
-)
-from tasp_lab.study.folder import UNANSWERED, StudyFolder
-from tasp_lab.study.frames import (
     counts,
     counts_text,
     held_constant,
     held_text,
+    is_text,
     listed,
+    plain,
     point_columns,
+    records_of,
     select,
     statuses_text,
+    text_of,
+    title_of,
     varying,
     winners,
     with_derived,
@@ -40,7 +38,7 @@ from tasp_lab.study.frames import (
 if TYPE_CHECKING:
     import pandas as pd
 
-TIE_RULE = "too close to call: the winner is faster with a probability below 95 %"
+TIE_RULE = "tie: the winner is faster with a probability below 95 %"
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +69,7 @@ class View(Report):
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that a view covers, with the columns `tasp_lab.study.columns.DERIVED`."""
+    """The rows that a view covers, with the columns `tasp_lab.study.frames.DERIVED`."""
 
     folder: StudyFolder
     rows: pd.DataFrame
@@ -196,7 +194,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
     def speedups(*cells: str) -> tuple[str, ...]:
         return cells if covered.baseline else ()
 
-    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", *speedups("speed-up", "5 to 95 %")]
+    columns = [*map(title_of, axes), "winner", "time", "interval", *speedups("speed-up", "interval")]
     rows = [
         [
             *(text_of(column, row[column]) for column in axes),
@@ -218,7 +216,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
         [
             Table(
                 f"{covered.name}: the fastest schedule that fits into memory",
-                (*columns, "bound by", "too close to call"),
+                (*columns, "bound by", "ties with"),
                 rows,
                 (*texts, len(axes), len(columns), len(columns) + 1),
             ),
@@ -255,7 +253,7 @@ WINNER = "winner"
 
 CLOSE, AT_LEAST, AT_MOST, NO_FIT = "~", ">", "<", "!"
 MARKS = {
-    CLOSE: "too close to call",
+    CLOSE: "a tie",
     AT_LEAST: "at least that, by a bound: not simulated",
     AT_MOST: "at most that, by a bound: not simulated",
     NO_FIT: "does not fit into memory",

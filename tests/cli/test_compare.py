@@ -16,7 +16,7 @@ from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.workload.layer import Workload
 from tests.conftest import Command, Tell
 
-LAYER = ("--seq", "4096", "--heads", "8")
+LAYER = ("--seq", "4096", "--heads", "8", "--samples", "0")
 FIELDS = set(names("ranking"))
 
 
@@ -169,26 +169,3 @@ def test_groups_are_options_of_schedules_with_variants_too(tell: Tell) -> None:
         assert found["provenance"]["inputs"]["options"]["groups"] == groups
         times[groups] = found["predictions"][0]["time_s"]
     assert times["auto"] == times["consecutive"] < times["strided"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "telling"),
-    [
-        ((), "expected an attention layer: --seq, or --documents"),
-        (
-            ("--seq", "64", "--schedule", "multi-ring"),
-            "'multi-ring' is an AllGather, expected one for softmax attention",
-        ),
-        (("--seq", "64", "--schedule", "usp"), "schedule 'usp': expected usp:UxR with two numbers, like usp:2x4"),
-        (("--seq", "64", "--schedule", "usp:0x4"), "schedule 'usp:0x4': expected usp:UxR with two numbers"),
-        (("--seq", "64", "--heads", "8", "--kv-heads", "3"), "8 heads are not a multiple of 3 KV heads"),
-        (("--seq", "64", "--validate", "-1"), "validate: -1, expected 0 or more schedules to run"),
-        (("--seq", "64", "--validate", "x"), "--validate: 'x', expected a whole number"),
-        (("--seq", "64", "--validate", "1", "--repeat", "0"), "repeat: 0, expected 1 or more"),
-        (("--seq", "64", "--validate", "1", "--scale", "2"), "scale: 2.0, expected more than 0 and at most 1"),
-        (("--seq", "64", "--tune", "--buffers", "1"), "1 buffers, expected 2 or more"),
-        (("--seq", "64", "--travels", "values"), "--travels"),
-    ],
-)
-def test_what_cannot_be_compared(command: Command, arguments: tuple[str, ...], telling: str) -> None:
-    assert telling in command.refused("compare", "full-mesh:4", *arguments)

@@ -130,9 +130,12 @@ def test_a_ring_step_below_64_mib_waits_for_channels_not_for_links() -> None:
 
 
 def test_a_fused_ring_takes_the_protocol_that_nccl_itself_estimates_least_for() -> None:
-    """NCCL's estimate: base + (n-1) hops + bytes / ring rate, with the numbers of its code for Hopper."""
+    """NCCL's estimate: base + (n-1) hops + bytes / ring rate, with the numbers of its code for Hopper.
+
+    Sizes lie close together, as protocols change where two estimates cross.
+    """
     hopper = machine("h100-8")
-    for size in (2**10, 2**16, 2**20, 2**24, 2**28):
+    for size in np.geomspace(2**10, 2**28, 100).astype(int).tolist():
         schedule = replace(ring_all_gather(hopper.topology, size), fused=True)
         estimates = {
             name: base + 7 * hop + 7 * size / rate

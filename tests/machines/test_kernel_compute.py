@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from sim.bounds.least import least_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import TaspLabError
-from tasp_lab.machines.catalogue import load_machine, topology_document
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions

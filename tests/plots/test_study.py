@@ -56,9 +56,9 @@ def test_points_are_where_their_values_are(values: list[tuple[float, float]]) ->
 @pytest.mark.parametrize(
     ("changed", "entry"),
     [
-        ({"low": (0.5, 1.0), "high": (2.0, 4.0)}, "5 to 95 %"),
+        ({"low": (0.5, 1.0), "high": (2.0, 4.0)}, "interval"),
         ({"bound": (0.5, 1.0)}, "bound"),
-        ({"limit": (5.0, math.nan)}, "settled by its bound, not simulated"),
+        ({"limit": (5.0, math.nan)}, "pruned by its bound"),
     ],
 )
 def test_the_legend_names_what_is_drawn_and_nothing_else(changed: dict[str, tuple[float, float]], entry: str) -> None:
@@ -96,7 +96,7 @@ def test_a_map_has_a_colour_per_name_paler_where_it_is_not_sure() -> None:
     assert np.allclose(strength[0, 1] / strength[0, 0], 0.32 / 0.75)
     assert np.allclose(pixels[1, 1], 1)
     assert not np.allclose(pixels[1, 0], pixels[0, 0])
-    assert legend(figure) == ["tasp", "ulysses", "pale, ~: too close to call"]
+    assert legend(figure) == ["tasp", "ulysses", "pale, ~: a tie"]
     assert {text.get_text() for text in figure.axes[0].texts} == {"1.5x", "1.1x ~", ""}
 
 

@@ -15,13 +15,12 @@ from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.question import constants_of
+from tasp_lab.prediction.question import constants_of, key_of
 from tasp_lab.prediction.ring_choice import ring_candidates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import evaluate, group_rows, groups
 from tasp_lab.study.frames import first_is_faster
-from tasp_lab.study.point import Point, key_of
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Point, Row
 from tasp_lab.workload.layer import Workload
 
 MACHINES = st.sampled_from(["full-mesh:4", "h100-4", "mi300x-4", "nodes:2x2"])

@@ -15,7 +15,7 @@ from tasp_lab.prediction.interval import TIE, Interval
 from tasp_lab.prediction.residual_fit import Residual
 from tasp_lab.prediction.residuals import Regime
 from tasp_lab.study.frames import first_is_faster, varying, winners, with_derived
-from tasp_lab.study.rows import COLUMNS
+from tasp_lab.study.point import COLUMNS
 from tests.support.study_folders import BASELINE, MACHINES, SCHEDULES, not_applicable, row, settled
 
 times = st.floats(1e-5, 1e2)

@@ -80,7 +80,7 @@ def test_a_page_loads_nothing(html: str) -> None:
 def test_assumptions_come_first_and_the_command_last(html: str) -> None:
     text = " ".join(Resources(html).text)
     titles = ("Assumptions", "Findings", "Pictures", "All points", "Without an answer", "Constants",
-              "How rows were settled", "Repeat")  # fmt: skip
+              "Simulated or pruned", "Repeat")  # fmt: skip
     sections = re.findall(r"<h2>(.*?)</h2>", html)
     assert sections == list(titles)
     assert "one document per sequence" in text
@@ -263,7 +263,7 @@ def check_tables(opened: Opened) -> None:
     assert opened.shown(time="> 1 s", machine="MI300") == count(
         lambda cells: cells["machine"] == "mi300x-8" and (cells["time_s"] or cells["bound_s"]) > 1
     )
-    assert opened.shown(settled_by="bound") == count(lambda cells: cells["status"] == "settled")
+    assert opened.shown(decided_by="bound") == count(lambda cells: cells["status"] == "settled")
     assert opened.shown(model="no such model") == 0
     assert opened.shown() == len(rows)
 

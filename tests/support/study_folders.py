@@ -13,7 +13,7 @@ import tomli_w
 
 import tasp_lab
 from tasp_lab.study.folder import FORMAT, POINTS, POINTS_CSV, PROVENANCE, STUDY, UNANSWERED
-from tasp_lab.study.rows import COLUMNS
+from tasp_lab.study.point import COLUMNS
 
 MACHINES = {"h100-8": (1, 8), "h100-4x8": (4, 8), "mi300x-8": (1, 8)}
 MODELS = {"llama-3-8b": 32, "llama-3-70b": 64, "llama-3-405b": 128}

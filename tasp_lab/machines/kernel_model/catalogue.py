@@ -19,7 +19,7 @@ from tasp_lab.machines.kernel_model.constants import (
     gpus,
     read_kernel_file,
 )
-from tasp_lab.machines.kernel_model.designs import designs
+from tasp_lab.machines.kernel_model.designs import EXPONENTIALS, architecture, core_kernel, designs
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 
 _GPU_PREFIXES = re.compile(r"^(fit|zhipu|nvidia|amd|instinct|geforce)[ -]+")
@@ -81,10 +81,22 @@ def gpu_names() -> list[str]:
     return sorted(gpus())
 
 
+_FA2, _FA3 = "flash-attention-2", "flash-attention-3"
+_FROM: Mapping[str, Mapping[str, str]] = {
+    "vllm-flash-attention-2": {"ampere": _FA2, "ada": _FA2},
+    "vllm-flash-attention-3": {"hopper": _FA3},
+    "sglang-flash-attention-3": {"hopper": _FA3, "ampere": _FA2, "ada": _FA2},
+}
+"""Kernels of serving engines, and by architecture whose constants they take where they were not measured. On Ampere and
+Ada, FlashAttention-3 is the loop of FlashAttention-2."""
+
+
 def kernel_names(gpu: str) -> list[str]:
-    """Kernels of a GPU: those with a file for it, then those of the GPUs that it is like."""
+    """Kernels of a GPU: those with a file for it, those of GPUs that it is like, and those that follow from them."""
     every = [gpu, *(gpus()[gpu].like if gpu in gpus() else ())]
-    return list(dict.fromkeys(name for each in every for name in _files().get(each, {})))
+    names = dict.fromkeys(name for each in every for name in _files().get(each, {}))
+    derived = dict.fromkeys(name for name, bases in _FROM.items() if bases.get(architecture(gpu)) in names)
+    return list(names | derived)
 
 
 def default_kernel(gpu: str) -> str:
@@ -124,21 +136,61 @@ def _kernel_by_name(gpu: str, key: str, name: str) -> AttentionKernel:
 
 
 def _kernel(gpu: str, name: str) -> AttentionKernel:
-    """A kernel from its own file, or scaled from the first GPU with one that it is like."""
-    own = gpus()[gpu]
+    """A kernel from its own file, or borrowed."""
     if name in _files().get(gpu, {}):
-        return AttentionKernel(own, read_kernel_file(_files()[gpu][name]))
-    like = next(gpus()[each] for each in own.like if name in _files().get(each, {}))
-    variants = read_kernel_file(_files()[like.name][name]).variants
-    note = f"assumed: {name} as on {like.name}, its rate in proportion to the peaks of the data sheets"
-    return AttentionKernel(own, KernelFile(gpu, name, tuple(_scaled(each, own, like, name) for each in variants)), note)
+        return AttentionKernel(gpus()[gpu], read_kernel_file(_files()[gpu][name]))
+    return borrowed_kernel(gpu, name)
+
+
+def borrowed_kernel(gpu: str, name: str) -> AttentionKernel:
+    """A kernel as if it had not been measured on this GPU: scaled from the first GPU with one that it is like.
+
+    A kernel of a serving engine that none of them has takes the constants of the kernel without pages.
+    Raises `ProfileError` for a kernel that follows from no other GPU's.
+    """
+    own = gpus()[gpu]
+    like = next((gpus()[each] for each in own.like if name in _files().get(each, {})), None)
+    if like is not None:
+        variants = read_kernel_file(_files()[like.name][name]).variants
+        note = f"assumed: {name} as on {like.name}, its rate in proportion to the peaks of the data sheets"
+        scaled = tuple(_scaled(each, own, like, name) for each in variants)
+        return AttentionKernel(own, KernelFile(gpu, name, scaled), note)
+    base = _FROM.get(name, {}).get(architecture(gpu))
+    if base not in kernel_names(gpu):
+        raise ProfileError(f"kernel {name} on {gpu}: measured on no other GPU that is like it")
+    found = _kernel(gpu, base)
+    note = f"{found.note}; " if found.note else ""
+    variants = tuple(_with_pages(each, gpu, name) for each in found.file.variants)
+    return AttentionKernel(own, KernelFile(gpu, name, variants), f"{note}assumed: {name} as {base}, with pages")
+
+
+def _with_pages(variant: Variant, gpu: str, name: str) -> Variant:
+    """A variant with the design of a kernel with pages; FlashAttention-2 then runs its kernel of split keys."""
+    design = designs(gpu, name, variant.passing, variant.head_dim)[0]
+    if variant.passing == "backward" or core_kernel(name) != "flash-attention-2":
+        return msgspec.structs.replace(variant, design=design)
+    rate, split = variant.rate, variant.split
+    constant = KernelConstant(
+        rate.value * split.value, rate.low * split.low, rate.high * split.high,
+        f"assumed: {rate.value / 1e12:.4g} TFLOP/s times {split.value:.3g}, the speed with split keys; {rate.source}",
+    )  # fmt: skip
+    return msgspec.structs.replace(variant, design=design, rate=constant)
 
 
 def _scaled(variant: Variant, gpu: Gpu, like: Gpu, kernel: str) -> Variant:
-    ratio = gpu.peak_flops.value / like.peak_flops.value
-    rate = variant.rate.value * ratio
+    """A variant on another GPU: tensor cores by the peaks of the data sheets, exponentials by those of an SM."""
+    ratio, head_dim = gpu.peak_flops.value / like.peak_flops.value, variant.head_dim
+    faster = EXPONENTIALS[architecture(like.name)] / EXPONENTIALS[architecture(gpu.name)]
+    if core_kernel(kernel) == "flash-attention-2":  # its instructions do not reach the peak of newer tensor cores
+        faster = 1.0
+    cost = variant.exponentials
+    exponentials = KernelConstant(cost.value / faster, cost.low / faster, cost.high / faster, cost.source)
+    of_exponentials = (head_dim + cost.value) / (head_dim + exponentials.value)
+    rate = variant.rate.value * ratio * of_exponentials
     source = f"assumed: as on {like.name}, times {ratio:.3g}, the ratio of the peaks of {gpu.name} and {like.name}"
+    if faster != 1:
+        source += f", and {of_exponentials:.3g} for exponentials {faster:.3g} times as fast beside tensor cores"
     constant = KernelConstant(rate, rate * (1 - _WIDER), rate * (1 + _WIDER), source)
     found = designs(gpu.name, kernel, variant.passing, variant.head_dim)
     design = found[0] if len(found) == 1 else variant.design
-    return msgspec.structs.replace(variant, rate=constant, design=design)
+    return msgspec.structs.replace(variant, rate=constant, exponentials=exponentials, design=design)

@@ -56,7 +56,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the code of a kernel fixes: the tile, how many an SM holds, their order and split-KV.
 
-    `group` is how many SMs share what limits them: the slots are then those of a group.
+    `group` is how many SMs share what limits them: the slots are then those of a group. `query_bytes` and `key_bytes`
+    are what kernels beside the main one move per element of Q and of K: gradients, or what a serving engine does with
+    the KV cache.
     """
 
     rows: int
@@ -67,6 +69,8 @@ class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split: SplitRule
     packs_heads: bool
     source: str
+    query_bytes: float = 0.0
+    key_bytes: float = 0.0
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -2,27 +2,48 @@
 
 Where a kernel's code is closed (cuDNN) or assembly (aiter), `designs` lists the candidates, of which a fit takes the
 one that agrees best with its tables.
+
+A kernel of a serving engine reads keys and values from the pages of a KV cache, which the engine fills before:
+``vllm-flash-attention-2`` is FlashAttention-2 with pages, and vLLM's copy into them.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from tasp_lab.machines.kernel_model.constants import Design, Order
 from tasp_lab.machines.kernel_model.tiles import SplitRule
 
-Architecture = Literal["ampere", "ada", "hopper", "blackwell", "cdna", "other"]
+Architecture = Literal["ampere", "ada", "hopper", "blackwell", "blackwell-ultra", "cdna", "other"]
 _ARCHITECTURES: dict[str, Architecture] = {
     "a100": "ampere", "a100-pcie": "ampere", "a800": "ampere", "a10": "ada", "l20": "ada", "rtx-4090": "ada",
     "rtx-4090d": "ada", "h100": "hopper", "h800": "hopper", "h200": "hopper", "h20": "hopper", "b200": "blackwell",
-    "gb200": "blackwell", "gb300": "blackwell", "b300": "blackwell", "mi300x": "cdna", "mi355x": "cdna",
+    "gb200": "blackwell", "gb300": "blackwell-ultra", "b300": "blackwell-ultra", "mi300x": "cdna", "mi355x": "cdna",
 }  # fmt: skip
+EXPONENTIALS: Mapping[Architecture, float] = {
+    "ampere": 32.0, "ada": 32.0, "hopper": 50.0, "blackwell": 90.0, "blackwell-ultra": 45.0, "cdna": 40.0,
+    "other": 40.0,
+}  # fmt: skip
+"""What the softmax of a score costs, in elements of a head, before any fit: an SM computes 16 exponentials per clock,
+Blackwell Ultra 32 (NVIDIA, Inside NVIDIA Blackwell Ultra, 2025-08-22: 5 and 10.7 teraexponentials per second), against
+the FLOPs of its tensor cores; a part of both overlaps."""
+
+_BLACKWELL = ("blackwell", "blackwell-ultra")
 _FA2 = "Dao-AILab/flash-attention, csrc/flash_attn/src/flash_{pass_}_launch_template.h"
 _FA3 = "Dao-AILab/flash-attention, hopper/tile_size.h and hopper/tile_scheduler.hpp"
 _FA3_BACKWARD = "Dao-AILab/flash-attention, hopper/flash_bwd_launch_template.h: with a mask the longest tiles first"
 _BEST = "closed source: the candidate that agrees best with the tables"
+_SPLIT_KERNEL = (
+    "Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp: with pages the kernel of split keys, "
+    "src/flash_fwd_launch_template.h: run_mha_fwd_splitkv_dispatch"
+)
+_TRTLLM_GEN = (
+    "trtllm-gen, fmhaSm100*H128PagedKvCausalP64VarSeqQ128Kv128PersistentContext: two tiles of 128 queries in turn; "
+    "their order agrees best with the rows of B200"
+)
 _FA4 = "Dao-AILab/flash-attention, flash_attn/cute/interface.py and tile_scheduler.py"
 
 
@@ -31,9 +52,72 @@ def architecture(gpu: str) -> Architecture:
     return _ARCHITECTURES.get(gpu, "other")
 
 
+class _Engine(NamedTuple):
+    """A serving engine: bytes per element of Q and of K that it moves before each call."""
+
+    query_bytes: float
+    key_bytes: float
+    source: str
+
+
+_ENGINES = {
+    "vllm": _Engine(0, 8, "vLLM, reshape_and_cache_flash: K and V are read, and written to pages"),
+    "sglang": _Engine(0, 8, "SGLang, MHATokenToKVPool.set_kv_buffer: K and V are read, and written to pages"),
+    "tensorrt-llm": _Engine(
+        4, 8, "TensorRT-LLM, applyBiasRopeUpdateKVCache: Q, K and V are read, rotated and written, K and V to pages"
+    ),
+}
+
+
+def core_kernel(kernel: str) -> str:
+    """A kernel without its engine.
+
+    >>> core_kernel("vllm-flash-attention-2"), core_kernel("tensorrt-llm"), core_kernel("cudnn")
+    ('flash-attention-2', '', 'cudnn')
+    """
+    engine = _engine(kernel)
+    return kernel.removeprefix(engine).removeprefix("-") if engine else kernel
+
+
+def _engine(kernel: str) -> str:
+    return next((name for name in _ENGINES if kernel == name or kernel.startswith(f"{name}-")), "")
+
+
 def designs(gpu: str, kernel: str, passing: Literal["forward", "backward"], head_dim: int) -> list[Design]:
     """The designs that a kernel may have for this pass and head dimension; one where its code is open."""
-    arch = architecture(gpu)
+    arch, engine = architecture(gpu), _ENGINES.get(_engine(kernel))
+    if passing == "backward":
+        found = _designs(arch, core_kernel(kernel), passing, head_dim)
+        return [msgspec.structs.replace(each, query_bytes=GRADIENT_BYTES) for each in found]
+    if engine is None:
+        return _designs(arch, kernel, passing, head_dim)
+    return [
+        msgspec.structs.replace(
+            each, query_bytes=engine.query_bytes, key_bytes=engine.key_bytes, source=f"{each.source}; {engine.source}"
+        )
+        for each in _paged(arch, core_kernel(kernel), head_dim)
+    ]
+
+
+def _paged(arch: Architecture, core: str, head_dim: int) -> list[Design]:
+    """Forward with a KV cache in pages, and sequences one after the other in a batch of unequal lengths."""
+    if core == "flash-attention-2":
+        columns = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+        return [_design(64, columns, 2, "listed", "never", _SPLIT_KERNEL)]
+    if core == "flash-attention-3" and arch in ("ampere", "ada"):
+        eight_warps = arch == "ada" and head_dim > 96
+        columns = 112 if head_dim <= 64 else 128 if eight_warps else 64 if head_dim <= 128 else 96
+        return [_design(128, columns, 1 if eight_warps or head_dim > 128 else 2, "listed", "never", _FA3)]
+    if core == "flash-attention-3":
+        rows = 192 if head_dim <= 96 else 128
+        columns = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
+        return [_design(rows, columns, 1, "reversed", "never", _FA3)]
+    if arch in _BLACKWELL and core in ("", "trtllm-gen"):
+        return [_design(256, 128, 1, "listed", "never", _TRTLLM_GEN)]
+    return _designs(arch, core, "forward", head_dim)
+
+
+def _designs(arch: Architecture, kernel: str, passing: Literal["forward", "backward"], head_dim: int) -> list[Design]:
     if kernel == "flash-attention-2":
         return [_flash_attention_2(arch, passing, head_dim)]
     if kernel == "flash-attention-3" and passing == "forward":
@@ -44,13 +128,13 @@ def designs(gpu: str, kernel: str, passing: Literal["forward", "backward"], head
         keys = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
         return [_design(keys, 128 if head_dim <= 64 else 64, 1, "longest-first", "never", _FA3_BACKWARD)]
     if kernel == "flash-attention-4" and passing == "forward":
-        if arch == "blackwell":
+        if arch in _BLACKWELL:
             source = f"{_FA4}: two tiles of 128 queries in turn; heads of a KV head packed"
             return [_design(256, 128, 1, "longest-first", "fill", source, packs_heads=True)]
         return [_design(128, 128, 1, order, "never", _FA4) for order in ("longest-first", "listed", "reversed")]
     if arch in ("cdna", "other"):
         return _candidates((64, 128, 192, 256), (1,), _BEST) + _candidates((128,), (2,), _BEST)
-    if arch == "blackwell" and passing == "forward":
+    if arch in _BLACKWELL and passing == "forward":
         split: SplitRule = "fill" if kernel == "cudnn" else "never"
         tall = _candidates((128,), (2,), _BEST, split) + _candidates((256,), (1,), _BEST, split)
         pairs = [msgspec.structs.replace(each, group=2) for each in _candidates((128,), (2,), _BEST, split)]
@@ -82,3 +166,8 @@ def _design(
     rows: int, columns: int, slots: int, order: Order, split: SplitRule, source: str, *, packs_heads: bool = False
 ) -> Design:
     return Design(rows, columns, slots, 1, order, split, packs_heads, source)
+
+
+GRADIENT_BYTES = 14.0
+"""Backward, bytes per element of Q beside the main kernel: dO and O read for their row sums (4), dQ in float32 cleared,
+read (8) and cast to 16 bit (2) (flash_bwd_launch_template.h of Dao-AILab/flash-attention)."""

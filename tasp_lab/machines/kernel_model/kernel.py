@@ -3,9 +3,7 @@
     time = launch + throttled(max(arithmetic, memory)) + passes beside the kernel
 
 The arithmetic is the makespan of the call's tiles (`tasp_lab.machines.kernel_model.tiles`); memory is every operand
-read or written once. Backward, kernels before and after the main one go through Q-sized arrays: the row sums of dO * O,
-and dQ, which is accumulated in float32, cleared before and cast after (flash_bwd_launch_template.h of
-Dao-AILab/flash-attention).
+read or written once. Kernels before and after the main one move memory, too (`Design.query_bytes`).
 """
 
 from __future__ import annotations
@@ -23,10 +21,6 @@ from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
 _FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
 """Per (query, key) pair and element of a head."""
-
-_PASS_BYTES = 14.0
-"""Backward, bytes per element of Q beside the main kernel: dO and O read (4), dQ in float32 cleared, read (8) and cast
-to 16 bit (2)."""
 
 _ELEMENT_BYTES = 2.0
 
@@ -127,7 +121,7 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     power_s = throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
     q, k = _elements(shape)
     memory_s = _bytes(shape, q, k) / gpu.memory_bytes_per_s.value
-    passes_s = _PASS_BYTES * q / gpu.memory_bytes_per_s.value if shape.passing == "backward" else 0.0
+    passes_s = _beside_s(gpu, design, shape)
     if parts > 1:
         passes_s += bound_s(gpu, 2 * 4 * parts * q * (1 + 1 / shape.head_dim))
     return TimeParts(
@@ -151,8 +145,8 @@ def busy_share(gpu: Gpu, design: Design, shape: KernelShape) -> float:
     return min(pairs / (columns * design.rows * (sms // design.group)), 1.0)
 
 
-_PASS_SHARE_BEFORE = 8 / 14
-"""The part of `_PASS_BYTES` that is read or cleared before the main kernel begins."""
+_SHARE_BEFORE: dict[str, float] = {"forward": 1.0, "backward": 8 / 14}
+"""The part of the kernels beside the main one that comes before it: forward all, backward what is read or cleared."""
 
 
 @lru_cache(1 << 16)
@@ -163,7 +157,7 @@ def _handed_out_s(gpu: Gpu, variant: Variant, shape: KernelShape) -> float:
         return 0.0
     tiles = _tiles(variant.design, variant.tile_columns.value, round(gpu.sms.value), shape)
     share = tiles.last_begins() / tiles.makespan(variant.alone.value)
-    before_s = _PASS_SHARE_BEFORE * parts.passes_s if shape.passing == "backward" else 0.0
+    before_s = _SHARE_BEFORE[shape.passing] * _beside_s(gpu, variant.design, shape)
     return parts.launch_s + before_s + share * (parts.rate_s + parts.waves_s + parts.power_s + parts.memory_s)
 
 
@@ -251,6 +245,12 @@ def _elements(shape: KernelShape) -> tuple[float, float]:
     """Elements of Q and of K."""
     head = shape.batch * shape.head_dim
     return float(head * shape.heads * shape.queries), float(head * shape.kv_heads * shape.keys)
+
+
+def _beside_s(gpu: Gpu, design: Design, shape: KernelShape) -> float:
+    """The time of the kernels beside the main one, which move memory; merges of split keys apart."""
+    q, k = _elements(shape)
+    return (design.query_bytes * q + design.key_bytes * k) / gpu.memory_bytes_per_s.value
 
 
 def _bytes(shape: KernelShape, q: float, k: float) -> float:

@@ -1,6 +1,6 @@
-"""What is bound by memory: copies, merges, sums of gradients, and chunk kernels of linear attention.
+"""What is bound by memory: merges, sums of gradients, and chunk kernels of linear attention.
 
-Copies, merges of the partial outputs of ring steps and sums of gradients take a launch, and bytes over the bandwidth.
+Merges of the partial outputs of ring steps and sums of gradients take a launch, and bytes over the bandwidth.
 The chunk kernels of linear attention (flash-linear-attention) are bound by memory or by the chain of chunks:
 
     time = launch + max(elements * (bytes + state_bytes * head_dim / 64) / bandwidth, chunks * chunk)
@@ -30,21 +30,6 @@ ELEMENTWISE_LAUNCH = KernelConstant(
     "less their bytes over the bandwidth",
 )
 """The fixed part of an element-wise kernel."""
-
-
-def copy_s(gpu: Gpu, size_bytes: float) -> float:
-    """The time to copy so many bytes within the memory of a GPU: each is read and written."""
-    return bound_s(gpu, 2 * size_bytes)
-
-
-def merge_s(gpu: Gpu, positions: int, heads: int, head_dim: int, batch: int = 1, *, partial_bytes: int = 2) -> float:
-    """The time to merge the partial output of a ring step into the float32 sum, in one kernel.
-
-    The sum is read and written in float32, the partial output read in `partial_bytes` per element; both have a
-    log-sum-exp per row (zhuzilin/ring-flash-attention, update_out_and_lse).
-    """
-    rows = positions * heads * batch
-    return bound_s(gpu, rows * (head_dim * (8 + partial_bytes) + 12))
 
 
 def bound_s(gpu: Gpu, moved_bytes: float) -> float:

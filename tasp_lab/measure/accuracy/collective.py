@@ -113,8 +113,8 @@ def _out_of_scope(table: MeasuredTable, machine: Machine | None) -> str:
     if stated := table.headers.get("out_of_scope"):
         return stated
     if table.collective == "all_reduce" and not _is_modelled(table, machine):
-        made = table.headers.get("algorithm", "rings, trees, NVLS or SHARP: the table does not say")
-        return f"all-reduce by {made}; not modelled there"
+        made = table.headers.get("algorithm", "an algorithm that the table does not name")
+        return f"all-reduce by {made}; that is not modelled"
     return ""
 
 

@@ -52,7 +52,8 @@ def _row(table: KernelTable, row: KernelRow, sampling: Sampling) -> MeasuredRow:
         return MeasuredRow(row.measured_s, None, reason_of(error), None, shape)
     predicted_s = sum(float(kernel.time_s(each)) for each in row.shapes)
     reason = FITTED if any(_is_fitted(table, kernel, each) for each in row.shapes) else ""
-    interval = _interval(table, row, kernel, predicted_s, sampling) if sampling.samples else None
+    counts = bool(sampling.samples) and not reason
+    interval = _interval(table, row, kernel, predicted_s, sampling) if counts else None
     return MeasuredRow(row.measured_s, predicted_s, reason, None, shape, interval=interval)
 
 

@@ -1,6 +1,6 @@
-"""The accuracy report of many tables, of every kind, and how many measured times intervals hold, by regime.
+"""The accuracy report of tables of every kind, with the share of measured times inside their intervals by error class.
 
-The interval of a row has the residual of all sources but that of its table, and of a cloud without all of its provider.
+The interval of a row uses the errors of all sources but its own, and of a cloud without all of its provider.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
             columns, texts = (COLLECTIVE_COLUMNS, (0, 1, 2, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 1, 11))
             parts.append(Table(f"{title}predicted over measured", columns, cells, texts))
     if regimes := [row for each in tables for row in _regimes(each)]:
-        parts.append(Table("layers by regime", ("table", "regime", "rows", "median error", "in 15 %"), regimes, (0, 1)))
+        parts.append(Table("layers by class", ("table", "class", "rows", "median error", "in 15 %"), regimes, (0, 1)))
     if others := [(_name(each), each.reason) for each in tables if not each.in_scope]:
         parts.append(Table("not compared", ("table", "reason"), others, (0, 1)))
     if rows := [(_name(each), str(n), why) for each in tables if each.in_scope for why, n in each.left_out.items()]:

@@ -25,13 +25,12 @@ from scipy.optimize import OptimizeResult, least_squares
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError
 from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelConstant, Passing, Variant
-from tasp_lab.machines.kernel_model.designs import architecture, designs
+from tasp_lab.machines.kernel_model.designs import EXPONENTIALS, architecture, designs
 from tasp_lab.machines.kernel_model.kernel import busy_share, call_parts, throttled
 from tasp_lab.machines.kernel_model.memory import LinearKernel
 from tasp_lab.measure.readers.kernel_table import KernelRow
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-_EXPONENTIALS = {"ampere": 32.0, "ada": 32.0, "hopper": 50.0, "blackwell": 90.0, "cdna": 40.0, "other": 40.0}
 _RATE_BY_DIM = 0.1
 """How much rates of head dimensions differ beyond what exponentials explain, as a standard deviation of logarithms."""
 
@@ -90,7 +89,7 @@ class FittedKernel(NamedTuple):
 def priors(gpu: Gpu, passing: Passing) -> dict[str, Prior]:
     """What documents say of the constants that all head dimensions share."""
     return {
-        "exponentials": Prior(_EXPONENTIALS[architecture(gpu.name)] * (1.0 if passing == "forward" else 0.4), 0.4),
+        "exponentials": Prior(EXPONENTIALS[architecture(gpu.name)] * (1.0 if passing == "forward" else 0.4), 0.4),
         "alone": Prior(0.75, 0.15, 1.0),
         "tile_columns": Prior(80.0, 0.8),
         "masked": Prior(0.97, 0.04, 1.0),

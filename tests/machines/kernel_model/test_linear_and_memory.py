@@ -1,4 +1,4 @@
-"""Kernels bound by memory: chunk kernels of linear attention, copies and merges."""
+"""Kernels bound by memory: chunk kernels of linear attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model.constants import gpus
-from tasp_lab.machines.kernel_model.memory import ELEMENTWISE_LAUNCH, copy_s, linear_kernel, merge_s
+from tasp_lab.machines.kernel_model.memory import linear_kernel
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 
@@ -35,15 +35,3 @@ def test_chunk_kernels_grow_with_heads_and_are_linear_in_length(heads: int, chun
 def test_an_unknown_kernel_is_one_line() -> None:
     with pytest.raises(ProfileError, match="unknown kernel of linear attention 'chunk-glb', did you mean 'chunk-gla'"):
         linear_kernel("chunk-glb", "forward")
-
-
-def test_a_copy_reads_and_writes() -> None:
-    gpu = gpus()["h100"]
-    assert copy_s(gpu, 1e9) - ELEMENTWISE_LAUNCH.value == pytest.approx(2e9 / gpu.memory_bytes_per_s.value)
-
-
-def test_a_merge_reads_the_sum_and_the_partial_output_and_writes_the_sum() -> None:
-    """2048 x 32 rows of 128: 10 bytes per element and three float32 numbers per row."""
-    gpu = gpus()["h100"]
-    moved = 2048 * 32 * (128 * 10 + 12)
-    assert merge_s(gpu, 2048, 32, 128) - ELEMENTWISE_LAUNCH.value == pytest.approx(moved / gpu.memory_bytes_per_s.value)

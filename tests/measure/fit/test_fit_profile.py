@@ -18,9 +18,10 @@ from sim.simulate import simulate
 from tasp_lab.cli.process import main
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError, TableError, TaspLabError
-from tasp_lab.machines.catalogue import load_machine, topology_document
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import IDEAL, Machine
+from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.machines.parameters import Parameters, nearest_possible
 from tasp_lab.machines.profile import Profile, load_profile, member, profile_document, profile_names
 from tasp_lab.measure.calibrate import calibrate_files

@@ -81,7 +81,7 @@ def computed(schedule: Schedule) -> Counter[tuple[int, int, int]]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(schedules())
 def test_each_new_query_attends_once_to_each_key_that_it_sees(schedule: Schedule) -> None:
     task = task_of(schedule)
