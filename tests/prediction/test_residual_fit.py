@@ -17,11 +17,12 @@ from tasp_lab.machines.machine import NetworkKind
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.residual_fit import ASSUMED_VARIANCE, ENOUGH_FREEDOM, T_95, Variance, between, fit
-from tasp_lab.prediction.residuals import SHORT_S, Group, Modelled, Reach, Regime, groups, layer_regime
+from tasp_lab.prediction.residuals import SHORT_S, Group, Modelled, Reach, Regime, Size, groups, layer_regime
 
 INSIDE = Regime("collective", "intra", "large", "documented", "modelled")
 BETWEEN = replace(INSIDE, reach="inter")
 LAYERS = Regime("layer", "intra", "long", "documented", "ideal")
+SIZES: tuple[Size, ...] = ("small", "middle", "large")
 NETWORKS, LIBRARIES = get_args(NetworkKind), get_args(Modelled)
 WIDEST = {"modelled": 10, "ideal": 150}
 """The most that the high end may be over the low one, whatever source is left out; links alone say least."""
@@ -89,7 +90,10 @@ def test_a_variance_is_filled_up_to_enough_freedom(value: float, freedom: int, o
 def test_every_interval_says_something_whatever_source_is_left_out() -> None:
     """Student's t for one degree of freedom made 27,000 of some; no regime is so unsure."""
     regimes = [
-        *(Regime("collective", *rest) for rest in product(get_args(Reach), ("small", "large"), NETWORKS, LIBRARIES)),
+        *(
+            Regime("collective", *rest)
+            for rest in product(get_args(Reach), ("small", "middle", "large"), NETWORKS, LIBRARIES)
+        ),
         *(Regime("layer", *rest) for rest in product(get_args(Reach), ("short", "long"), NETWORKS, LIBRARIES)),
         *{each.regime for each in groups() if each.regime.work in ("kernel", "eager call")},
     ]
