@@ -17,8 +17,10 @@ from experiments.common import markdown_table
 from tasp_lab import accuracy
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.core.tables import Table
 from tasp_lab.core.units import format_size_about
 from tasp_lab.measure.accuracy import AccuracyReport, CollectiveAccuracy, own_tables
+from tasp_lab.measure.accuracy.report import left_out_of, left_out_parts
 from tasp_lab.plots.accuracy import TARGET_ERROR, draw_tables
 from tasp_lab.plots.timelines import render
 
@@ -37,6 +39,11 @@ def main() -> None:
         figure = draw_tables(members, f"{family.upper()}: measured times beside predictions")
         write_whole(FOLDER / f"accuracy_{family}.png", render(figure, "png"))
     print(summary(tables))
+
+
+def title(name: str) -> str:
+    """The name of a table without folders and the ending of its file."""
+    return Path(name).name.replace(".csv", "")
 
 
 def families(tables: Sequence[CollectiveAccuracy]) -> dict[str, list[CollectiveAccuracy]]:
@@ -58,8 +65,14 @@ def report_text(tables: Sequence[CollectiveAccuracy]) -> str:
         ("table", "profile", "collective", "ranks", "not compared, because"),
         [(*_name(each), each.reason or "no size is in scope") for each in tables if not each.in_scope],
     )
+    left_out = markdown_table(
+        ("collectives", "tables", "rows", "mean error", "inside", "interval score", "in sample"),
+        [row for part in left_out_parts(left_out_of(tables)) if isinstance(part, Table) for row in part.rows],
+    )
     return (
-        f"{summary(tables)}\n\n"
+        "Each system predicted without its own tables: the median over tables of mean errors, rows inside intervals of "
+        "90 %, and the score of these intervals; in sample with the constants from tables of the same system, too.\n\n"
+        f"{left_out}\n\n{summary(tables)}\n\n"
         "Made by `python -m experiments.accuracy.report`. Error of a size: predicted over measured time, less one. "
         "Mean and worst are of absolute errors, the bias is of signed ones. The dominant rule took most of the "
         f"predicted time.\n\n{in_scope}\n\n{others}"
@@ -68,7 +81,7 @@ def report_text(tables: Sequence[CollectiveAccuracy]) -> str:
 
 def summary(tables: Sequence[CollectiveAccuracy]) -> str:
     """The mean error of the median table, the number of tables within the target, and the worst table."""
-    means = {Path(each.table.name).stem: float(abs(each.errors).mean()) for each in tables if each.in_scope}
+    means = {title(each.table.name): float(abs(each.errors).mean()) for each in tables if each.in_scope}
     if not means:
         return "No table is in scope."
     worst = max(means, key=lambda name: means[name])
@@ -83,7 +96,7 @@ def summary(tables: Sequence[CollectiveAccuracy]) -> str:
 
 def _name(each: CollectiveAccuracy) -> tuple[str, str, str, str]:
     table = each.table
-    return Path(table.name).stem, str(table.profile), str(table.collective), str(table.ranks)
+    return title(table.name), str(table.profile), str(table.collective), str(table.ranks)
 
 
 def _row(each: CollectiveAccuracy) -> tuple[str, ...]:

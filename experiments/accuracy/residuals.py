@@ -98,7 +98,8 @@ def collectives(library: str) -> Iterator[Row]:
                 error = math.log(row.measured_s / row.predicted_s)
                 samples_s = row.interval.samples_s
                 variance = float(np.log(samples_s).var()) if len(samples_s) else 0.0
-                yield Row(row.interval.residual.asked, left_out_with(table), str(table.profile), error, variance)
+                machine = table.headers.get("system") or str(table.profile)
+                yield Row(row.interval.residual.asked, left_out_with(table), machine, error, variance)
 
 
 def layers() -> Iterator[Row]:

@@ -373,4 +373,9 @@ def library_parameters(library: str) -> tuple[Parameter, ...]:
     file = files("tasp_lab.machines.libraries") / "constants" / f"{library}.toml"
     if not file.is_file():
         return ()
-    return parse_constants(msgspec.toml.decode(file.read_bytes(), type=_LibraryFile).constants)
+    return read_constants(file.read_bytes())
+
+
+def read_constants(data: bytes) -> tuple[Parameter, ...]:
+    """The parameters of a file that has nothing but constants. Raises `ProfileError` as `parse_constants` does."""
+    return parse_constants(msgspec.toml.decode(data, type=_LibraryFile).constants)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -39,6 +39,7 @@ from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.parameters import (
     DependentConstant,
+    Parameter,
     Parameters,
     library_parameters,
     parse_constants,
@@ -92,6 +93,11 @@ class Profile:
     def with_parameters(self, parameters: Parameters) -> Profile:
         """The family with other numbers."""
         return replace(self, parameters=parameters)
+
+    def with_constants(self, constants: Iterable[Parameter]) -> Profile:
+        """The family with these constants in place of its own of the same names, stated as they are."""
+        new = {each.name: each for each in constants}
+        return self.with_parameters(Parameters(new.get(each.name, each) for each in self.parameters.values()))
 
     def system(self, size: str, name: str = "", library: str = "auto") -> System:
         """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias, without its numbers.

@@ -211,6 +211,7 @@ class System:
             own_copy_bytes_per_s=_known(numbers, "own_copy_rate"),
             tuner=tuner,
             inside=self._inside_calls(numbers) if tuner and ranks > 1 else None,
+            wire_s=(numbers["link_latency"] if ranks > 1 else 0.0, *((numbers["nic_latency"],) if shared else ())),
             nvls=self._nvls(numbers) if tuner and tuner.has_nvls and not shared else None,
         )
 

@@ -30,11 +30,12 @@ from tasp_lab.schedule.schedule import Schedule
 
 WorkKind = Literal["collective", "layer", "kernel", "eager call"]
 Reach = Literal["intra", "inter"]
-Size = Literal["small", "large", "short", "long", "any"]
+Size = Literal["small", "middle", "large", "short", "long", "any"]
 Modelled = Literal["modelled", "ideal"]
 
-LARGE_BYTES = 16 * 2**20
-"""Messages below this size are small: their times depend on latencies and on how channels fill a link."""
+SMALL_BYTES, LARGE_BYTES = 2**14, 2**24
+"""Messages below the first are small: their times are latencies. Those from the second on are large: their times are
+bytes over rates. Between the two, protocols change and channels fill a link by and by."""
 
 SHORT_S = 0.02
 """Layers predicted to take less are short: launches, waits and last waves, which vary most, are much of their time."""
@@ -44,7 +45,8 @@ SHORT_S = 0.02
 class Regime:
     """What has errors of one kind: the work, whether domains are left, its size, network and library.
 
-    The size is that of messages of collectives (`LARGE_BYTES`) and the duration of layers (`SHORT_S`).
+    The size is that of messages of collectives (`SMALL_BYTES`, `LARGE_BYTES`) and the duration of layers (`SHORT_S`).
+    Whether a network is documented does not matter for collectives inside a domain, which do not use it.
     """
 
     work: WorkKind
@@ -56,15 +58,18 @@ class Regime:
     def __str__(self) -> str:
         if self.work in _CALLS:
             return _CALLS[self.work]
-        where = "inside a domain" if self.reach == "intra" else "between domains"
+        inside = self.reach == "intra"
+        where = "inside a domain" if inside else "between domains"
         library = ", links alone" if self.library == "ideal" else ""
-        return f"{self.work}s {where}{_SIZES[self.size]}, {self.network} network{library}"
+        network = "" if inside and self.work == "collective" else f", {self.network} network"
+        return f"{self.work}s {where}{_SIZES[self.size]}{network}{library}"
 
 
 _CALLS: dict[WorkKind, str] = {"kernel": "kernels", "eager call": "kernels, eager calls timed with their host"}
 _SIZES: dict[Size, str] = {
     "any": "",
     "small": ", small messages",
+    "middle": ", middle messages",
     "large": ", large messages",
     "short": f", shorter than {1e3 * SHORT_S:.0f} ms",
     "long": f", {1e3 * SHORT_S:.0f} ms or longer",
@@ -107,14 +112,16 @@ def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> machine = load_machine("h100-2x8")
     >>> str(regime_of(machine, collective("ring", machine.topology, 2**20), 1e-3))
-    'collectives between domains, small messages, documented network'
+    'collectives between domains, middle messages, documented network'
     """
     if schedule.task is not None:
         from tasp_lab.schedule.stacked_task import StackedTask  # collectives have none
 
         layers = len(schedule.task.layers) if isinstance(schedule.task, StackedTask) else 1
         return layer_regime(machine, time_s / layers)
-    return _regime(machine, "collective", "large" if message_bytes(schedule) >= LARGE_BYTES else "small")
+    size_bytes = message_bytes(schedule)
+    size: Size = "small" if size_bytes < SMALL_BYTES else "middle" if size_bytes < LARGE_BYTES else "large"
+    return _regime(machine, "collective", size)
 
 
 def layer_regime(machine: Machine, time_s: float) -> Regime:
@@ -125,7 +132,8 @@ def layer_regime(machine: Machine, time_s: float) -> Regime:
 def _regime(machine: Machine, work: WorkKind, size: Size) -> Regime:
     ideal = machine.comm_library.name in ("ideal", "measured")
     reach: Reach = "inter" if spans_domains(machine) else "intra"
-    return Regime(work, reach, size, machine.network, "ideal" if ideal else "modelled")
+    network: NetworkKind = "documented" if work == "collective" and reach == "intra" else machine.network
+    return Regime(work, reach, size, network, "ideal" if ideal else "modelled")
 
 
 KERNELS = Regime("kernel", "intra", "any", "documented", "modelled")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
 from tasp_lab.measure.accuracy import accuracy, evaluate, message_parts, own_tables
+from tasp_lab.measure.accuracy.report import interval_score
+from tasp_lab.measure.accuracy.table_accuracy import SizeRow, machine_of
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.residual_fit import EXACT
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tests.conftest import ROOT, Command
 
@@ -291,3 +297,42 @@ def test_a_reason_of_several_lines_is_one_line(tmp_path: Path) -> None:
     )
     with pytest.raises(TableError, match=r"a\.csv: nothing to compare: a broken cable and no switch$"):
         accuracy(path)
+
+
+@pytest.mark.parametrize("system", ["a100_sxm", "h100_sxm", "b200_sxm"])
+def test_a_system_is_judged_without_the_constants_that_its_tables_gave(system: str) -> None:
+    """Every constant of the machine whose source is the system has another value and source there."""
+    tables = find_tables([own_tables() / "aiconfigurator_one_node.csv"])
+    table = next(each for each in tables if each.headers["system"] == system)
+    own, _ = machine_of(table)
+    judged, _ = machine_of(table, left_out=True)
+    assert own is not None
+    assert judged is not None
+    of_system = {name for name, each in own.parameters.items() if _is_measured_on(system, each.source)}
+    assert {"base_ll", "ring_rate", "message_launch"} <= of_system
+    assert not [name for name, each in judged.parameters.items() if _is_measured_on(system, each.source)]
+    assert all(judged.parameters[name].value != own.parameters[name].value for name in of_system)
+    assert judged.comm_library.tuner == own.comm_library.tuner  # type: ignore[attr-defined]
+
+
+def _is_measured_on(system: str, source: str) -> bool:
+    return source.startswith("measured") and f" {system}," in source
+
+
+def test_a_system_that_gave_no_constant_is_judged_as_it_is() -> None:
+    tables = find_tables([own_tables() / "aiconfigurator_one_node.csv"])
+    table = next(each for each in tables if each.headers["system"] == "gb300")
+    assert machine_of(table, left_out=True) == machine_of(table)
+
+
+def test_the_score_of_an_interval_is_its_width_and_twenty_times_what_is_outside() -> None:
+    residual = replace(EXACT, machines=2, spread=0.0)
+
+    def row(measured_s: float) -> SizeRow:
+        interval = Interval(2.0, np.array([1.0, 4.0]), residual)
+        return SizeRow.of(1, measured_s, 2.0, counts=True, interval=interval)
+
+    low, high = (getattr(row(2.0).interval, end) for end in ("low_s", "high_s"))
+    assert interval_score(row(2.0)) == pytest.approx((high - low) / 2)
+    assert interval_score(row(high + 1)) == pytest.approx((high - low + 20) / (high + 1))
+    assert interval_score(row(low / 2)) == pytest.approx((high - low + 10 * low) / (low / 2))

@@ -25,6 +25,7 @@ from tasp_lab.prediction.residuals import (
     Modelled,
     Reach,
     Regime,
+    Size,
     Variance,
     between,
     fit,
@@ -35,6 +36,7 @@ from tasp_lab.prediction.residuals import (
 INSIDE = Regime("collective", "intra", "large", "documented", "modelled")
 BETWEEN = replace(INSIDE, reach="inter")
 LAYERS = Regime("layer", "intra", "long", "documented", "ideal")
+SIZES: tuple[Size, ...] = ("small", "middle", "large")
 NETWORKS, LIBRARIES = get_args(NetworkKind), get_args(Modelled)
 WIDEST = {"modelled": 10, "ideal": 150}
 """The most that the high end may be over the low one, whatever source is left out; links alone say least."""
@@ -102,7 +104,10 @@ def test_a_variance_is_filled_up_to_enough_freedom(value: float, freedom: int, o
 def test_every_interval_says_something_whatever_source_is_left_out() -> None:
     """Student's t for one degree of freedom made 27,000 of some; no regime is so unsure."""
     regimes = [
-        *(Regime("collective", *rest) for rest in product(get_args(Reach), ("small", "large"), NETWORKS, LIBRARIES)),
+        *(
+            Regime("collective", *rest)
+            for rest in product(get_args(Reach), ("small", "middle", "large"), NETWORKS, LIBRARIES)
+        ),
         *(Regime("layer", *rest) for rest in product(get_args(Reach), ("short", "long"), NETWORKS, LIBRARIES)),
         *{each.regime for each in groups() if each.regime.work in ("kernel", "eager call")},
     ]

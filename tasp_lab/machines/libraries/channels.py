@@ -36,7 +36,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray, IntArray
-from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.errors import ScheduleError, TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.libraries.nccl_tuning import Algorithm, Choice, Collective, Tuner
@@ -182,7 +182,8 @@ class Ring(NamedTuple):
     hop_s : latency of a hop inside a domain and between domains, in addition to the wire's.
     bytes_per_s : the rate of one of its lanes.
     hidden : which part of a message's time hides the latency of its hop.
-    byte_share : bytes on a link per byte of the schedule's messages; less than 1 where the switch merges messages.
+    byte_share : bytes on a link per byte of the schedule's messages, inside a domain and between domains: less than 1
+        where the switch merges messages, more with the flags of LL and LL128.
     name : its algorithm and protocol; empty for several calls.
     """
 
@@ -190,7 +191,7 @@ class Ring(NamedTuple):
     hop_s: tuple[Any, Any]
     bytes_per_s: Any
     hidden: Any = 0
-    byte_share: Any = 1
+    byte_share: tuple[Any, Any] = (1, 1)
     name: str = ""
 
 
@@ -280,6 +281,7 @@ class ChannelLibrary(CommLibrary):
     nvls : numbers of calls in the switch; None where it cannot add.
     ring : of a library that is bound to a fused call: that call.
     own_s : of a library that is bound to an all-to-all: the time of the copy of a rank's own part.
+    wire_s : latencies of the wires inside a domain and between domains, which the latencies of hops include.
     """
 
     serial_launch: ClassVar[bool] = False
@@ -297,6 +299,7 @@ class ChannelLibrary(CommLibrary):
     nvls: Nvls | None = None
     ring: Ring | None = None
     own_s: Number = 0
+    wire_s: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,22 +331,26 @@ class ChannelLibrary(CommLibrary):
         calls : the calls; each has one message of each kind.
         kinds : the place of the messages of a kind, the bytes of each, and whether they belong to step 0.
         """
-        rings = [(each.base_s, *each.hop_s, *each[2:5]) for each in map(self._ring, calls)]
-        base_s, inside_s, between_s, *others = np.array(rings, dtype=float).T
-        together = Ring(base_s, (inside_s, between_s), *others)
+        rings = [(each.base_s, *each.hop_s, *each[2:4], *each.byte_share) for each in map(self._ring, calls)]
+        base_s, inside_s, between_s, rate, hidden, *shares = np.array(rings, dtype=float).T
+        together = Ring(base_s, (inside_s, between_s), rate, hidden, (shares[0], shares[1]))
         return [self._ring_numbers(place, size_bytes, first, together) for place, size_bytes, first in kinds]
 
     def algorithm(self, collective: Collective, size_bytes: float) -> Choice | None:
         """What the library takes for a collective of a whole message of `size_bytes`; None where that is not known."""
         if self.tuner is None:
             return None
-        known: tuple[Algorithm, ...] = ("ring", "nvls") if self.nvls is not None else ("ring",)
+        known: list[Algorithm] = ["ring", "tree", "nvls-tree"] if self.tuner.domains > 1 else ["ring"]
+        if self.nvls is not None:
+            known.append("nvls")
         return self.tuner.choose(collective, size_bytes, known)
 
     def _ring(self, call: CallFacts) -> Ring:
         """The numbers of a fused call."""
         if call.algorithm == "nvls":
             return self._in_switch(call)
+        if call.algorithm in ("tree", "nvls-tree"):
+            return self._tree(call)
         protocol = self._protocol(call)
         shard_bytes, name = call.total_bytes / call.world_size, f"ring, {protocol.name}"
         if self.inside is None or len(self.media) > 1:
@@ -368,13 +375,27 @@ class ChannelLibrary(CommLibrary):
     def _in_switch(self, call: CallFacts) -> Ring:
         """The numbers of an AllReduce in two steps, to the owner of a shard and from there, that the switch merges."""
         if self.nvls is None:
-            raise TopologyError(f"library {self.name!r} does not let the switch add on this machine")
+            raise ScheduleError(f"library {self.name!r} does not add up in the switch of this machine")
         n = call.world_size
         chunks = call.total_bytes / (self.nvls.channels * self.nvls.chunk_bytes(call.total_bytes, n))
         chunks_s = chunks * self.nvls.chunk_s / call.steps
         share = Fraction(n + 1, 2 * (n - 1))
         medium = self.media[INTRA_DOMAIN]
-        return Ring(self.nvls.base_s, (chunks_s, 0), medium.payload_bytes_per_s, 0, share, "NVLS")
+        return Ring(self.nvls.base_s, (chunks_s, 0), medium.payload_bytes_per_s, 0, (share, share), "NVLS")
+
+    def _tree(self, call: CallFacts) -> Ring:
+        """The numbers of an AllReduce along trees over several domains, with the latencies that NCCL counts on."""
+        if self.tuner is None:
+            raise ScheduleError(f"library {self.name!r}: its trees are not modelled on this machine")
+        choice = self.tuner.choose("all_reduce", call.total_bytes, (call.algorithm,))
+        base_s, inside_s, between_s = self.tuner.tree_latencies_s(choice)
+        protocol, (inside, *_) = self.protocols[choice.protocol], self.media
+        flags = 1 / Fraction(protocol.ring_share).limit_denominator(1000)
+        merged = flags
+        if choice.algorithm == "nvls-tree":
+            merged = Fraction(self.domain_ranks + 1, 2 * (self.domain_ranks - 1))
+        hops_s = (max(inside_s - self.wire_s[0], 0.0), max(between_s - self.wire_s[-1], 0.0))
+        return Ring(base_s, hops_s, inside.payload_bytes_per_s, 0, (merged, flags), f"{choice[0]}, {choice[1]}")
 
     def _protocol(self, call: CallFacts) -> Protocol:
         """The protocol of a ring: the fastest one by the library's own estimate.
@@ -436,7 +457,7 @@ class ChannelLibrary(CommLibrary):
         if place == INTRA_DOMAIN and self.inside is not None:
             hidden_s = ring.hidden * size_bytes / ring.bytes_per_s
             hop_s = np.maximum(hop_s - hidden_s, 0) if isinstance(hop_s, np.ndarray) else max(hop_s - hidden_s, 0)
-        wire_bytes = size_bytes * overhead * ring.byte_share
+        wire_bytes = size_bytes * overhead * ring.byte_share[place]
         return ring.base_s if first else 0, hop_s, wire_bytes, ring.bytes_per_s * overhead
 
 

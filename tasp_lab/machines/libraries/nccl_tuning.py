@@ -256,6 +256,7 @@ class Tuner:
 
     def _trees(self, size_bytes: float) -> Iterator[Choice]:
         count, rate = self._channels()
+        rate *= 2 if self.domains == 2 else 1  # each NIC carries half of a tree of two nodes one way
         per_channel = (_TREE.get(self.generation) or _since(_TREE_BLACKWELL, self.version))[self._place]
         ll128 = (_LL128_TREE.get(self.generation) or _since(_LL128_TREE_BLACKWELL, self.version))[self._place]
         ll_max = (*_LL_MAX[self.generation], *_LL_MAX_BETWEEN)[self._place]
@@ -274,6 +275,14 @@ class Tuner:
         doublings = (int(size_bytes) >> 6).bit_length() - 1
         factors = _CORRECTION[protocol]
         return float(factors[doublings]) if 0 <= doublings < len(factors) else 1.0
+
+    def tree_latencies_s(self, choice: Choice) -> tuple[float, float, float]:
+        """What NCCL counts on for a call along trees, and for a hop inside a domain and between domains."""
+        if choice.algorithm == "nvls-tree":
+            between = _OLD_NVLS_TREE_NET_US if self.version < (2, 28) else _NVLS_TREE_NET_US
+            return _NVLS_US * _US, 0.0, between * _US
+        number = _PROTOCOLS.index(choice.protocol)
+        return _BASE_US["tree"][number] * _US, *self._hops_s("tree", number)
 
     def nvls_channel_bytes_per_s(self) -> tuple[float, float]:
         """The rates of a channel of NVLS inside a domain and to the network that the search finds, one per rank."""

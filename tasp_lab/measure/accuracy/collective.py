@@ -10,7 +10,13 @@ from sim.simulate import simulate
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.table_accuracy import CollectiveAccuracy, SizeRow, machine_of, no_profile
+from tasp_lab.measure.accuracy.table_accuracy import (
+    CollectiveAccuracy,
+    SizeRow,
+    constants_without,
+    machine_of,
+    no_profile,
+)
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.uncertainty import Uncertainty
@@ -26,7 +32,7 @@ def evaluate_collective(
     table: MeasuredTable, sampling: Sampling = NO_SAMPLES, library: str = "auto"
 ) -> CollectiveAccuracy:
     """A table beside its prediction by a library, if there is one."""
-    machine, unknown = machine_of(table, library)
+    machine, unknown = machine_of(table, library, left_out=True)
     reason = table.reason or unknown or _mismatch(table, machine) or _out_of_scope(table, machine)
     if reason:
         return CollectiveAccuracy(table, reason, ())
@@ -35,6 +41,8 @@ def evaluate_collective(
     rings = library_rings(machine.topology) if table.collective in AROUND_RINGS else None
     algorithm = table.headers.get("algorithm", "").casefold() if table.collective == "all_reduce" else ""
     uncertainty = Uncertainty(machine, sampling, left_out_with(table))
+    own, _ = machine_of(table, library)
+    with_own_s: list[float] = []
     rows: list[SizeRow] = []
     rules: defaultdict[str, float] = defaultdict(float)
     for size_bytes, measured_s in table.rows:
@@ -47,6 +55,8 @@ def evaluate_collective(
         predicted_s = float(timeline.time_s)
         interval = uncertainty.interval(schedule, predicted_s)
         rows.append(SizeRow.of(size_bytes, measured_s, predicted_s, counts, interval))
+        if own is not None and constants_without(table.headers.get("system", "")):
+            with_own_s.append(float(simulate(schedule, own, events=False).time_s))
         if not counts:
             continue
         parts = critical_path(timeline) if few else message_parts(schedule, machine)
@@ -55,7 +65,8 @@ def evaluate_collective(
             rules[kind_of(what, machine.topology)] += float(seconds) / whole_s
     if not rules:
         return CollectiveAccuracy(table, "no size that counts", tuple(rows))
-    return CollectiveAccuracy(table, "", tuple(rows), max(rules, key=lambda rule: rules[rule]))
+    dominant = max(rules, key=lambda rule: rules[rule])
+    return CollectiveAccuracy(table, "", tuple(rows), dominant, with_own_s=tuple(with_own_s))
 
 
 def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float]]:
@@ -108,9 +119,9 @@ def _out_of_scope(table: MeasuredTable, machine: Machine | None) -> str:
 
 
 def _is_modelled(table: MeasuredTable, machine: Machine | None) -> bool:
-    """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL chooses inside a domain."""
+    """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL chooses."""
     stated = table.headers.get("algorithm", "").casefold()
     library = None if machine is None else machine.comm_library
     if stated == "ring" or not isinstance(library, ChannelLibrary) or library.tuner is None:
         return stated == "ring"
-    return library.tuner.domains == 1 and stated in ("", "nvls")
+    return stated == "" or (stated == "nvls" and library.nvls is not None)

@@ -11,22 +11,33 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import overload
+from typing import get_args, overload
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, no_progress, on_one_line
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
+from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.collective import evaluate_collective
 from tasp_lab.measure.accuracy.decisions import by_source, decision_parts, decisions_of, table_pairs
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
-from tasp_lab.measure.accuracy.table_accuracy import Kind, TableAccuracy, is_inside, machines_of, on_profile, summary
+from tasp_lab.measure.accuracy.table_accuracy import (
+    CollectiveAccuracy,
+    Kind,
+    SizeRow,
+    TableAccuracy,
+    is_inside,
+    machine_of,
+    machines_of,
+    on_profile,
+    summary,
+)
 from tasp_lab.measure.fit.cases import choose
-from tasp_lab.measure.inputs import table_inputs
-from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, find_all_tables
+from tasp_lab.measure.inputs import left_out_with, table_inputs
+from tasp_lab.measure.readers import COLLECTIVES, AnyTable, KernelTable, LayerTable, find_all_tables
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs
 
 
@@ -146,6 +157,119 @@ def _regimes(table: TableAccuracy) -> list[tuple[str, ...]]:
     return rows
 
 
+LEFT_OUT_COLUMNS = ("collectives", "tables", "rows", "mean error", "inside", "interval score", "in sample")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Collectives predicted without constants from tables of the same system: tables, or parts of them, of one kind.
+
+    Parameters
+    ----------
+    what : the kind: a collective, a class of sizes, a generation, a system or source, or all.
+    tables, rows : how many.
+    mean_error, in_sample : the median over tables of mean absolute errors; with the constants of the same system, too.
+    inside : the share of rows inside their intervals; None without intervals.
+    interval_score : the mean score of intervals of 90 % over the measured time: the width, and 20 times what a measured
+        time is outside; less is better (T. Gneiting and A. Raftery, J. Am. Stat. Assoc. 102, 2007, section 6.2).
+    """
+
+    what: str
+    tables: int
+    rows: int
+    mean_error: float
+    in_sample: float
+    inside: float | None
+    interval_score: float | None
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "what": self.what,
+            "tables": self.tables,
+            "rows": self.rows,
+            "median_of_mean_relative_errors": self.mean_error,
+            "in_sample": self.in_sample,
+            "inside": self.inside,
+            "interval_score": self.interval_score,
+        }
+
+
+def left_out_of(tables: Iterable[TableAccuracy]) -> tuple[LeftOut, ...]:
+    """The errors of collectives, of all, inside one domain, and there by collective, size and generation; by source."""
+    groups: dict[str, list[tuple[list[SizeRow], list[float]]]] = {}
+    for table in tables:
+        if not isinstance(table, CollectiveAccuracy) or not table.in_scope:
+            continue
+        own_s = table.with_own_s or tuple(row.predicted_s for row in table.rows)
+        pairs = [(row, time_s) for row, time_s in zip(table.rows, own_s, strict=True) if row.in_scope]
+        machine, _ = machine_of(table.table)
+        system = None if machine is None else machine.system
+        source = table.table.headers.get("system") or left_out_with(table.table)
+        names: list[tuple[str, list[tuple[SizeRow, float]]]] = [("all", pairs)]
+        if system is not None and system.domains == 1:
+            names.append(("inside one domain", pairs))
+            names.append((table.what, pairs))
+            names += [(text, [each for each in pairs if size_class(each[0]) == text]) for text in SIZE_CLASSES]
+            names += [(system.generation, pairs)] if system.generation else []
+        names.append((source, pairs))
+        for name, chosen in names:
+            if chosen:
+                groups.setdefault(name, []).append(([row for row, _ in chosen], [time_s for _, time_s in chosen]))
+    order = ("all", "inside one domain", *COLLECTIVES, *SIZE_CLASSES, *get_args(Generation))
+    ranked = [name for name in order if name in groups]
+    return tuple(_left_out(name, groups[name]) for name in [*ranked, *sorted(groups.keys() - {*ranked})])
+
+
+SIZE_CLASSES = ("up to 64 KiB", "64 KiB to 16 MiB", "16 MiB and more")
+
+
+def size_class(row: SizeRow) -> str:
+    """The class of a size as nccl-tests states it."""
+    return SIZE_CLASSES[0 if row.size_bytes <= 2**16 else 1 if row.size_bytes < 2**24 else 2]
+
+
+def _left_out(what: str, parts: Sequence[tuple[list[SizeRow], list[float]]]) -> LeftOut:
+    rows = [row for of_table, _ in parts for row in of_table]
+    scores = [score for row in rows if (score := interval_score(row)) is not None]
+    inside = [bool(is_inside(row)) for row in rows if row.interval is not None]
+    return LeftOut(
+        what,
+        len(parts),
+        len(rows),
+        median(sum(abs(row.relative_error) for row in of_table) / len(of_table) for of_table, _ in parts),
+        median(
+            sum(abs(own_s / row.measured_s - 1) for row, own_s in zip(*part, strict=True)) / len(part[0])
+            for part in parts
+        ),
+        sum(inside) / len(inside) if inside else None,
+        sum(scores) / len(scores) if scores else None,
+    )
+
+
+def interval_score(row: SizeRow) -> float | None:
+    """The score of the interval of a row, over its measured time; None without one."""
+    if row.interval is None:
+        return None
+    low_s, high_s, measured_s = row.interval.low_s, row.interval.high_s, row.measured_s
+    outside_s = max(low_s - measured_s, 0.0) + max(measured_s - high_s, 0.0)
+    return (high_s - low_s + 2 / (1 - 0.9) * outside_s) / measured_s
+
+
+def left_out_parts(found: Sequence[LeftOut]) -> list[Part]:
+    """A table of errors of systems that were left out; nothing without collectives."""
+    rows = [
+        (each.what, str(each.tables), str(each.rows), f"{each.mean_error:.1%}",
+         "-" if each.inside is None else f"{each.inside:.0%}",
+         "-" if each.interval_score is None else f"{each.interval_score:.2f}", f"{each.in_sample:.1%}")
+        for each in found
+    ]  # fmt: skip
+    return (
+        [Table("collectives, each system predicted without its own tables", LEFT_OUT_COLUMNS, rows, (0,))]
+        if rows
+        else []
+    )
+
+
 def _line(tables: Sequence[TableAccuracy], kind: Kind) -> str:
     means = [float(abs(each.errors).mean()) for each in tables if each.kind == kind and each.in_scope]
     if not means:
@@ -192,8 +316,14 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         """How many measured times intervals hold, regime by regime."""
         return coverage_of(self.tables)
 
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The errors of collectives whose system's own tables gave no constant."""
+        return left_out_of(self.tables)
+
     def to_dict(self) -> dict[str, object]:
         return {
+            "left_out": [each.to_dict() for each in self.left_out],
             "median_relative_error": self.median_relative_error,
             "coverage": [each.to_dict() for each in self.coverage],
             "decisions": decisions_of(self.tables).to_dict(),
@@ -212,7 +342,10 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return [flat(table.to_dict()) for table in self.tables]
 
     def parts(self) -> list[Part]:
-        return [*parts_of(self.tables), *decision_parts(self.tables), *coverage_parts(self.coverage), *self.notes]
+        return [
+            *left_out_parts(self.left_out), *parts_of(self.tables), *decision_parts(self.tables),
+            *coverage_parts(self.coverage), *self.notes,
+        ]  # fmt: skip
 
 
 def accuracy(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -15,6 +16,7 @@ import numpy as np
 from tasp_lab.core.errors import TaspLabError, first_line
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.parameters import Parameter, read_constants
 from tasp_lab.machines.profile import listed_members, load_profile, member, profile_names
 from tasp_lab.measure.fit.cases import how_to_name, is_whole_node, suggested_profile
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, MeasuredTable
@@ -144,7 +146,8 @@ class TableAccuracy:
     @property
     def label(self) -> str:
         """The table in a picture."""
-        return f"{Path(self.table.name).stem}: {self.what}" + f" on {self.profile}" * bool(self.profile)
+        name = Path(self.table.name).name.replace(".csv", "")
+        return f"{name}: {self.what}" + f" on {self.profile}" * bool(self.profile)
 
     @property
     def profile(self) -> str | None:
@@ -209,10 +212,31 @@ class TableAccuracy:
 
 @dataclass(frozen=True)
 class CollectiveAccuracy(TableAccuracy):
-    """A table of a collective."""
+    """A table of a collective; its rows are predicted without constants from tables of the same system.
+
+    `with_own_s` are the predictions with them, row by row; empty where no constant is from them.
+    """
 
     table: MeasuredTable
     rows: tuple[SizeRow, ...]
+    with_own_s: tuple[float, ...] = ()
+
+    @property
+    def errors_with_own(self) -> Errors:
+        """Relative errors of the rows that count, with the constants from tables of the system."""
+        if not self.with_own_s:
+            return self.errors
+        own = [replace(row, predicted_s=time_s) for row, time_s in zip(self.rows, self.with_own_s, strict=True)]
+        return errors_of(own)
+
+    def to_dict(self) -> dict[str, object]:
+        """See `TableAccuracy.to_dict`; with the mean error in sample."""
+        errors = abs(self.errors_with_own)
+        return super().to_dict() | {
+            "system": self.table.headers.get("system") or None,
+            "library": self.table.headers.get("library") or None,
+            "mean_relative_error_in_sample": float(errors.mean()) if len(errors) else None,
+        }
 
 
 def row_dict(row: MeasuredRow) -> dict[str, object]:
@@ -250,20 +274,35 @@ _SUMMARY = (
 )  # fmt: skip
 
 
-def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | None, str]:
+def machine_of(table: MeasuredTable, library: str = "auto", *, left_out: bool = False) -> tuple[Machine | None, str]:
     """The machine of a table, or the reason why there is none; an impossible machine does not stop other tables.
 
     With a header `provider` its network is that of a cloud, whatever its profile is; a header `library`, such as
-    ``nccl==2.28.9``, is its library where `library` is ``auto``.
+    ``nccl==2.28.9``, is its library where `library` is ``auto``. With `left_out` the machine has no constant that comes
+    from tables of the same system (`constants_without`).
     """
     library = table.headers.get("library", library) if library == "auto" else library
     try:
         machine = member(table.machine, library, str(table.profile)) if table.machine else None
+        without = constants_without(table.headers.get("system", "")) if left_out else ()
+        if machine is not None and machine.system is not None and without:
+            profile = load_profile(machine.system.family).with_constants(without)
+            machine = profile.build(machine.system, machine.summary)
     except TaspLabError as error:
         return None, reason_of(error)
     if machine is not None and table.headers.get("provider"):
         machine = replace(machine, network="cloud")
     return machine, ""
+
+
+@cache
+def constants_without(system: str) -> tuple[Parameter, ...]:
+    """What the family of a measured system would have without its tables; none where no constant is from them.
+
+    ``tasp_lab/measure/left_out/<system>.toml``, made by ``python -m experiments.accuracy.library_constants``.
+    """
+    file = files("tasp_lab.measure") / "left_out" / f"{system}.toml"
+    return read_constants(file.read_bytes()) if system and file.is_file() else ()
 
 
 def on_profile(table: AnyTable, profile: str | None) -> tuple[AnyTable, str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.array.repeated import RepeatedRuns
+from sim.library_calls import library_call
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError, TableError
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -22,7 +23,7 @@ from tasp_lab.machines.system import System
 from tasp_lab.measure.readers import MeasuredTable, Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
-from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
+from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Case:
     collective: NcclTestsName
     size: str
     rows: tuple[Row, ...]
+
+    @property
+    def library(self) -> str:
+        """The library with its version where the table states it, else ``auto``."""
+        return self.table.headers.get("library", "auto")
 
 
 class Choice(NamedTuple):
@@ -102,7 +108,8 @@ def cases_of(
     Parameters
     ----------
     tables : the size of each is that of its header, else of the choice, else of the nodes in the log.
-    by_rings : whether AllReduce used rings; else only tables whose header states so are used.
+    by_rings : whether AllReduce used rings; else only tables whose header states so are used, and those of one domain
+        of a family whose library chooses as NCCL does.
     progress : called with each table that is left out.
 
     Raises `TableError` for a table that is incomplete, of another family or of another number of ranks, and
@@ -112,20 +119,26 @@ def cases_of(
     for table in tables:
         for warning in table.warnings:
             progress(warning)
-        if reason := _left_out(table, by_rings):
+        if reason := _left_out(table, by_rings, choice):
             progress(f"{table.name}: left out, {reason}")
             continue
         found.append(_case(table, choice))
     return tuple(found)
 
 
-def _left_out(table: MeasuredTable, by_rings: bool) -> str:
+def _left_out(table: MeasuredTable, by_rings: bool, choice: Choice) -> str:
     if reason := table.headers.get("out_of_scope"):
         return reason
     algorithm = table.headers.get("algorithm", "ring" if by_rings else "")
     if table.collective == "all_reduce" and algorithm.casefold() != "ring":
+        if not algorithm and choice.profile.generation and _domains(table, choice) == 1:
+            return ""
         return f"all-reduce by {algorithm or 'rings, trees, NVLS or SHARP'}; if it used rings, give --algorithm ring"
     return ""
+
+
+def _domains(table: MeasuredTable, choice: Choice) -> int:
+    return choice.profile.system(_size(table, choice)).domains
 
 
 def _case(table: MeasuredTable, choice: Choice) -> Case:
@@ -177,18 +190,20 @@ class Simulated:
 
     def __init__(self, profile: Profile, cases: Sequence[Case]) -> None:
         self._profile = profile
-        self._schedules = [(case.size, schedule) for case in cases for schedule in _schedules(profile, case)]
+        self._schedules = [
+            (_Member(case.size, case.library), schedule) for case in cases for schedule in _schedules(profile, case)
+        ]
         self._use(range(len(self._schedules)))
 
     def _use(self, rows: Sequence[int]) -> None:
-        """Predict these rows, together those that follow each other on machines of one size."""
-        self._systems: dict[str, System] = {}
-        self._runs: list[tuple[str, RepeatedRuns]] = []
-        for size, group in groupby((self._schedules[row] for row in rows), key=itemgetter(0)):
-            system = self._systems.setdefault(size, self._profile.system(size))
+        """Predict these rows, together those that follow each other on machines of one size and library."""
+        self._systems: dict[_Member, System] = {}
+        self._runs: list[tuple[_Member, RepeatedRuns]] = []
+        for member, group in groupby((self._schedules[row] for row in rows), key=itemgetter(0)):
+            system = self._systems.setdefault(member, self._profile.system(member.size, library=member.library))
             numbers = self._profile.parameters.numbers
             topology, library = system.topology(numbers), system.comm_library(numbers)
-            self._runs.append((size, RepeatedRuns([schedule for _, schedule in group], topology, library)))
+            self._runs.append((member, RepeatedRuns([schedule for _, schedule in group], topology, library)))
 
     def of_rows(self, rows: Sequence[int]) -> Simulated:
         """The prediction of some rows, by their places."""
@@ -198,12 +213,20 @@ class Simulated:
 
     def __call__(self, parameters: Parameters) -> FloatArray:
         """The predicted seconds of all rows, in their order."""
-        libraries = {size: system.comm_library(parameters.numbers) for size, system in self._systems.items()}
-        return np.concatenate([runs.times_s(libraries[size]) for size, runs in self._runs])
+        libraries = {member: system.comm_library(parameters.numbers) for member, system in self._systems.items()}
+        return np.concatenate([runs.times_s(libraries[member]) for member, runs in self._runs])
+
+
+class _Member(NamedTuple):
+    """A member of the family with a library."""
+
+    size: str
+    library: str
 
 
 def _schedules(profile: Profile, case: Case) -> list[Schedule]:
-    """The schedule of each row of a case."""
-    topology = profile.system(case.size).topology(profile.parameters.numbers)
-    rings = library_rings(topology) if case.collective in AROUND_RINGS else None
-    return [library_schedule(case.collective, topology, row.size_bytes, rings) for row in case.rows]
+    """The schedule of each row of a case, by the algorithm that the library chooses whatever its constants are."""
+    machine = profile.build(profile.system(case.size, library=case.library))
+    rings = library_rings(machine.topology) if case.collective in AROUND_RINGS else None
+    algorithm = "ring" if case.table.headers.get("algorithm", "").casefold() == "ring" else ""
+    return [library_call(case.collective, machine, row.size_bytes, rings, algorithm) for row in case.rows]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
+from sim.library_calls import library_call
+from sim.simulate import simulate as simulate_by
 from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.measure.readers.table import COLLECTIVES
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
+from tasp_lab.schedules.collectives.tree_all_reduce import double_binary_trees, library_tree_all_reduce
 from tasp_lab.schedules.registry import COLLECTIVES as BY_NAME
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
@@ -87,8 +91,9 @@ def test_fewer_bytes_than_ranks(collective: str) -> None:
 
 @pytest.mark.parametrize(("name", "collective"), [(n, s.library_call) for n, s in BY_NAME.items() if s.library_call])
 def test_the_names_of_the_command_line_are_the_same_schedules(name: str, collective: str) -> None:
-    topology = nodes(2, 2, "switch")
-    found, known = BY_NAME[name].builder(topology, 64), library_schedule(collective, topology, 256)  # type: ignore[arg-type]
+    topology = switch(4) if name == "library-switch-all-reduce" else nodes(2, 2, "switch")
+    found = BY_NAME[name].builder(topology, 64)
+    known = library_schedule(collective, topology, 256, algorithm=found.algorithm)  # type: ignore[arg-type]
     assert found.name == name
     assert found.fused
     assert [step.rows() for step in found.steps] == [step.rows() for step in known.steps]
@@ -97,3 +102,42 @@ def test_the_names_of_the_command_line_are_the_same_schedules(name: str, collect
 def test_one_rank_has_nobody_to_send_to() -> None:
     with pytest.raises(ScheduleError, match="all_gather of one rank sends nothing"):
         library_schedule("all_gather", switch(1), 64)
+
+
+@given(st.integers(2, 200))
+def test_two_trees_use_every_node_and_share_the_work(count: int) -> None:
+    """Each has one root and at most two children per node; with an even number no node has children in both."""
+    trees = double_binary_trees(count)
+    inner = []
+    for parent in trees:
+        assert (parent < 0).sum() == 1
+        assert np.bincount(parent[parent >= 0], minlength=count).max() <= 2
+        reached = np.arange(count)
+        for _ in range(2 * count.bit_length()):
+            reached = np.where(parent[reached] >= 0, parent[reached], reached)
+        assert len(set(reached.tolist())) == 1  # all ways lead to the root
+        inner.append(set(parent[parent >= 0].tolist()))
+    assert len(inner[0] & inner[1]) <= count % 2
+
+
+@pytest.mark.parametrize("in_switch", [False, True])
+@given(count=st.integers(1, 5), ranks=st.integers(1, 4), shard=st.integers(2, 2**22))
+@settings(max_examples=25)
+def test_a_tree_sends_each_byte_up_and_down_once_per_hop(in_switch: bool, count: int, ranks: int, shard: int) -> None:
+    """Of n ranks all but the root give each chunk once and receive its sum once: 2 (n - 1) messages of bytes."""
+    if count * ranks < 2:
+        return
+    found = library_tree_all_reduce(nodes(count, ranks, "switch"), shard, in_switch=in_switch)
+    n = count * ranks
+    assert found.bytes_sent().sum() == 2 * (n - 1) * n * shard
+    given_bytes = sum(found.block_bytes[step.block[step.gives]].sum() for step in found.steps)
+    assert given_bytes == (n - 1) * n * shard
+
+
+@pytest.mark.parametrize("name", ["h100-4", "gh200-2x4", "h100-2x4"])
+def test_both_engines_time_calls_by_switches_and_trees_alike(name: str) -> None:
+    machine = load_machine(name)
+    for size in (2**16, 2**26):
+        schedule = library_call("all_reduce", machine, size)
+        times_s = [float(simulate_by(schedule, machine, engine).time_s) for engine in ("simpy", "array")]
+        assert times_s[0] == pytest.approx(times_s[1], rel=1e-9)
