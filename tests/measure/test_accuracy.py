@@ -18,7 +18,7 @@ from tasp_lab.measure.accuracy.table_accuracy import SizeRow, machine_of
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.residual_fit import EXACT
+from tasp_lab.prediction.residuals import EXACT
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tests.conftest import ROOT, Command
 
