@@ -39,8 +39,8 @@ LAYERS = Regime("layer", "intra", "long", "documented", "ideal")
 SIZES: tuple[Size, ...] = ("small", "middle", "large")
 NETWORKS, LIBRARIES = get_args(NetworkKind), get_args(Modelled)
 WIDEST = {"modelled": 25, "ideal": 150}
-"""The most that the high end may be over the low one, whatever source is left out; links alone say least. Of clouds only
-one machine is left without Google's, and its all-to-all between racks takes four times as long as predicted."""
+"""The most that the high end may be over the low one, whatever source is left out; links alone say least. Of clouds
+only one machine is left without Google's, and its all-to-all between racks takes four times as long as predicted."""
 
 distances = st.floats(0.0, 1.5)
 variances = st.floats(0.0, 0.5)
