@@ -5,12 +5,12 @@
 `residual_of` is the distribution of a class.
 
 Errors have two parts: between machines, and between rows of one machine. The first is estimated over a *family* of
-classes, because few machines were measured in each: documented networks inside domains, between them, clouds (whose
-domains are documented no better than their networks), layers. A family with fewer than `ENOUGH_FREEDOM` degrees of
-freedom borrows the missing ones, with their variance, from all machines of the same work and library: the variance of a
-single pair of machines can have any value, and Student's t for one degree of freedom multiplies it to 6.3 standard
-deviations. The spread is that of a machine that was not measured. Student's t widens the part between machines only,
-because few machines do not contradict what many rows show.
+classes, because few machines were measured in each: collectives inside domains, between them over documented networks,
+over those of clouds, layers. A family with fewer than `ENOUGH_FREEDOM` degrees of freedom borrows the missing ones,
+with their variance, from all machines of the same work and library: the variance of a single pair of machines can have
+any value, and Student's t for one degree of freedom multiplies it to 6.3 standard deviations. The spread is that of a
+machine that was not measured. Student's t widens the part between machines only, because few machines do not
+contradict what many rows show.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Regime:
     """What has errors of one kind: the work, whether domains are left, its size, network and library.
 
     The size is that of messages of collectives (`SMALL_BYTES`, `LARGE_BYTES`) and the duration of layers (`SHORT_S`).
-    Whether a network is documented does not matter for collectives inside a domain, which do not use it.
+    Whether a network is documented does not matter inside a domain, where it is not used.
     """
 
     work: WorkKind
@@ -61,7 +61,7 @@ class Regime:
         inside = self.reach == "intra"
         where = "inside a domain" if inside else "between domains"
         library = ", links alone" if self.library == "ideal" else ""
-        network = "" if inside and self.work == "collective" else f", {self.network} network"
+        network = "" if inside else f", {self.network} network"
         return f"{self.work}s {where}{_SIZES[self.size]}{network}{library}"
 
 
@@ -132,7 +132,7 @@ def layer_regime(machine: Machine, time_s: float) -> Regime:
 def _regime(machine: Machine, work: WorkKind, size: Size) -> Regime:
     ideal = machine.comm_library.name in ("ideal", "measured")
     reach: Reach = "inter" if spans_domains(machine) else "intra"
-    network: NetworkKind = "documented" if work == "collective" and reach == "intra" else machine.network
+    network: NetworkKind = machine.network if reach == "inter" else "documented"
     return Regime(work, reach, size, network, "ideal" if ideal else "modelled")
 
 

@@ -103,9 +103,11 @@ def library_tree_all_reduce(topology: Topology, shard_bytes: int, *, in_switch: 
     node_count = len({*topology.node_of_rank}) or 1
     ranks = n // node_count
     if topology.node_of_rank and tuple(topology.node_of_rank) != tuple(rank // ranks for rank in range(n)):
-        raise ScheduleError("library-tree-all-reduce: expected nodes of equal numbers of ranks in order")
-    if n * shard_bytes < 2 * ranks:
-        raise ScheduleError(f"library-tree-all-reduce: {n * shard_bytes} bytes, expected {2 * ranks} or more")
+        raise ScheduleError("schedule 'library-tree-all-reduce': expected nodes of equal numbers of ranks in order")
+    if shard_bytes < 1:
+        raise ScheduleError(
+            f"schedule 'library-tree-all-reduce': shard size is {shard_bytes} bytes, expected 1 or more"
+        )
     halves = [part for part in split_bytes(n * shard_bytes, _equal(2 * ranks)) if part]
     hops_of_all = len(halves) * 2 * max(n - 1, 1)
     chunks = max(1, min(MAX_CHUNKS, min(halves) // CHUNK_BYTES, MAX_TRANSFERS // hops_of_all))

@@ -183,7 +183,7 @@ def test_every_rank_sends_what_its_collective_needs(topology: Topology, name: st
     sent = collective(name, topology, shard).bytes_sent().sum(axis=(0, 2))
     shards = {"ReduceScatter": n - 1, "AllReduce": 2 * (n - 1), "AllToAll": n - 1, "SendRecv": min(n - 1, 1)}
     assert sent.sum() == n * shards[kind_of([name])] * shard
-    if "multi" not in name:
+    if "multi" not in name and "tree" not in name:
         assert (sent == shards[kind_of([name])] * shard).all()
 
 
