@@ -42,7 +42,6 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.all_gather
 	$(BIN)/python -m experiments.tables.decomposition --measure
 	$(BIN)/python -m experiments.curves.attention
-	$(BIN)/python -m experiments.tables.trimming
 	$(BIN)/python -m experiments.tables.contention
 	$(BIN)/python -m experiments.tables.passes
 	$(BIN)/python -m experiments.tables.training
@@ -56,9 +55,6 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.accuracy.report
 	$(BIN)/python -m experiments.accuracy.step_curve
 	$(BIN)/python -m experiments.accuracy.fabric
-	$(BIN)/python -m experiments.benchmarks.commands
-	$(BIN)/python -m experiments.benchmarks.simulator_speed
-	$(BIN)/python -m experiments.benchmarks.decomposition_speed
 	$(BIN)/python -m experiments.benchmarks.structure
 	$(BIN)/python -m experiments.benchmarks.executor_cost
 	$(BIN)/python -m experiments.benchmarks.agreement_cost

@@ -17,7 +17,9 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from tasp_lab.cli.app import app
+from tasp_lab.cli.options import schedules_help
 from tasp_lab.cli.process import main
+from tasp_lab.prediction import columns, step_results
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.kinds import KINDS
 from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, options_of
@@ -80,6 +82,25 @@ def collectives_table() -> str:
     return table(*rows)
 
 
+VIEWS: dict[columns.View, str] = {"collective": "C", "layer": "L", "ranking": "R", "study": "S"}
+"""Letters of the views of answers in the table of fields."""
+
+
+def fields_table() -> str:
+    """The fields of answers: the views that have each, and its meaning."""
+    views: dict[tuple[str, str], str] = {}
+    for view, letter in VIEWS.items():
+        for column in columns.columns(view):
+            key = (f"`{column.name}`", column.meaning)
+            views[key] = views.get(key, "") + letter
+    return table(("field", "of", "meaning"), *((name, letters, text) for (name, text), letters in views.items()))
+
+
+def step_fields_table() -> str:
+    """The fields of whole steps."""
+    return table(("field", "meaning"), *((f"`{column.name}`", column.meaning) for column in step_results.STEP_COLUMNS))
+
+
 def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]:
     """Every command with its full name, in the order of the help."""
     for name in parent:
@@ -93,6 +114,7 @@ def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]
 def meaning(argument: Argument) -> str:
     """The help of an argument, with its choices and its default."""
     text = argument.parameter.help or "The file." * (argument.names[0] == "FILE") or "The name."
+    text = SCHEDULE_PAGES if text == schedules_help() else text
     default = argument.field_info.default
     if argument.show_default is True:
         text += f" Default: {str(default).lower() if isinstance(default, bool) else default}."
@@ -100,6 +122,13 @@ def meaning(argument: Argument) -> str:
         text += f" Default: {argument.show_default(default)}."
     choices = argument.get_choices()
     return f"{text} One of {', '.join(choices)}." if choices else text
+
+
+SCHEDULE_PAGES = (
+    "A schedule of [collectives](nccl-and-collectives.md#collectives), [attention](attention.md#schedules) or "
+    "[linear attention](linear_attention.md#schedules), or of [hybrids](hybrids.md) two names; repeatable."
+)
+"""Instead of the names of all schedules, which ``--help`` lists."""
 
 
 def command_reference() -> str:
@@ -144,6 +173,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "attention": attention_table,
     "linear attention": linear_table,
     "collectives": collectives_table,
+    "fields of answers": fields_table,
+    "fields of steps": step_fields_table,
 }
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

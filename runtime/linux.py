@@ -1,4 +1,4 @@
-"""What this package asks of Linux: namespaces, the end of a parent process, clock and load of the host, its GPUs.
+"""System calls that this package needs: namespaces, the end of a parent process; clock, load and versions of the host.
 
 Namespaces are made by calls to the C library that Python 3.11 does not wrap.
 
@@ -12,6 +12,7 @@ import os
 import platform
 import signal
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 CLONE_NEWUSER = 0x10000000
@@ -120,3 +121,23 @@ def driver_version() -> str | None:
 def library_variables() -> dict[str, str]:
     """The variables of the environment that libraries for GPUs and communication read."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)}
+
+
+def host_environment() -> dict[str, object]:
+    """The host, the versions and the variables behind a measurement; without the name of the host."""
+    return {
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "kernel": platform.release().partition("-")[0],
+        "cores": os.cpu_count(),
+        "gpu_driver": driver_version(),
+        "variables": library_variables(),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

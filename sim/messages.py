@@ -8,6 +8,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import IntArray, numbered
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
+from tasp_lab.machines.libraries.nccl_tuning import Collective
 from tasp_lab.schedule.messages import Messages
 from tasp_lab.schedule.schedule import Schedule
 
@@ -21,7 +22,17 @@ def call_facts(schedule: Schedule) -> CallFacts:
         int(schedule.block_bytes.sum()),
         fused=schedule.fused,
         computes=schedule.task is not None,
+        collective=_collective(schedule) if schedule.fused else "",
+        algorithm=schedule.algorithm,
+        own_bytes=schedule.own_bytes,
     )
+
+
+def _collective(schedule: Schedule) -> Collective:
+    """What a fused call does: copies, or sums that stay with their owners or go to all."""
+    if schedule.initial_part is None:
+        return "all_gather"
+    return "all_reduce" if schedule.final[0].all() else "reduce_scatter"
 
 
 class LibraryMessages:

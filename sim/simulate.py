@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from sim.array import engine as array_engine
 from sim.bounds.least import check_time
 from sim.event import engine
 from tasp_lab.core.errors import ScheduleError, TopologyError, of_type
@@ -58,6 +57,8 @@ def simulate(
     if engine_of(schedule, machine, which) == "simpy":
         timeline = engine.simulate(schedule, machine, explain)
     else:
+        from sim.array import engine as array_engine  # few questions are large enough for it
+
         run = array_engine.run(schedule, machine, explain, progress)
         timeline = (
             run.timeline()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +23,7 @@ from tests.support.signals import hear_interrupts
 settings.register_profile(
     "tasp-lab",
     deadline=None,
+    max_examples=50,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.filter_too_much],  # corruptions of schedules that change nothing are skipped
 )
@@ -43,12 +47,7 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
     """Runs a command in this process: exit code, stdout, stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(arguments)
-        except SystemExit as left:
-            code = int(left.code or 0)
-        told = capsys.readouterr()
+        code, told = _exit_code(arguments), capsys.readouterr()
         return code, told.out, told.err
 
     return run
@@ -61,7 +60,10 @@ def command(tmp_path: Path) -> Command:
 
 
 class Command:
-    """The command line: called in this process, which is quick, or as a process of its own."""
+    """The command line: called in this process, which is quick, or as a process of its own.
+
+    Arguments are words, or one text as it is typed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,6 +83,13 @@ class Command:
             code = _exit_code(arguments)
         return subprocess.CompletedProcess(arguments, code, out.getvalue().decode(), err.getvalue().decode())
 
+    def json(self, *arguments: str) -> dict[str, Any]:
+        """The object that a command that works prints with ``--json``."""
+        done = self(*_words(arguments), "--json")
+        assert done.returncode == 0, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
     def process(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """As a process of its own, in `environment`."""
         return subprocess.run(
@@ -96,7 +105,7 @@ class Command:
         )  # fmt: skip
 
     def line(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "tasp_lab.cli", *arguments]
+        return [sys.executable, "-m", "tasp_lab.cli", *_words(arguments)]
 
     def refused(self, *arguments: str) -> str:
         """The one line with which a wrong input is answered; checks the exit code and that nothing else was said."""
@@ -110,9 +119,13 @@ class Command:
         return lines[0]
 
 
+def _words(arguments: Sequence[str]) -> list[str]:
+    return shlex.split(arguments[0]) if len(arguments) == 1 else list(arguments)
+
+
 def _exit_code(arguments: Sequence[str]) -> int:
     try:
-        main(arguments)
+        main(_words(arguments))
     except SystemExit as left:
         return int(left.code or 0)
     return 0

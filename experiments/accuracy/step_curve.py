@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,14 +40,6 @@ RANKS = 8
 FIRST_BYTES, LAST_BYTES = 2**20, 2**30
 SIZES_PER_DOUBLING = 16
 MEASURED_SEND_RECV, MEASURED_ALL_TO_ALL = "h100_xxrjun_1x8_sendrecv.csv", "h100_xxrjun_1x8_alltoall.csv"
-REPORTED = {"h100-8": (1.05, 2.31), "mi300x-8": (1.57, 3.58)}
-"""Average and maximum speed-up of whole attention layers, full mask: arXiv:2509.26541, from a summary of it."""
-
-LAYER_FACTORS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 2, 1)
-LAYER_BASE, LAYER_MAX_TOKENS, LAYER_HEADS, LAYER_HEAD_DIM = 3360, 10**7, (20, 4, 12), 64
-"""Layers of TASP's own benchmark, bf16: sequences are 3360 times a factor, batches a factor, both together at most 10^7
-tokens (infinigence/HamiltonAttention 86606900, H100-1/test_hamilton_attention.py)."""
-
 FOLDER = Path(__file__).parent
 
 
@@ -85,17 +77,12 @@ def main() -> None:
     """Predict the curves, and write the record, the table and the picture."""
     curves = {name: curve(load_machine(name)) for name in MACHINES}
     measured = measured_steps()
-    layers = {name: layer_speed_ups(load_machine(name)) for name in MACHINES}
     document = {
         "ranks": RANKS,
-        "reported_speed_up_of_layers": {
-            name: {"average": mean, "most": most} for name, (mean, most) in REPORTED.items()
-        },
         "curves": {name: [step._asdict() for step in steps] for name, steps in curves.items()},
         "measured": [step._asdict() for step in measured],
-        "layers": {name: {"average": float(np.mean(each)), "most": max(each)} for name, each in layers.items()},
     }
-    text = step_text(curves, measured, layers)
+    text = step_text(curves, measured)
     write_whole(FOLDER / "step_curve.json", (json.dumps(document, indent=1) + "\n").encode())
     write_whole(FOLDER / "step_curve.md", (text + "\n").encode())
     write_whole(FOLDER / "step_curve.png", render(draw_curves(curves, measured), "png"))
@@ -150,27 +137,8 @@ def measured_steps() -> list[MeasuredStep]:
     ]
 
 
-def layer_speed_ups(machine: Machine) -> list[float]:
-    """Ring with two messages over TASP for whole layers of TASP's benchmark, full mask, without other overheads.
-
-    For n equal steps with compute k and communication c, which overlap, T = k + (n - 1) max(k, c).
-    """
-    rate = machine.compute.rate("bf16", "forward").flops_per_s
-    assert rate is not None, "the profiles here have a compute rate"
-    speed_ups = []
-    for heads, factor, batch in product(LAYER_HEADS, LAYER_FACTORS, LAYER_FACTORS):
-        sequence, width = LAYER_BASE * factor, heads * LAYER_HEAD_DIM
-        if sequence * batch <= LAYER_MAX_TOKENS:
-            shard = sequence // RANKS
-            step = predict_step(machine, 2 * batch * shard * width * 2)
-            compute_s = 4 * batch * shard**2 * width / float(rate)
-            ring_s, tasp_s = (compute_s + (RANKS - 1) * max(compute_s, c) for c in (step.ring_of_two_s, step.tasp_s))
-            speed_ups.append(ring_s / tasp_s)
-    return speed_ups
-
-
-def step_text(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep], layers: dict[str, list[float]]) -> str:
-    """Tables of the curve segments by bottleneck, the measured steps, and whole layers, in Markdown."""
+def step_text(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep]) -> str:
+    """Tables of the curve segments by bottleneck, and of the measured steps, in Markdown."""
     columns = ("machine, message M", "Ring bound by", "TASP bound by", "Ring / TASP", "with K and V apart")
     segments = [row for name, steps in curves.items() for row in _segments(name, steps)]
     by_size = {step.size_bytes: step for step in curves["h100-8"]}
@@ -184,16 +152,6 @@ def step_text(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep], l
         )
         for step in measured
     ]
-    whole = [
-        (
-            name,
-            str(len(each)),
-            f"{np.mean(each):.2f}",
-            f"{max(each):.2f}",
-            *(f"{value:.2f}" for value in REPORTED[name]),
-        )
-        for name, each in layers.items()
-    ]
     heads = ("M", "measured", "predicted", "measured, K and V apart", "predicted, K and V apart")
     return (
         "One step of Ring over one step of TASP, predicted, made by `python -m experiments.accuracy.step_curve`. "
@@ -201,11 +159,7 @@ def step_text(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep], l
         f"{markdown_table(columns, segments)}\n\n"
         "8 H100, measured (sendrecv over alltoall, both of nccl-tests, of one source) beside predicted. K and V apart: "
         "a message of M/2 twice.\n\n"
-        f"{markdown_table(heads, beside)}\n\n"
-        "Whole layers of TASP's own benchmark, full mask, if only kernels at the profile's rate and these steps took "
-        "time, beside what the paper is said to report (arXiv:2509.26541, from a summary; which layers it averages is "
-        "not known).\n\n"
-        f"{markdown_table(('machine', 'layers', 'average', 'most', 'average reported', 'most reported'), whole)}"
+        f"{markdown_table(heads, beside)}"
     )
 
 

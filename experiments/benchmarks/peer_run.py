@@ -22,7 +22,8 @@ import numpy as np
 from sim.event.engine import simulate
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
-from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import RingSteps

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from experiments.common import Record, markdown_table
+from experiments.common import Record
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure
 from tasp_lab.core.errors import TableError
 from tasp_lab.prediction.interval import Interval
@@ -61,42 +61,6 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A published quantity in milliseconds beside its prediction.
-
-    Parameters
-    ----------
-    what : the quantity.
-    published, predicted : in ms.
-    communication : the part of the published quantity that communication is predicted, or was published, to take.
-    verdict : one sentence.
-    """
-
-    what: str
-    published: Range
-    predicted: Range
-    communication: Range
-    verdict: str
-
-    @property
-    def error(self) -> Range:
-        """The predicted over the published quantity, less one."""
-        ratio = self.predicted / self.published
-        return Range(ratio.low - 1, ratio.high - 1)
-
-    @property
-    def overhead(self) -> Range:
-        """What is no communication; below zero where more communication is predicted than was published."""
-        return self.published - self.communication
-
-    def record(self) -> Record:
-        """The row for JSON: pairs of numbers in ms, the error as shares."""
-        parts = {"published_ms": self.published, "predicted_ms": self.predicted, "error": self.error,
-                 "communication_ms": self.communication, "overhead_ms": self.overhead}  # fmt: skip
-        return {"what": self.what} | {k: [v.low, v.high] for k, v in parts.items()} | {"verdict": self.verdict}
-
-
-@dataclass(frozen=True)
 class Check:
     """A published claim, the numbers that it is held against, and a verdict of one sentence."""
 
@@ -116,16 +80,6 @@ def figure_of(
     low, high = (Interval(1.0, np.zeros(0), residual).quantile_s(share) for share in (0.05, 0.95))
     ends = min(low, 1.0) * possible.low, max(high, 1.0) * possible.high
     return Figure(what, unit, published, possible.middle, *ends, reason)
-
-
-def rows_text(rows: Iterable[Row]) -> str:
-    """A table of rows in Markdown."""
-    columns = ("what", "published ms", "predicted ms", "error", "communication ms", "overhead ms", "verdict")
-    return markdown_table(columns, [
-        [each.what, each.published.text(), each.predicted.text(), each.error.text("+.0%"), each.communication.text(),
-         each.overhead.text(), each.verdict]
-        for each in rows
-    ])  # fmt: skip
 
 
 def checks_text(checks: Iterable[Check]) -> str:

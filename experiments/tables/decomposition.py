@@ -19,7 +19,7 @@ from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.machine import Machine
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.derived import with_links, without_links
 

@@ -13,7 +13,7 @@ from tasp_lab import Workload, validate
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.answer import Answer
-from tasp_lab.prediction.ring_choice import RingOptions
+from tasp_lab.prediction.question import RingOptions
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules

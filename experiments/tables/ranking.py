@@ -98,8 +98,8 @@ def publish(folder: Path = RESULTS) -> None:
         f"{TIE:.0%} of the first. Made by "
         f"`python -m experiments.tables.ranking`, which ranks all schedules without variants "
         f"({len(_names(rows))} names on these machines; the record has all times). Kernels by shape, links, library "
-        "and contention: `tasp-lab profile show MACHINE`. Each time has a wide interval: `tasp-lab compare` says "
-        "which orders are too close to call. On "
+        "and contention: `tasp-lab profile show MACHINE`. Each time has a wide interval: `tasp-lab compare` lists "
+        "the ties. On "
         f"{MANY_RANKS} GPUs only two lengths were ranked, because each takes a core half a minute."
     )
     columns = (

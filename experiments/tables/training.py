@@ -1,13 +1,9 @@
-"""The cost of sequence parallelism in the training example: tokens per second, and the share of communication.
+"""Attention and communication in a step of the training example on an emulated mesh, predicted and measured.
 
-``python -m experiments.tables.training`` writes ``experiments/results/training.md``, with two tables, and ``.json``.
-
-*On one host* every schedule trains on 4 and 8 processes that share the host's cores. No run can be faster than one
-process with all cores; the table shows the overhead.
-
-*On an emulated mesh* the same program runs with a dedicated link per pair of ranks. Measured attention times are
-compared with simulations on the point-to-point calibrated mesh, with kernels at the rate measured without communication
-on all ranks at once. Communication is the attention time that exceeds its kernel calls.
+``python -m experiments.tables.training`` writes ``experiments/results/training.md`` and ``.json``. Every pair of ranks
+has its own link. Measured attention times are compared with simulations on the point-to-point calibrated mesh, with
+kernels at the rate measured without communication on all ranks at once. Communication is the attention time that
+exceeds its kernel calls. Times on one host without links are in `experiments.tables.hybrids`.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ from runtime.fabric.emulated import emulate
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from sim.event.engine import simulate
-from tasp_lab.core.process import usable_cores
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
@@ -38,7 +33,7 @@ from tasp_lab.validation.fabrics import default_scale
 
 RECIPE = Recipe(seq=2048, batch=2)
 WORLD_SIZES = (4, 8)
-STEPS, STEPS_EMULATED = 12, 5
+STEPS = 5
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,21 +46,14 @@ class Predicted(NamedTuple):
 
 def main() -> None:
     """Train, measure, predict and write the tables."""
-    alone = _train_on_host(1, "tasp")
-    on_host = [{"processes": 1, **alone}]
-    on_mesh: list[dict[str, Any]] = []
-    for world_size in WORLD_SIZES:
-        on_host += [{"processes": world_size, **_train_on_host(world_size, name)} for name in CIRCULATIONS]
-        on_mesh += _on_mesh(world_size)
-    write_record(RESULTS / "training.json", {"recipe": vars(RECIPE), "on_host": on_host, "on_mesh": on_mesh})
+    on_mesh = [run for world_size in WORLD_SIZES for run in _on_mesh(world_size)]
+    write_record(RESULTS / "training.json", {"recipe": vars(RECIPE), "on_mesh": on_mesh})
     publish()
 
 
 def publish() -> None:
-    """Write the tables from the record."""
+    """Write the table from the record."""
     record = json.loads((RESULTS / "training.json").read_text())
-    alone = record["on_host"][0]["tokens_per_s"]
-    host = [_host_row(run, alone) for run in record["on_host"]]
     mesh = [_mesh_row(run) for run in record["on_mesh"]]
     head = (
         f"The training example ({len(RECIPE.layers)} layers, {RECIPE.heads} heads of {RECIPE.head_dim}, {RECIPE.seq} "
@@ -73,8 +61,6 @@ def publish() -> None:
     )
     parts = [
         head,
-        f"Processes of one host with {record['machine']['cores']} cores; attention as a share of a step:",
-        markdown_table(("processes, schedule", "tokens/s", "of one process", "attention"), host),
         "Ranks on an emulated mesh: attention of a step, and the communication in it as a share of the step. "
         f"They share {record['machine']['cores']} cores with their own threads of communication, which are in no "
         "prediction; with fewer cores than ranks the error is not that of the communication.",
@@ -86,12 +72,6 @@ def publish() -> None:
     write_page(RESULTS / "training.md", text)
 
 
-def _host_row(run: dict[str, Any], alone: float) -> list[str]:
-    what = f"{run['processes']}, {run['schedule']}" if run["processes"] > 1 else "1"
-    rate = run["tokens_per_s"]
-    return [what, f"{rate:.0f}", f"{rate / alone:.2f}", f"{run['attention_share']:.0%}"]
-
-
 def _mesh_row(run: dict[str, Any]) -> list[str]:
     step_s = RECIPE.tokens / run["tokens_per_s"]
     measured_s, predicted_s = run["attention_share"] * step_s, run["attention_s"]
@@ -101,20 +81,6 @@ def _mesh_row(run: dict[str, Any]) -> list[str]:
         f"{predicted_s / measured_s - 1:+.0%}",
         *(f"{(seconds - run['kernels_s']) / step_s:.0%}" for seconds in (measured_s, predicted_s)),
     ]
-
-
-def _train_on_host(world_size: int, schedule: str) -> dict[str, Any]:
-    """The JSON document of a training run on this host; a single process uses all cores."""
-    program = ["-m", "experiments.train_gpt"]
-    if world_size > 1:
-        program = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}", *program]
-    options = [f"--seq={RECIPE.seq}", f"--batch={RECIPE.batch}", f"--schedule={schedule}", f"--steps={STEPS}", "--json"]
-    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // world_size))}
-    done = subprocess.run(
-        [sys.executable, *program, *options], cwd=ROOT, env=os.environ | threads, stdout=subprocess.PIPE, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def _on_mesh(world_size: int) -> list[dict[str, Any]]:
@@ -178,7 +144,7 @@ def _be_rank(rank: int, world_size: int, schedule: str, folder: str, place: Rank
     from experiments.train_gpt.train import train
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-    run = RunOptions(steps=STEPS_EMULATED, schedule=schedule)
+    run = RunOptions(steps=STEPS, schedule=schedule)
     steps = train(RECIPE, run)
     if rank == 0:
         print(json.dumps(document(RECIPE, run, steps)))

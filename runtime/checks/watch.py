@@ -144,7 +144,7 @@ class Watch:
         if signal.SIGINT in numbers:
             self._end(End("interrupted", "interrupted"))
         elif signal.SIGTERM in numbers:
-            told = "ended by SIGTERM: another rank has died, see what torchrun says, or the job was cancelled"
+            told = "ended by SIGTERM: another rank died (see the output of torchrun), or the job was cancelled"
             self._end(End("failed", told))
 
     def _has_failures(self) -> bool:

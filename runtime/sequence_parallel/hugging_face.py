@@ -46,9 +46,9 @@ IGNORED_LABEL = -100
 """What transformers and `torch.nn.functional.cross_entropy` leave out of the loss: its default ``ignore_index``."""
 
 _NO_KEYWORDS = {
-    "causal": "the model says it",
-    "window": "the model says it",
-    "scale": "the model says it",
+    "causal": "the model determines it",
+    "window": "the model determines it",
+    "scale": "the model determines it",
     "cu_seqlens": "every batch would need its own",
     "cached_keys": "a model passes as many keys as queries",
 }

@@ -1,1 +1,1 @@
-"""Lower bounds of the time of schedules, by theorems about their work; no engine is asked."""
+"""Lower bounds of the time of schedules, computed from their work and machine without a simulation."""

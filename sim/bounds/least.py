@@ -3,13 +3,8 @@
     bound_s = least_s(schedule, machine)
     check_time(schedule, machine, predicted_s)      # an assertion: no prediction may lie below the bound
 
-Layers have the bounds of their kind (`sim.bounds.attention`, `sim.bounds.linear`), schedules without kernel calls that
-of what enters each rank; collectives have stronger ones (`sim.bounds.collectives`). Of a hybrid:
-
-**Compute.** All ranks together compute all layers, so the busiest one computes at least the average.
-
-**Layers.** Each layer takes at least the bound of its kind of attention. Bounds of layers are not added: a rank may
-communicate for one layer while others compute another one. Re-layouts are no work that has to be done.
+Layers have the bounds of their kind (`sim.bounds.layers`), schedules without kernel calls that of what enters each
+rank; collectives have stronger ones (`sim.bounds.collectives`).
 """
 
 from __future__ import annotations
@@ -18,18 +13,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from sim.bounds.attention import attention_bound_s
-from sim.bounds.linear import linear_bound_s
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.units import Number
-from tasp_lab.machines.machine import ComputeRate, Machine, fastest
+from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.stacked_task import StackedTask
-from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
-from tasp_lab.schedules.hybrid.relayout import RelayoutTask
-from tasp_lab.schedules.hybrid.stack import layers_of
-from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.cuts import like
 
 ROUNDING = 1e-9
@@ -42,18 +29,11 @@ def least_s(schedule: Schedule, machine: Machine) -> Number:
     Exact for exact numbers. A schedule without a task brings every block that a rank promises, and does not have
     complete at the start, into that rank. 0 for tasks of which no bound is known.
     """
-    task = schedule.task
-    if task is None:
+    if schedule.task is None:
         return _communication_s(schedule, machine)
-    if isinstance(task, LinearTask):
-        return linear_bound_s(machine, task)
-    if isinstance(task, AttentionTask):
-        return attention_bound_s(machine, task, schedule.initial)
-    if isinstance(task, StackedTask) and task.ranks is None and all(
-        isinstance(each, AttentionTask | LinearTask | RelayoutTask) for each in task.layers
-    ):  # fmt: skip
-        return hybrid_bound_s(machine, schedule)
-    return 0
+    from sim.bounds.layers import layer_bound_s  # with the tasks of layers, which collectives do not need
+
+    return layer_bound_s(machine, schedule)
 
 
 def check_time(schedule: Schedule, machine: Machine, time_s: Number) -> None:
@@ -64,38 +44,6 @@ def check_time(schedule: Schedule, machine: Machine, time_s: Number) -> None:
         f"schedule {schedule.name!r} on {machine.topology.name}: predicted {float(time_s)} s, "
         f"and nothing takes less than {float(bound_s)} s"
     )
-
-
-def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
-    """Lower bound of the time of a pass in seconds; exact for exact numbers.
-
-    Two layers compute twice as long as one, if nothing else takes longer:
-
-    >>> from fractions import Fraction
-    >>> from tasp_lab.schedules.hybrid.stack import hybrid_schedules
-    >>> from tasp_lab.machines.machine import ComputeRate
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> from tasp_lab.workload.layer import Workload
-    >>> mesh = full_mesh(2, Fraction(10**9), Fraction(0))
-    >>> machine = Machine(mesh, compute=ComputeRate(Fraction(64)))
-    >>> layers = [Workload(16, heads=1, head_dim=1, kind="hybrid", layers=each) for each in ("S", "SS")]
-    >>> [hybrid_bound_s(machine, hybrid_schedules("lasp-2+ring-attention", mesh, each)[0]) for each in layers]
-    [Fraction(8, 1), Fraction(16, 1)]
-    """
-    flops, bounds_s, rates = 0, dict[int, Number](), list[ComputeRate]()
-    for task, initial in layers_of(schedule):
-        assert isinstance(task, AttentionTask | LinearTask), "there are no other layers"
-        rates.append(machine.rate_of(task.workload, task.passing))
-        if isinstance(task, AttentionTask):
-            flops += task.total_flops
-            if id(task) not in bounds_s:
-                bounds_s[id(task)] = attention_bound_s(machine, task, initial | task.owned(KEYS, QUERIES))
-        else:
-            flops += least_flops(task)
-            if id(task) not in bounds_s:
-                bounds_s[id(task)] = linear_bound_s(machine, task)
-    compute_s = machine.least_compute_s(fastest(rates), flops)
-    return max(compute_s, *bounds_s.values())
 
 
 def _communication_s(schedule: Schedule, machine: Machine) -> Number:

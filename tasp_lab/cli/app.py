@@ -5,18 +5,11 @@ from __future__ import annotations
 from cyclopts import App
 
 from tasp_lab import __version__
-from tasp_lab.cli.commands.accuracy import accuracy
-from tasp_lab.cli.commands.calibrate import calibrate
-from tasp_lab.cli.commands.compare import compare
-from tasp_lab.cli.commands.decompose import decompose
-from tasp_lab.cli.commands.doctor import doctor
-from tasp_lab.cli.commands.gpu_check import gpu_check
-from tasp_lab.cli.commands.predict import predict
-from tasp_lab.cli.commands.profile import profile
-from tasp_lab.cli.commands.step import step
+from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
+from tasp_lab.cli.commands.machines import decompose, profile, topologies
+from tasp_lab.cli.commands.measure import accuracy, calibrate
+from tasp_lab.cli.commands.predict import compare, predict, step
 from tasp_lab.cli.commands.study import study
-from tasp_lab.cli.commands.topologies import topologies
-from tasp_lab.cli.commands.validate import validate
 
 app = App(
     name="tasp-lab",

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 Document = dict[str, object]
 
+
+UNLIMITED = 1000
+"""Columns of text that no table needs."""
 
 LINES = 10
 """Lines of a whole study where there is no terminal."""
@@ -119,7 +123,7 @@ def _unanswered(by_status: Mapping[str, int]) -> str:
     ' (2 do not apply)'
     """
     from tasp_lab.study.frames import statuses_text
-    from tasp_lab.study.rows import PREDICTED
+    from tasp_lab.study.point import PREDICTED
 
     text = statuses_text({status: count for status, count in by_status.items() if status not in PREDICTED})
     return f" ({text})" if text else ""
@@ -130,15 +134,18 @@ def print_json(document: Document) -> None:
     print(json.dumps(document, allow_nan=False))
 
 
-def print_parts(parts: Iterable[Part]) -> None:
-    """Print tables and lines on standard output, as wide as the terminal if it is one."""
+def print_parts(parts: Iterable[Part], *, wide: bool = False) -> None:
+    """Print tables and lines on standard output, as wide as the terminal, or as COLUMNS says; `wide` has no limit."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else DEFAULT_WIDTH
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    width = UNLIMITED if wide else None if known else DEFAULT_WIDTH
     console = Console(width=width, markup=False, emoji=False)
     for part in parts:
         if isinstance(part, Table):
             part.print_on(console)
+        elif known and not wide:
+            print("\n".join(wrap(part, console.width, break_long_words=False, break_on_hyphens=False) or [""]))
         else:
             print(part)
 

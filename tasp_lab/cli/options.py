@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter, Token
 
-from tasp_lab.core.choices import BackendKind
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, BackendKind
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
 from tasp_lab.schedules.registry import LINEAR, SchedulesOf, attention_names
 
@@ -55,7 +54,7 @@ def whole(help: str, group: Group) -> Parameter:
 
 def plot(what: str) -> Parameter:
     """A picture."""
-    return Parameter(help=f"Draw {what} into this file (.png, .svg or .pdf).", group=OUTPUT)
+    return Parameter(help=f"Plot {what} to this file (.png, .svg or .pdf).", group=OUTPUT)
 
 
 def schedules_help() -> str:
@@ -67,8 +66,8 @@ def schedules_help() -> str:
     of_kind = {kind: list(SchedulesOf(kind)) for kind in KINDS}
     layers = ("Attention", attention_names()), ("Linear attention", list(LINEAR))
     lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), *layers)]
-    lines.append("Hybrids: one of linear attention + one of attention, like lasp-2+kv-all-gather. ")
-    variants = "What may follow the split, like usp:2x4:tasp: see the guide to attention. "
+    lines.append("Hybrids: a linear and a softmax schedule, such as lasp-2+kv-all-gather. ")
+    variants = "Variants such as usp:2x4:tasp: see docs/attention.md. "
     return "".join(lines) + variants + "Repeatable."
 
 
@@ -76,9 +75,8 @@ TopologyText = Annotated[
     str,
     Parameter(
         group=WORK,
-        help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, "
-        "bidirectional-ring:8, torus:4x4, hypercube:3, circulant:8:1,-1, multipartite:3x2, nodes:2x8, "
-        "nodes:2x8:switch, nodes:2x8:rails.",
+        help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, torus:4x4, "
+        "hypercube:3, nodes:2x8, nodes:2x8:rails, ...",
     ),
 ]
 Schedules = Annotated[
@@ -93,7 +91,7 @@ Schedules = Annotated[
 ShardBytes = Annotated[
     str | None,
     quantity(
-        f"Run a collective: bytes that each rank owns, like 64MiB; this or --seq. {shard_help()}.",
+        f"Size of a collective, such as 64MiB. {shard_help()}.",
         WORK,
     ),
 ]
@@ -101,33 +99,41 @@ Library = Annotated[
     str,
     Parameter(
         group=MACHINE,
-        help="The communication library: auto (that of the machine's profile, if it has one), ideal (links alone), "
-        "nccl, rccl or gloo.",
+        help="The communication library: auto (that of the machine), ideal (links alone), "
+        "nccl, rccl or gloo; nccl==2.28 for a version, by default 2.29.2.",
     ),
 ]
 Backend = Annotated[
     BackendKind,
     Parameter(
         group=RUN,
-        help="With --fabric torchrun: nccl with a GPU per rank (RCCL on AMD), gloo on CPUs; auto is gloo only where "
+        help="With --fabric torchrun: nccl (RCCL on AMD) needs a GPU per rank, gloo runs on CPUs; auto: gloo only if "
         "neither this host nor the machine has GPUs.",
     ),
 ]
 Scale = Annotated[
     float | None,
     Parameter(
-        group=RUN, help="Bandwidth of the emulated fabric over the machine's; chosen automatically if not given."
+        group=RUN, help="Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."
     ),
 ]
 Contention = Annotated[
     Literal["on", "off"] | None,
     Parameter(
         group=LAYER,
-        help="Whether messages take multiprocessors from the kernel calls beside them. If not given, on where the "
-        "machine has constants of it.",
+        help="Whether messages slow concurrent kernel calls by taking multiprocessors. Default: on if the machine has "
+        "the parameters.",
         show_default=False,
     ),
 ]
+Wide = Annotated[
+    bool, Parameter(negative=(), show_default=False, group=OUTPUT, help="Show all columns, however wide the table is.")
+]
+"""Whether tables may be wider than the terminal."""
+
+Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
+"""A file for the rows of a result."""
+
 Json = Annotated[
     bool,
     Parameter(
@@ -151,11 +157,11 @@ class LinkEdits:
 
     without_link: Annotated[
         tuple[str, ...],
-        Parameter(negative=(), show_default=False, help="Remove a link: 0-3 is both directions, 0>3 one; repeatable."),
+        Parameter(negative=(), show_default=False, help="Remove a link: 0-3 both ways, 0>3 one way; repeatable."),
     ] = ()
     link: Annotated[
         tuple[str, ...],
-        Parameter(negative=(), show_default=False, help="Change the bandwidth of a link, like 0-3=10GB/s; repeatable."),
+        Parameter(negative=(), show_default=False, help="Set the bandwidth of a link, such as 0-3=10GB/s; repeatable."),
     ] = ()
 
 
@@ -166,9 +172,8 @@ Overrides = Annotated[
         negative=(),
         show_default=False,
         group=MACHINE,
-        help="Change a number of the machine or of the layer by its name: nic.bandwidth=x2, link.bandwidth=900GB/s, "
-        "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1, or a constant of the profile. "
-        "The answer to a misspelt name has the nearest ones; repeatable.",
+        help="Override a parameter of the machine or a field of the layer: nic.bandwidth=x2, link.bandwidth=900GB/s, "
+        "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1; repeatable.",
     ),
 ]
 
@@ -181,11 +186,11 @@ class SamplingChoice:
     samples: Annotated[
         int | None,
         whole(
-            "Samples of constants, for intervals of 5 to 95 %; 0 for none. Default 32, compare and accuracy 8.",
+            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.",
             RUN,
         ),
     ] = None
-    seed: Annotated[int, whole("The seed of the samples; equal seeds give equal intervals.", RUN)] = 0
+    seed: Annotated[int, whole("Seed of the samples; equal seeds give equal intervals.", RUN)] = 0
 
     @property
     def given(self) -> dict[str, int]:
@@ -198,15 +203,17 @@ class SamplingChoice:
 class RingChoice:
     """Which rings are sought, and how much work the search may do."""
 
-    fold: Annotated[int | None, whole("Rings that may share a pair of ranks, 1 or 2; else the fewest.", RINGS)] = None
-    lanes: Annotated[int | None, whole("Maximum number of rings; the best ones are used.", RINGS)] = None
+    fold: Annotated[
+        int | None, whole("Most rings per pair of ranks, 1 or 2. Default: the smallest possible.", RINGS)
+    ] = None
+    lanes: Annotated[int | None, whole("Maximum number of rings; the best are used.", RINGS)] = None
     rail_aligned: Annotated[
         bool | None,
-        Parameter(help="Hops between nodes join ranks of equal local number; where possible, if not given."),
+        Parameter(help="Hops between nodes connect ranks of equal local number. Default: where possible."),
     ] = None
     search_budget: Annotated[
         int,
-        whole("Operations of the search where no construction is known, about a million a second; not timed.", RINGS),
+        whole("Operations of the search if no closed form is known, about a million a second.", RINGS),
     ] = DEFAULT_SEARCH_BUDGET
 
 
@@ -216,10 +223,10 @@ class ExpressionNumbers:
     """The numbers of topology expressions; catalogue machines and files have their own."""
 
     link_bandwidth: Annotated[
-        str | None, quantity("Bandwidth of every link of an expression, or of its switch ports.", MACHINE, "50GB/s")
+        str | None, quantity("Bandwidth of the links or switch ports of an expression.", MACHINE, "50GB/s")
     ] = None
     link_latency: Annotated[str | None, quantity("Latency from rank to rank over links.", MACHINE, "1us")] = None
-    nic_bandwidth: Annotated[str | None, quantity("Bandwidth of every NIC of an expression.", MACHINE, "50GB/s")] = None
+    nic_bandwidth: Annotated[str | None, quantity("Bandwidth of the NICs of an expression.", MACHINE, "50GB/s")] = None
     nic_latency: Annotated[str | None, quantity("Latency from rank to rank over NICs.", MACHINE, "5us")] = None
 
     @property
@@ -229,10 +236,13 @@ class ExpressionNumbers:
     def load(self, text: str, library: str) -> Machine:
         """The machine of a name, with a library and with these numbers, which only expressions accept."""
         from tasp_lab.machines.catalogue import is_expression, load_machine
+
+        if not self.given:
+            return load_machine(text, library=library)
         from tasp_lab.topology.expressions import expression_defaults
 
         machine = load_machine(text, expression_defaults(self.given), library=library)
-        if self.given and not is_expression(text):
+        if not is_expression(text):
             raise QuantityError(f"{text} has its own numbers; {self.refusal()}")
         return machine
 

@@ -1,4 +1,4 @@
-"""Options that describe the work: an attention layer and how it is computed, or the bytes of a collective."""
+"""Options that describe a question: the work (an attention layer, or the bytes of a collective), machine and rings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.options import LAYER, PASSES, quantity, whole
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    DEFAULT_RINGS,
+    DEFAULT_SAMPLES,
+    LAYER,
+    NO_CHANGES,
+    PASSES,
+    Contention,
+    ExpressionNumbers,
+    Library,
+    LinkEdits,
+    Overrides,
+    RingChoice,
+    SamplingChoice,
+    quantity,
+    whole,
+)
 from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
     DEFAULT_STAGES,
@@ -45,13 +61,13 @@ class LayerChoice:
 
     seq: Annotated[
         str | None,
-        quantity("Run attention over this number of positions, on all ranks together: 8192 or 128Ki (131072).", LAYER),
+        quantity("Positions of an attention layer over all ranks: 8192 or 128Ki (131072).", LAYER),
     ] = None
     documents: Annotated[
         str | None,
         quantity(
-            "Lengths of packed documents, which attend only to themselves: 1000,200,4096 or 8x512. Their sum is --seq, "
-            "which may then be left out.",
+            "Lengths of packed documents, which attend only to themselves: 1000,200,4096 or 8x512. Replaces --seq, "
+            "their sum.",
             LAYER,
         ),
     ] = None
@@ -59,49 +75,48 @@ class LayerChoice:
     model: Annotated[
         str | None,
         _choice(
-            "The layer of this model, like llama-3-8b, or of a model file: heads, head dimension, mask, window, decay "
-            "and layers are those of the model, and other values are refused.",
+            "A layer of this model, such as llama-3-8b or a model file: it sets heads, head dimension, mask, window, "
+            "decay and layers.",
         ),
     ] = None
-    heads: Annotated[int | None, whole("Query heads; 32 if not given.", LAYER)] = None
-    kv_heads: Annotated[int | None, whole("Key and value heads; as many as --heads if not given.", LAYER)] = None
-    head_dim: Annotated[int | None, whole("Elements per head; 128 if not given.", LAYER)] = None
-    dtype: Annotated[Dtype, _choice("The dtype of queries, keys, values and the result.")] = "bf16"
+    heads: Annotated[int | None, whole("Query heads. Default: 32.", LAYER)] = None
+    kv_heads: Annotated[int | None, whole("Key and value heads. Default: --heads.", LAYER)] = None
+    head_dim: Annotated[int | None, whole("Elements per head. Default: 128.", LAYER)] = None
+    dtype: Annotated[Dtype, _choice("Dtype of queries, keys, values and results.")] = "bf16"
     mask: Annotated[
         str | None,
-        _choice(f"{', '.join(MASKS)}; causal: a query attends to the keys up to its own position. full if not given."),
+        _choice(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position. Default: full."),
     ] = None
-    window: Annotated[int | None, whole("With causal, the most keys that a query attends to.", LAYER)] = None
+    window: Annotated[int | None, whole("Of a causal mask: the most keys that a query attends to.", LAYER)] = None
     cached_keys: Annotated[
         str,
         quantity(
-            "How many of the --seq positions, from the first, have keys and values only, as in a KV cache; queries are "
-            "those of the others. Forward only, without --documents.",
+            "How many of the first --seq positions have keys and values only, as in a KV cache. Forward only, without "
+            "--documents.",
             LAYER,
         ),
     ] = "0"
     kind: Annotated[
         KindChoice | None,
         _choice(
-            "softmax, unless --layers is given; linear: a state instead of scores; hybrid: a stack of both. Each has "
-            "schedules of its own; all: a table of each (compare only).",
+            "Attention of the layer; hybrid: a stack of both kinds; all: a table of each (compare only). Default: "
+            "softmax, with --layers hybrid.",
         ),
     ] = None
     layers: Annotated[
         str | None,
         _choice(
-            "The layers of a hybrid, L for linear and S for softmax attention, like LLSLLS or 4xLLLS. It makes --kind "
-            "hybrid the default.",
+            "Layers of a hybrid, L for linear and S for softmax attention, such as LLSLLS or 4xLLLS.",
         ),
     ] = None
     linear_kv_heads: Annotated[
-        int | None, whole("Of a hybrid, KV heads of its linear layers; as --kv-heads if not given.", LAYER)
+        int | None, whole("KV heads of the linear layers of a hybrid. Default: --kv-heads.", LAYER)
     ] = None
     decay: Annotated[
         Decay | None,
         _choice(
-            "Of linear attention under a causal mask: constant per KV head, or dependent on the data, per position and "
-            "KV head (scalar) or also per channel. none if not given."
+            "Decay of linear attention under a causal mask: constant per KV head (head), or from the data, per "
+            "position and KV head (scalar) or also per channel. Default: none."
         ),
     ] = None
     passes: Annotated[Pass, _choice("both: forward, then backward.", name="--pass")] = "forward"
@@ -109,9 +124,9 @@ class LayerChoice:
         str | None,
         Parameter(
             group=LAYER,
-            help="timed:RATE: kernel calls take as long as at that rate, like timed:300TFLOP/s, on the fabric's own "
-            "clock; real: kernels are executed (validate only). If not given, the machine's own rates, or one that "
-            "the output calls assumed; on the emulated fabric times its scale; real on other fabrics.",
+            help="timed:300TFLOP/s: kernel calls take as long as at this rate; real: run the kernels (validate only). "
+            "Default: the rates of the machine, or one marked as assumed; in validate on other fabrics than emulated: "
+            "real.",
             show_default=False,
         ),
     ] = None
@@ -119,8 +134,8 @@ class LayerChoice:
         str | None,
         Parameter(
             group=LAYER,
-            help="Kernel calls take as long as those of this kernel of the machine's accelerator, by their shape, like "
-            "flash-attention-3; tasp-lab profile show lists them. If not given, the accelerator's default.",
+            help="Kernel model, such as flash-attention-3; tasp-lab profile show lists those of a machine. Default: "
+            "that of the accelerator.",
             show_default=False,
         ),
     ] = None
@@ -128,8 +143,8 @@ class LayerChoice:
         str | None,
         Parameter(
             group=LAYER,
-            help="What a library that runs the layer takes on the host of a rank, like ring-flash-attention-zigzag, "
-            "yunchang or transformer-engine: nothing starts before its host has issued it (predict and compare).",
+            help="Host model of a library, such as ring-flash-attention-zigzag, yunchang or transformer-engine: adds "
+            "its launch overhead (predict and compare).",
             show_default=False,
         ),
     ] = None
@@ -137,53 +152,55 @@ class LayerChoice:
         Dataflow,
         Parameter(
             group=PASSES,
-            help="Dataflow of the backward pass. rotate-kv: keys and values circulate as in the forward pass, "
-            "gradients follow; rotate-kv-back: they circulate back from where an untrimmed forward pass ends; "
-            "rotate-q: queries circulate. auto: the one that sends the fewest bytes.",
+            help="What circulates in the backward pass. rotate-kv: keys and values again, followed by their gradients; "
+            "rotate-kv-back: the same, backwards from where an untrimmed forward pass ends; rotate-q: queries; auto: "
+            "the fewest bytes.",
         ),
     ] = "auto"
     gradient_dtype: Annotated[
         WireDtype,
         Parameter(
             group=PASSES,
-            help="Of gradients that are sent; input: as --dtype; auto: fp32 for sums that travel on.",
+            help="Dtype of gradients that are sent; input: --dtype; auto: fp32 for sums that are sent on.",
         ),
     ] = "auto"
-    result_dtype: Annotated[WireDtype, Parameter(group=PASSES, help="Of results that are sent, in the same terms.")] = (
-        "auto"
+    result_dtype: Annotated[
+        WireDtype, Parameter(group=PASSES, help="Dtype of results that are sent, as --gradient-dtype.")
+    ] = "auto"
+    trim: Annotated[bool, Parameter(group=PASSES, help="Stop a block after the last rank whose mask needs it.")] = True
+    buffers: Annotated[int, whole("Receive buffers of a rank, each for the arrivals of one step.", PASSES)] = (
+        DEFAULT_BUFFERS
     )
-    trim: Annotated[bool, Parameter(group=PASSES, help="Drop a block after the last rank whose mask needs it.")] = True
-    buffers: Annotated[int, whole("Buffers of a rank: how many steps' arrivals it can hold.", PASSES)] = DEFAULT_BUFFERS
-    tail_chunks: Annotated[int, whole("Pieces in which the last results of TokenRing return.", PASSES)] = 1
-    stages: Annotated[int, whole("Parts in which keys arrive, with direct-attention.", PASSES)] = DEFAULT_STAGES
+    tail_chunks: Annotated[int, whole("Pieces of the last results of TokenRing.", PASSES)] = 1
+    stages: Annotated[int, whole("Parts in which the keys of direct-attention arrive.", PASSES)] = DEFAULT_STAGES
     groups: Annotated[
         str,
         Parameter(
             group=PASSES,
-            help="Ranks of each group of schedules like usp:2x4: consecutive; strided, of 4 groups of 8 ranks 0 and "
-            "4, 1 and 5, ...; or lists like 0,4|1,5|2,6|3,7. auto: chosen by the topology.",
+            help="Groups of schedules such as usp:2x4: consecutive (0,1|2,3|...), strided (0,4|1,5|...), lists, or "
+            "auto: by the topology.",
         ),
     ] = "auto"
     travels: Annotated[
         Travelling,
         Parameter(
             group=PASSES,
-            help="What travels around the rings of kv-and-q-rings. both: for each pair of ranks the side with fewer "
-            "bytes; auto: of the three the one whose busiest link carries least.",
+            help="What travels around the rings of kv-and-q-rings. both: per pair of ranks the one with fewer bytes; "
+            "auto: the one that loads the busiest link least.",
         ),
     ] = "auto"
     direction: Annotated[
         Direction,
         Parameter(
             group=PASSES,
-            help="Of schedules over one ring: blocks and their gradients go from each rank to the next higher or "
-            "lower one; auto: the one that sends fewer bytes, and gradients may take a shortcut to their owner.",
+            help="Direction around one ring: to the next higher or lower rank; auto: the fewest bytes, and direct "
+            "returns of gradients to their owners.",
         ),
     ] = "auto"
     pieces: Annotated[
         int | None,
         whole(
-            "Pieces in which All-Scan sends states; the best by latency and bandwidth of links if not given.", PASSES
+            "Pieces in which All-Scan sends states. Default: the best by latency and bandwidth of the links.", PASSES
         ),
     ] = None
 
@@ -320,3 +337,44 @@ def parse_documents(text: str) -> tuple[int, ...]:
 
 
 DEFAULT_LAYER = LayerChoice()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class QuestionChoice:
+    """What `predict`, `compare` and `validate` have in common: the work, the machine and its changes, and rings."""
+
+    layer: LayerChoice = DEFAULT_LAYER
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS
+    changes: LinkEdits = NO_CHANGES
+    overrides: Overrides = ()
+    rings: RingChoice = DEFAULT_RINGS
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the functions of these names, by keyword."""
+        return {
+            "without_links": self.changes.without_link,
+            "links": self.changes.link,
+            "overrides": self.overrides,
+            **vars(self.rings),
+            "options": self.layer.options(),
+            "compute": self.layer.compute,
+            "kernel": self.layer.kernel,
+        }
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PredictionChoice(QuestionChoice):
+    """What `predict` and `compare` have in common."""
+
+    library: Library = "auto"
+    contention: Contention = None
+    sampling: SamplingChoice = DEFAULT_SAMPLES
+
+    def settings(self) -> dict[str, Any]:
+        contention = None if self.contention is None else self.contention == "on"
+        return super().settings() | {"contention": contention, "runtime": self.layer.runtime} | self.sampling.given
+
+
+DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()

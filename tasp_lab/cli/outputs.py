@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,17 @@ def write_timelines(
         from tasp_lab.plots.timelines import draw_timelines
 
         write_picture(draw_timelines(timelines, on_one_line(title), intervals), plot)
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Write rows as CSV, with a column for each field that one of them has."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
+    progress(f"rows: {path}")
 
 
 def write_picture(figure: Figure, path: Path) -> None:

@@ -61,3 +61,8 @@ needs it."""
 DEFAULT_STAGES = 4
 """Parts in which keys arrive: one part of calls or of transfers in about four is exposed at most, and messages of a
 quarter of a shard are still large. MagiAttention's guides use 1 to 4."""
+
+Preference = Literal["memory", "bytes", "library", "time"]
+"""What decides between schedules that are expected to be equally fast."""
+DEFAULT_SEARCH_BUDGET = 30_000_000
+"""Operations of a search for rings: about half a minute."""

@@ -31,24 +31,61 @@ def brief(value: object, *facts: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table of texts; the columns at the positions `texts` are aligned to the left, others to the right."""
+    """A titled table of texts.
+
+    Parameters
+    ----------
+    title, columns, rows : the texts.
+    texts : positions of columns that are aligned to the left, others are numbers and aligned to the right.
+    order : positions of columns, the most important first. A narrow console shows as many of them as fit, in the order
+        of `columns`, and a line that names the others; empty if all are always shown.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     texts: Sequence[int] = (0,)
+    order: Sequence[int] = ()
 
     def print_on(self, console: Console) -> None:
-        """Print the table on a console of rich."""
+        """Print the table on a console of rich. Numbers are never broken over lines."""
         from rich.table import Table as RichTable
 
+        shown = self.fitting(console.width)
         table = RichTable(title=self.title, title_justify="left", title_style="bold")
-        for position, column in enumerate(self.columns):
+        for position in shown:
+            is_number = position not in self.texts
             overflow: Literal["ellipsis", "fold"] = "fold" if position else "ellipsis"
-            table.add_column(column, justify=self._side(position), no_wrap=position == 0, overflow=overflow)
+            table.add_column(
+                self.columns[position], justify=self._side(position), overflow=overflow,
+                no_wrap=position == 0, min_width=self._width(position) if is_number and self.order else None,
+            )  # fmt: skip
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*(row[position] for position in shown))
         console.print(table)
+        if left_out := [column for position, column in enumerate(self.columns) if position not in shown]:
+            console.print(f"--wide also shows: {', '.join(left_out)}", highlight=False)
+
+    def fitting(self, width: int) -> list[int]:
+        """The positions of the columns that a console of so many characters shows.
+
+        >>> Table("times", ("name", "time", "rate"), [("ring", "1.25 s", "3 GB/s")], order=(0, 2, 1)).fitting(20)
+        [0, 2]
+        """
+        if not self.order:
+            return list(range(len(self.columns)))
+        shown, used = [self.order[0]], self._width(self.order[0]) + 4
+        for position in self.order[1:]:
+            used += self._width(position) + 3
+            if used > width:
+                break
+            shown.append(position)
+        return sorted(shown)
+
+    def _width(self, position: int) -> int:
+        """The width of a column whose cells are on one line each, and whose title may be on several."""
+        words = self.columns[position].split()
+        return max(len(text) for text in ("", *words, *(row[position] for row in self.rows)))
 
     def to_html(self) -> str:
         """The table as an HTML element.

@@ -130,11 +130,15 @@ def _wires() -> Iterator[ConstantSpec]:
     yield ConstantSpec(
         name="link_bandwidth",
         quantity=_BANDWIDTH,
-        meaning="line rate of a link, or of a GPU's port into its switch, one way",
+        meaning="bandwidth of a link, or of a GPU's port into its switch, one way",
     )
-    yield ConstantSpec(name="link_latency", quantity=_TIME, meaning="of the wire, from rank to rank inside a domain")
-    yield ConstantSpec(name="nic_bandwidth", quantity=_BANDWIDTH, meaning="line rate of a GPU's NIC, one way")
-    yield ConstantSpec(name="nic_latency", quantity=_TIME, meaning="of the wire, from rank to rank through the network")
+    yield ConstantSpec(
+        name="link_latency", quantity=_TIME, meaning="latency of the links from rank to rank inside a domain"
+    )
+    yield ConstantSpec(name="nic_bandwidth", quantity=_BANDWIDTH, meaning="bandwidth of a GPU's NIC, one way")
+    yield ConstantSpec(
+        name="nic_latency", quantity=_TIME, meaning="latency of the links from rank to rank through the network"
+    )
 
 
 def _compute_rates() -> Iterator[ConstantSpec]:
@@ -226,6 +230,27 @@ def _rates() -> Iterator[ConstantSpec]:
     )
 
 
+def _copies() -> Iterator[ConstantSpec]:
+    yield ConstantSpec(
+        name="ll_channel_rate",
+        quantity=_BANDWIDTH,
+        meaning="what a channel of a ring collective moves by LL inside a domain",
+        identified_by="all_gather of 256 KiB to 2 MiB",
+    )
+    yield ConstantSpec(
+        name="copy_rate",
+        quantity=_BANDWIDTH,
+        meaning="how fast the channels of a ring collective copy inside a GPU",
+        identified_by="all_gather of 256 MiB and more on 2 ranks, beside one on 8",
+    )
+    yield ConstantSpec(
+        name="own_copy_rate",
+        quantity=_BANDWIDTH,
+        meaning="how fast an all-to-all copies a rank's own part",
+        identified_by="alltoall of 256 MiB and more on 2 ranks, beside one on 8",
+    )
+
+
 def _latencies() -> Iterator[ConstantSpec]:
     identified_by: dict[ProtocolName, str] = {
         "Simple": "all_gather of some MiB, where the library takes Simple",
@@ -245,7 +270,7 @@ def _latencies() -> Iterator[ConstantSpec]:
             yield ConstantSpec(
                 name=f"{medium}_hop_{protocol.lower()}",
                 quantity=_TIME,
-                meaning=f"latency of a hop {where}, the wire's included, protocol {protocol}",
+                meaning=f"latency of a hop {where}, that of the link included, protocol {protocol}",
                 min_constant=f"{medium}_latency",
                 fitted_to=_RINGS,
                 identified_by=f"the same small sizes of all_gather on two numbers of {counted}",
@@ -258,6 +283,25 @@ def _latencies() -> Iterator[ConstantSpec]:
             meaning=f"latency of {hop}, protocol {protocol}",
             min_constant="nic_latency",
         )
+    for protocol in identified_by:
+        yield ConstantSpec(
+            name=f"message_hop_{protocol.lower()}",
+            quantity=_TIME,
+            meaning=f"latency of a hop of send and receive inside a domain, protocol {protocol}; else that of a ring",
+            min_constant="link_latency",
+        )
+    yield ConstantSpec(
+        name="nvls_base",
+        quantity=_TIME,
+        meaning="latency of a call that the switch adds up and multicasts",
+        identified_by="all_reduce of 2 to 64 MiB on 8 ranks behind an NVSwitch",
+    )
+    yield ConstantSpec(
+        name="nvls_chunk",
+        quantity=_TIME,
+        meaning="latency of a chunk of a channel of such a call",
+        identified_by="all_reduce of 128 MiB and more on 8 ranks behind an NVSwitch",
+    )
     yield ConstantSpec(
         name="net_overhead",
         quantity=_TIME,
@@ -276,7 +320,7 @@ def _tcp() -> Iterator[ConstantSpec]:
     yield ConstantSpec(
         name="tcp_payload",
         quantity=_SHARE,
-        meaning="what of a link's bytes is payload; gloo",
+        meaning="share of a link's bandwidth that carries data; gloo",
         fitted_to=_TCP,
         identified_by="sendrecv of 64 MiB and more",
     )
@@ -305,6 +349,7 @@ def _rules() -> Iterator[ConstantSpec]:
         "channels_per_peer": "the most channels of send and receive for one peer inside a domain",
         "nic_channels_per_peer": "the most for a peer behind the network, before all peers have to fit",
         "peers_per_channel": "how many peers one channel serves at once",
+        "nvls_channels": "channels of calls that the switch adds up",
     }
     sizes = {
         "chunk": "chunks of send and receive inside one domain",
@@ -316,7 +361,7 @@ def _rules() -> Iterator[ConstantSpec]:
         "short_message": "messages up to this size, times the most channels per peer, go by LL",
     }
     shares = {
-        "ll_payload": "what part of LL's bytes is payload",
+        "ll_payload": "share of LL's bytes that is data",
         "ll_share": "what LL reaches of the ring rate",
         "ll128_share": "what LL128 reaches of the ring rate",
     }
@@ -332,7 +377,7 @@ def _rules() -> Iterator[ConstantSpec]:
 
 CONSTANTS: Mapping[str, ConstantSpec] = {
     spec.name: spec
-    for group in (_wires(), _compute_rates(), _rates(), _latencies(), _tcp(), _contention(), _rules())
+    for group in (_wires(), _compute_rates(), _rates(), _copies(), _latencies(), _tcp(), _contention(), _rules())
     for spec in group
 }
 """All constants by name, those on which others depend first. A fit takes them in this order, those with the largest

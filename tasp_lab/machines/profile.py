@@ -35,10 +35,10 @@ from tasp_lab.core.records import Record
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.parameters import (
     DependentConstant,
-    Parameter,
     Parameters,
     library_parameters,
     parse_constants,
@@ -71,6 +71,8 @@ class Profile:
     accelerator : the name of its GPUs, see `tasp_lab.machines.compute`; empty if they are unknown.
     ranks_per_nic : GPUs that share a NIC: 2 for nodes of 8 GPUs and 4 NICs.
     network : whether the network of its machines is documented, or that of a cloud.
+    generation : of the GPUs, as NCCL tells them apart; its constants are in
+        ``libraries/constants/nccl_<generation>.toml``.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Profile:
     machines: Mapping[str, str]
     accelerator: str = ""
     network: NetworkKind = "documented"
+    generation: Generation | Literal[""] = ""
     ranks_per_nic: int = 1
 
     def with_parameters(self, parameters: Parameters) -> Profile:
@@ -114,7 +117,10 @@ class Profile:
         self, domains: int, ranks: int, name: str, library: str = "auto", network: Network = "fabric"
     ) -> System:
         """The system of so many domains of so many ranks each."""
-        return System(self.name, self.library, self.inside, domains, ranks, network, library, name, self.ranks_per_nic)
+        return System(
+            self.name, self.library, self.inside, domains, ranks, network, library, name, self.generation,
+            self.ranks_per_nic,
+        )  # fmt: skip
 
     def build(self, system: System, summary: str = "") -> Machine:
         """The machine of a system with the parameters of this family.
@@ -184,6 +190,7 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
     accelerator: str | None = None
     base: str | None = None
     network: NetworkKind = "documented"
+    generation: Generation | None = None
     ranks_per_nic: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 1
 
 
@@ -287,6 +294,7 @@ def profile_document(profile: Profile) -> str:
         **({"ranks_per_nic": profile.ranks_per_nic} if profile.ranks_per_nic > 1 else {}),
         **({"accelerator": profile.accelerator} if profile.accelerator else {}),
         "network": profile.network,
+        **({"generation": profile.generation} if profile.generation else {}),
         "aliases": dict(profile.aliases),
         "machines": dict(profile.machines),
         "constants": [
@@ -316,28 +324,35 @@ def _read(where: str, data: bytes) -> Profile:
 def _profile(record: _ProfileFile) -> Profile:
     """The profile of a file, with what it does not override: of its accelerator, its base and its library."""
     own = parse_constants(record.constants)
-    shared = [*with_accelerator((), record.accelerator), *_base_parameters(record), *library_parameters(record.library)]
+    base = _base(record)
+    generation = record.generation or (base.generation if base else "")
+    shared = [
+        *with_accelerator((), record.accelerator),
+        *(base.parameters.values() if base else ()),
+        *(library_parameters(f"{record.library}_{generation}") if generation else ()),
+        *library_parameters(record.library),
+    ]
     found = {parameter.name: parameter for parameter in own}
     for parameter in shared:
         found.setdefault(parameter.name, parameter)
-    accelerator = record.accelerator or (_built_in(record.base).accelerator if record.base else "")
+    accelerator = record.accelerator or (base.accelerator if base else "")
     return Profile(
         record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
-        Parameters(found.values()), record.aliases, record.machines, accelerator, record.network,
+        Parameters(found.values()), record.aliases, record.machines, accelerator, record.network, generation,
         record.ranks_per_nic,
     )  # fmt: skip
 
 
-def _base_parameters(record: _ProfileFile) -> tuple[Parameter, ...]:
-    """The parameters of the base. Raises `ProfileError` for one that is unknown or of another library."""
+def _base(record: _ProfileFile) -> Profile | None:
+    """The family that is the base. Raises `ProfileError` for one that is unknown or of another library."""
     if record.base is None:
-        return ()
+        return None
     if record.base not in profile_names():
         raise ProfileError(f"base {record.base!r} is unknown: expected one of {', '.join(profile_names())}")
     base = _built_in(record.base)
     if base.library != record.library:
         raise ProfileError(f"base {record.base!r} is of {base.library}, expected one of {record.library}")
-    return tuple(base.parameters.values())
+    return base
 
 
 def _check_sizes(profile: Profile) -> None:

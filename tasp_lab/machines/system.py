@@ -25,7 +25,9 @@ from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.libraries.channels import (
     ChannelLibrary,
     ChannelRule,
+    InsideCalls,
     Medium,
+    Nvls,
     PairLibrary,
     Protocol,
     ProtocolName,
@@ -34,6 +36,7 @@ from tasp_lab.machines.libraries.channels import (
     power_of_two,
 )
 from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
+from tasp_lab.machines.libraries.nccl_tuning import DEFAULT_VERSION, Generation, Tuner, parse_version
 from tasp_lab.machines.parameters import library_parameters
 from tasp_lab.topology.builders import Network, full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
@@ -62,8 +65,10 @@ class System:
     family, family_library : name and library of the family.
     inside : the network of a domain: a switch, or a link between any two GPUs.
     network : how NICs of nodes meet, see `tasp_lab.topology.builders.nodes`.
-    library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``.
+    library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``; of NCCL with or without its
+        version, like ``nccl==2.28``.
     name : of the machine.
+    generation : of the GPUs, as NCCL tells them apart; empty where it is not known.
     ranks_per_nic : GPUs that share a NIC.
     in_pairs : whether messages go through a communicator per pair of ranks, see `PairLibrary`.
     edits : what was done to the links, in order.
@@ -77,6 +82,7 @@ class System:
     network: Network
     library: str
     name: str
+    generation: Generation | Literal[""] = ""
     ranks_per_nic: int = 1
     in_pairs: bool = False
     edits: tuple[Edit, ...] = ()
@@ -84,7 +90,7 @@ class System:
     @property
     def has_own_library(self) -> bool:
         """Whether its library is that of its family, rather than ``ideal`` or ``gloo`` in its place."""
-        return self.library in ("auto", self.family_library)
+        return self.library.partition("==")[0] in ("auto", self.family_library)
 
     def edited(self, edit: Edit) -> System:
         """The system with one more edit of its links."""
@@ -134,6 +140,12 @@ class System:
             return IDEAL
         if self.family_library == "gloo":
             return TcpLibrary("gloo", numbers["launch"], numbers["tcp_payload"])
+        _, stated, version = self.library.partition("==")
+        if stated and self.family_library != "nccl":
+            raise ProfileError(
+                f"library {self.library!r}: only versions of nccl are modelled, expected {self.family_library}"
+            )
+        parse_version(version or DEFAULT_VERSION)
         world = self._channels(numbers, self.domains, self.ranks)
         if not self.in_pairs:
             return world
@@ -183,15 +195,52 @@ class System:
         shared = domains > 1
         ring = numbers["ring_rate"] if ranks > 1 else math.inf
         inside = _medium(numbers, "", "nic_" if shared else "")
+        version = parse_version(self.library.partition("==")[2] or DEFAULT_VERSION)
+        tuner = self._tuner(numbers, domains, ranks, version)
+        # over several domains rings are those of NCCL's search, which are slower than the links of a domain
+        between = ring if tuner is None or ranks == 1 else min(ring, tuner.ring_bytes_per_s())
         return ChannelLibrary(
             name=self.family_library,
             domain_ranks=ranks,
             media=(inside, _medium(numbers, "nic_", "nic_")) if shared else (inside,),
             protocols={name: self._protocol(numbers, name, domains, ranks) for name in PROTOCOLS},
             rule=self._rule(numbers, domains, ranks),
-            ring_bytes_per_s=min(ring, self._nics(ranks) * numbers["nic_ring_rate"]) if shared else ring,
+            ring_bytes_per_s=min(between, self._nics(ranks) * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
+            short_by_most=self.family_library != "nccl" or version < (2, 29),
+            own_copy_bytes_per_s=_known(numbers, "own_copy_rate"),
+            tuner=tuner,
+            inside=self._inside_calls(numbers) if tuner and ranks > 1 else None,
+            nvls=self._nvls(numbers) if tuner and tuner.has_nvls and not shared else None,
         )
+
+    def _tuner(self, numbers: Numbers, domains: int, ranks: int, version: tuple[int, ...]) -> Tuner | None:
+        """NCCL's choice of protocols; None where the generation of the GPUs is not known."""
+        if self.family_library != "nccl" or not self.generation:
+            return None
+        peers = 1 if self.inside == "switch" else max(ranks - 1, 1)
+        shared = domains > 1
+        return Tuner(
+            self.generation,
+            version,
+            domains,
+            ranks,
+            numbers["link_payload"] * peers if ranks > 1 else 0.0,
+            self.inside == "switch",
+            *((numbers["nic_ring_rate"] * self._nics(ranks) / ranks, numbers["net_overhead"]) if shared else ()),
+        )
+
+    @staticmethod
+    def _inside_calls(numbers: Numbers) -> InsideCalls | None:
+        if "ll_channel_rate" not in numbers or "copy_rate" not in numbers:
+            return None
+        return InsideCalls(int(numbers["channels"]), numbers["ll_channel_rate"], numbers["copy_rate"])
+
+    @staticmethod
+    def _nvls(numbers: Numbers) -> Nvls | None:
+        if "nvls_base" not in numbers or "nvls_chunk" not in numbers:
+            return None
+        return Nvls(numbers["nvls_base"], numbers["nvls_chunk"], int(numbers["nvls_channels"]))
 
     def _nics(self, ranks: int) -> int:
         """The NICs of a domain of so many ranks."""
@@ -210,15 +259,16 @@ class System:
         key = name.lower()
         link_s, inside_s = numbers["link_latency"], numbers[f"link_hop_{key}"]
         hop_s = inside_s - link_s
-        hops_s = ring_hops_s = (hop_s, hop_s)
+        message_s = numbers[f"message_hop_{key}"] - link_s if f"message_hop_{key}" in numbers else hop_s
+        hops_s, ring_hops_s = (message_s, message_s), (hop_s, hop_s)
         if domains > 1:
             nic_s, between_s = numbers["nic_latency"], numbers[f"nic_hop_{key}"]
-            hops_s = (hop_s, between_s - nic_s)
+            hops_s = (message_s, between_s - nic_s)
             # a hop inside one of several domains takes at least net_overhead, with Simple three times that
             inside_s = max(inside_s, numbers["net_overhead"] * (3 if key == "simple" else 1))
             ring_hops_s = (inside_s - link_s, (between_s if ranks > 1 else numbers[f"lone_hop_{key}"]) - nic_s)
         if min(hops_s) < 0:
-            raise ProfileError(f"profile {self.family!r}: a hop of {name} takes less than the wire")
+            raise ProfileError(f"profile {self.family!r}: a hop of {name} takes less than the latency of its link")
         return Protocol(
             name,
             numbers[f"base_{key}"],
@@ -244,6 +294,11 @@ class _ReadNumbers(dict[str, float]):
 
 _LL_MAX = {1: "ll_max", 2: "two_ll_max"}
 """What LL reaches at most in a ring, by the number of domains."""
+
+
+def _known(numbers: Numbers, name: str) -> float | None:
+    """A number that a family may lack."""
+    return numbers[name] if name in numbers else None  # noqa: SIM401 (`get` does not record what is read)
 
 
 def _message_channels(numbers: Numbers, domains: int, nics: int) -> int:

@@ -90,7 +90,7 @@ class FileCalibration(Report):
         columns = ("constant", "before", "found", "95 % from", "to", "fitted to")
         rows = [(each.name, *_texts(each, each.before, each.value, each.low, each.high), each.origin) for each in sure]
         parts: list[Part] = [*_pairs(self.figures)]
-        parts.append(Table(f"{found.profile.name}: what the measurements tell", columns, rows, (0, 5)))
+        parts.append(Table(f"{found.profile.name}: fitted parameters", columns, rows, (0, 5)))
         decision = [] if self.acceptance is None else [self.acceptance.line()]
         return [*parts, *_unidentified(unsure), *_errors(found), *decision]
 
@@ -258,7 +258,7 @@ def _held_out(
     rows = [(case, row) for case in read.cases for row in case.rows]
     found, date = np.zeros(len(rows)), datetime.date.today().isoformat()
     for number, aside in enumerate(parts := folds(len(rows)), 1):
-        progress(f"fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which judge it")
+        progress(f"fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which are held out")
         kept = [place for place in range(len(rows)) if place not in aside]
         chosen = {id(rows[place][1]) for place in kept}
         cases = [replace(case, rows=tuple(row for row in case.rows if id(row) in chosen)) for case in read.cases]
@@ -383,9 +383,9 @@ def _unidentified(findings: Sequence[Finding]) -> list[Part]:
     for each in findings:
         text = f"{each.name} {CONSTANTS[each.name].format(each.before, 4)}"
         groups.setdefault((each.why, each.needs), []).append(text)
-    columns = ("constants, as they were", "why", "what would tell them")
+    columns = ("parameters, unchanged", "why", "measurement that would identify them")
     rows = [(", ".join(texts), why, needs) for (why, needs), texts in groups.items()]
-    return [Table("what they do not tell", columns, rows, (0, 1, 2))] if rows else []
+    return [Table("not identified", columns, rows, (0, 1, 2))] if rows else []
 
 
 def _texts(finding: Finding, *values: float) -> tuple[str, ...]:

@@ -205,7 +205,9 @@ def _held_out(
         kept = [row for place, row in enumerate(rows) if place not in aside]
         if lacking := head_dims - {row.shape.head_dim for row in kept}:
             return np.zeros(0), f"too few of head dimension {min(lacking)}"
-        progress(f"{passing}: fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which judge it")
+        progress(
+            f"{passing}: fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which are held out"
+        )
         variants = fit_kernel(gpu, kernel, passing, kept, "rows that are kept").variants
         fitted = AttentionKernel(gpu, KernelFile(gpu.name, kernel, variants))
         for row in aside:

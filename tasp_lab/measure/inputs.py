@@ -1,4 +1,4 @@
-"""A measured table as an input: what identifies it, and which residuals may not judge it."""
+"""A measured table as an input: what identifies it, and whose errors its intervals leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration judged by what it was not fitted to: each collective predicted by a fit to all others."""
+"""Leave-one-out test of a calibration: predict each collective by a fit to all others."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def leave_one_out(
     Raises `TableError`, `ProfileError`, and `FitError` for fewer than two collectives or if there is no fit.
     """
     if not measurements:
-        raise QuantityError("nothing to judge: expected a folder with tables of two collectives or more")
+        raise QuantityError("no tables: expected a folder with tables of two collectives or more")
     paths = [Path(each) for each in dict.fromkeys(map(str, measurements))]
     read = read_measurements(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place)
     collectives = list(dict.fromkeys(case.collective for case in read.cases))

@@ -31,8 +31,7 @@ from tasp_lab.plots.timelines import (
     rectangles,
     wrapped,
 )
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.rings import constraint_loads
+from tasp_lab.rings.rings import Decomposition, constraint_loads
 from tasp_lab.topology.graph import Topology
 
 MAX_HOPS_TOGETHER = 150

@@ -212,12 +212,12 @@ def _curve_handles(points: pd.DataFrame, styles: Mapping[str, tuple[str, str]]) 
         for label, (color, marker) in styles.items()
     ]
     if points["low"].notna().any():
-        handles.append(Patch(color=MUTED, alpha=2 * BAND_ALPHA, linewidth=0, label="5 to 95 %"))
+        handles.append(Patch(color=MUTED, alpha=2 * BAND_ALPHA, linewidth=0, label="interval"))
     if points["bound"].notna().any():
         handles.append(Line2D([], [], color=INK, linestyle=DASHES, linewidth=0.8, label="bound"))
     if points["limit"].notna().any():
         handles.append(Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle="none",
-                              markersize=4.5, label="settled by its bound, not simulated"))  # fmt: skip
+                              markersize=4.5, label="pruned by its bound"))  # fmt: skip
     return handles
 
 
@@ -228,7 +228,7 @@ def draw_maps(cells: pd.DataFrame, columns: Sequence[str], words: Words) -> Figu
     """Maps one above the other, each with the same columns.
 
     `cells` has the columns ``panel``, ``row``, ``column``, ``value`` (a name, which has a colour of its own, or a
-    number, on a colour scale around 1), ``text``, and ``too_close``. Pairs without a cell stay white.
+    number, on a colour scale around 1), ``text``, and ``open``. Pairs without a cell stay white.
     """
     panels = dict(list(cells.groupby("panel", sort=False)))
     heights = [_CELL_INCHES * panel["row"].nunique() + 0.75 for panel in panels.values()]
@@ -271,12 +271,12 @@ def _diverging(place: float) -> tuple[float, float, float]:
 
 
 def _plot_map(panel: pd.DataFrame, columns: Sequence[str], axes: Axes, color_of: ColorOf) -> None:
-    """Cells in their colours, paler where they are too close to call."""
+    """Cells in their colours, paler where the question is open."""
     rows = list(panel["row"].unique())
     image = np.ones((len(rows), len(columns), 3))
     for cell in panel.itertuples():
         row, column = rows.index(cell.row), columns.index(cell.column)
-        image[row, column] = 1 + (0.32 if cell.too_close else 0.75) * (np.array(color_of(cell.value)) - 1)
+        image[row, column] = 1 + (0.32 if cell.open else 0.75) * (np.array(color_of(cell.value)) - 1)
         axes.text(column, row, cell.text, ha="center", va="center", fontsize=8, color=INK, parse_math=False)
     axes.imshow(image, aspect="auto", interpolation="nearest")
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
@@ -289,9 +289,9 @@ def _plot_map(panel: pd.DataFrame, columns: Sequence[str], axes: Axes, color_of:
 
 
 def _map_handles(cells: pd.DataFrame, color_of: ColorOf) -> list[Artist]:
-    """A patch for each name; pale for what is too close to call."""
+    """A patch for each name; pale for open questions."""
     names = [value for value in cells["value"].unique() if isinstance(value, str)]
     handles: list[Artist] = [Patch(color=color_of(name), alpha=0.75, linewidth=0, label=name) for name in names]
-    if cells["too_close"].any():
-        handles.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: too close to call"))
+    if cells["open"].any():
+        handles.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: open"))
     return handles

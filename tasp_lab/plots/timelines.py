@@ -141,7 +141,7 @@ def draw_timelines(timelines: Sequence[Timeline], title: str, intervals: Sequenc
 def _heading(timeline: Timeline, merged: bool, interval: str) -> str:
     lanes, calls = _lane_count(timeline), sum(event.kind != SEND for event in timeline.events)
     parts = [f"{timeline.origin} {timeline.schedule} on {timeline.topology}"]
-    parts += [f"5 to 95 %: {interval}"] if interval else []
+    parts += [f"interval: {interval}"] if interval else []
     if merged:
         work = f"{len(timeline.events) - calls} transfers" + (f" and {calls} kernel calls" if calls else "")
         parts.append(f"{work} merged")

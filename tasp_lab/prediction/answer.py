@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 
-from sim.array.from_schedule import is_ring_schedule
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
 from sim.host import busy_s
@@ -39,25 +38,18 @@ from tasp_lab.core.units import Number, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.prediction.interval import TIE, Interval
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.backward import dataflow_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
-from tasp_lab.schedules.for_work import build_schedules
-from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
-from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.schedules.objects import check_schedules
+from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, reason_of, uses_rings
-from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -141,16 +133,8 @@ class PassAnswer:
         if self.uncertainty is None or not time_s > 0:
             return None
         if not self.uncertainty.sampling.samples:
-            return self.unsampled
+            return Interval(time_s, np.zeros(0), residual_on(self.uncertainty.machine, self.schedule, time_s))
         return self.uncertainty.interval(self.schedule, time_s, self.transfers)
-
-    @cached_property
-    def unsampled(self) -> Interval | None:
-        """The interval by residuals alone, which needs no simulation."""
-        if self.uncertainty is None or not self.time_s > 0:
-            return None
-        time_s = float(self.time_s)
-        return Interval(time_s, np.zeros(0), residual_on(self.uncertainty.machine, self.schedule, time_s))
 
     @cached_property
     def busy_s(self) -> list[Number]:
@@ -176,7 +160,7 @@ class PassAnswer:
 
     def _time_s(self, machine: Machine, done: int) -> Number:
         """The time on another machine; `done` of all simulations of this pass have ended before."""
-        share = partial(_report_part, self.progress, done, simulations(self.machine, self.work))
+        share = _part_of(self.progress, done, simulations(self.machine, self.work))
         return simulate(self.schedule, machine, self.engine, events=False, progress=share).time_s
 
     @cached_property
@@ -197,6 +181,8 @@ class PassAnswer:
     @cached_property
     def buffer_bytes(self) -> int:
         """The largest memory of a rank for blocks of others and sums that are sent."""
+        from tasp_lab.schedule.buffer_layout import memory_bytes
+
         return int(memory_bytes(self.schedule).max())
 
     @cached_property
@@ -208,6 +194,8 @@ class PassAnswer:
     @cached_property
     def spent(self) -> Mapping[str, float]:
         """The seconds of the critical path by what they were spent on."""
+        from tasp_lab.timeline.critical_path import time_by_kind
+
         events = self.timeline.events
         explained = bool(events) and any(event.spent for event in events)
         timeline = self.timeline if explained else simulate(self.schedule, self.machine, explain=True)
@@ -231,16 +219,18 @@ class PassAnswer:
     @property
     def dataflow(self) -> Dataflow | None:
         """What circulates in a backward pass of softmax attention, if one side does."""
+        from tasp_lab.schedules.attention.backward import dataflow_of
+        from tasp_lab.schedules.attention.task import AttentionTask
+
         task = self.schedule.task
         return dataflow_of(self.schedule) if isinstance(task, AttentionTask) and task.is_backward else None
 
     @property
     def gradient_dtype(self) -> str | None:
         """The dtype of gradients that are sent, None forward; of a hybrid that of softmax layers, if there are any."""
-        tasks = [task for task, _ in layers_of(self.schedule)]
-        first = next((task for task in tasks if isinstance(task, AttentionTask)), tasks[0])
-        assert isinstance(first, AttentionTask | LinearTask), "there are no other layers"
-        return first.gradient_dtype
+        from tasp_lab.schedules.hybrid.stack import gradient_dtype_of
+
+        return gradient_dtype_of(self.schedule)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -255,7 +245,8 @@ class Answer:
     status, error : whether there is an answer, and if not, why.
     search_complete : whether a larger search budget would give the same rings; None where no rings were used.
     untuned_s : the time with the options as they were given, where they were tuned.
-    first : the fastest answer of the ranking that this one is part of.
+    first, expected_regret : the fastest answer of the ranking that this one is part of, and how much longer than the
+        fastest one this schedule is expected to take, as a share (`tasp_lab.prediction.recommend`).
     measured_s, measured_prediction_s : the median time on a fabric, and what was predicted for it there; None unless it
         was run. `not_comparable` is why these two cannot be compared, if so.
     """
@@ -268,6 +259,7 @@ class Answer:
     search_complete: bool | None = None
     untuned_s: float | None = None
     first: Answer | None = None
+    expected_regret: float | None = None
     measured_s: float | None = None
     measured_prediction_s: float | None = None
     not_comparable: str | None = None
@@ -380,11 +372,6 @@ class Answer:
         return _sum_of([each.interval for each in self.passes])
 
     @property
-    def unsampled(self) -> Interval | None:
-        """The interval by residuals alone, which needs no simulation."""
-        return _sum_of([each.unsampled for each in self.passes])
-
-    @property
     def time_low_s(self) -> float | None:
         """The 5 % point of the time on a real machine; None without an interval."""
         return None if self.interval is None else self.interval.low_s
@@ -427,18 +414,24 @@ class Answer:
 
     @property
     def first_is_faster(self) -> float | None:
-        """The probability that the first schedule of a ranking is faster, on the same samples of constants.
+        """The probability that the first schedule of a ranking is faster, by the errors that they do not share.
 
-        None of the first itself, and without intervals.
+        None of the first itself.
         """
-        if self.first is None or self.interval is None or self.first.interval is None:
+        if self.first is None:
             return None
-        return self.first.interval.first_is_faster(self.interval)
+        return paired_errors().first_is_faster(self.first.rival, self.rival, setting_of(self.passes[0].machine))
 
     @property
-    def is_close(self) -> bool:
-        """Whether the order of this schedule and the first one is too close to call."""
-        return self.first_is_faster is not None and self.first_is_faster < TIE
+    def rival(self) -> Rival:
+        """What comparisons with other answers need."""
+        time_s = max(float(self.time_s), 1e-30)
+        return Rival(time_s, min(1.0, max(0.0, float(self.exposed_s) / time_s)), self.steps)
+
+    @property
+    def steps(self) -> int:
+        """The steps of all passes."""
+        return sum(len(each.schedule.steps) for each in self.passes)
 
     # What it takes.
 
@@ -488,6 +481,8 @@ class Answer:
         """Those of `bytes_sent` that re-layouts of a hybrid send; None of a layer."""
         if not self.computes or self.layer.kind != "hybrid":
             return None
+        from tasp_lab.schedules.hybrid.stack import relayout_bytes
+
         return sum(relayout_bytes(each.schedule) for each in self.passes)
 
     @property
@@ -603,7 +598,7 @@ def simulate_pass(
     progress: ShareCallback = no_share,
 ) -> PassAnswer:
     """Simulate one pass; see `PassAnswer` for the arguments."""
-    share = partial(_report_part, progress, 0, simulations(machine, work))
+    share = _part_of(progress, 0, simulations(machine, work))
     timeline = simulate(schedule, machine, engine, explain=detail == "bottleneck", events=detail != "times",
                         progress=share)  # fmt: skip
     if isinstance(work, Workload):
@@ -617,8 +612,12 @@ def simulations(machine: Machine, work: Work) -> int:
     return 2 + machine.contention.slows if isinstance(work, Workload) else 1
 
 
+def _part_of(progress: ShareCallback, done: int, times: int) -> ShareCallback:
+    """Reports the share of all simulations, of which so many are done; nothing to nobody, as reports cost time."""
+    return no_share if progress is no_share else partial(_report_part, progress, done, times)
+
+
 def _report_part(progress: ShareCallback, done: int, times: int, share: float) -> None:
-    """Report the share of all simulations, of which so many are done."""
     progress((done + share) / times)
 
 
@@ -720,7 +719,11 @@ class Built:
     def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
         """Announce a long simulation, and report how far it is; nothing for a short one."""
         engine = engine_of(schedule, machine, self.question.engine)
-        if schedule.transfers <= MANY_TRANSFERS[engine] or (engine == "array" and is_ring_schedule(schedule)):
+        if schedule.transfers <= MANY_TRANSFERS[engine]:
+            return no_share
+        from sim.array.from_schedule import is_ring_schedule  # the array engine is loaded where it simulates
+
+        if engine == "array" and is_ring_schedule(schedule):
             return no_share
         what = label(schedule, self.question.options)
         progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
@@ -745,7 +748,10 @@ def build(
     on = prepared(question) if on is None else on
     work, schedule = question.work, question.schedule
     if isinstance(work, Workload):
-        work = overridden_layer(work, question.overrides)
+        if question.overrides:
+            from tasp_lab.machines.overrides import overridden_layer
+
+            work = overridden_layer(work, question.overrides)
         question.options.check_layer(work)
     machine = on.machine_for(work)
     if isinstance(schedule, Schedule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.tables import Part, Table
@@ -10,10 +11,22 @@ from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.answer import PASS_NAMES, Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
-from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
+from tasp_lab.prediction.provenance import (
+    Provenance,
+    UsedConstant,
+    compute_constants,
+    machine_constants,
+    machine_inputs,
+    overrides_inputs,
+    plain,
+    rings_inputs,
+    runtime_constants,
+    schedules_inputs,
+)
+from tasp_lab.prediction.question import NO_SAMPLES, Question
 from tasp_lab.schedules.collectives.kinds import describe
+from tasp_lab.schedules.for_work import AnySchedule
 from tasp_lab.schedules.registry import kind_of
-from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -176,15 +189,45 @@ def layer_constants(answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
     return () if first is None or not first.computes else compute_constants(first.layer.dtype, first.rates)
 
 
+def provenance_of(
+    question: Question,
+    schedules: Sequence[AnySchedule],
+    machine: Machine,
+    answers: Sequence[Answer],
+    *,
+    rings: bool,
+    engines: tuple[str, ...] = (),
+    search_complete: bool | None = None,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> Provenance:
+    """Where the answers come from that some schedules give to a question on its machine.
+
+    `rings` is whether the rings that are sought matter, and `more` are further inputs.
+    """
+    is_layer = isinstance(question.work, Workload)
+    sought = plain(question.rings) if rings else None
+    inputs: dict[str, object] = {
+        "machine": machine_inputs(machine, compute=is_layer),
+        "schedules": schedules_inputs(schedules),
+        "work": plain(question.work),
+        "options": plain(question.options) if is_layer else None,
+        "rings": rings_inputs(question.rings) if isinstance(question.rings, tuple) else sought,
+        "engine": question.engine,
+        "sampling": plain(question.sampling or NO_SAMPLES),
+        **more,
+        **overrides_inputs(question.overrides),
+    }
+    return Provenance(inputs, used_constants(machine, answers), engines, search_complete)
+
+
 def interval_line(interval: Interval) -> str:
     """What an interval is made of, on one line."""
     found, count = interval.residual, len(interval.samples_s)
     if found.is_exact:
-        return f"5 to 95 %: {count} samples of kernel rates; {IDEAL_LINKS}" if count else IDEAL_LINKS
-    constants = f"{count} samples of constants" if count else "no samples of constants"
-    measured = f"{found.rows} rows, {found.machines} machine{'s' * (found.machines > 1)}"
+        return f"interval: {count} samples of kernel rates; {IDEAL_LINKS}" if count else IDEAL_LINKS
+    measured = f"{found.rows} measured rows, {found.machines} machine{'s' * (found.machines > 1)}"
     borrowed = f"; borrowed: {found.borrowed}" if found.borrowed else ""
-    return f"5 to 95 %: {constants}, beside errors of {found.regime} ({measured}){borrowed}"
+    return f"interval: should hold 9 of 10 runs ({measured}: {found.regime}){borrowed}"
 
 
 def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
@@ -192,6 +235,8 @@ def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
 
     Events of several ranks and lanes overlap, so their shares are of the *busy time*, the sum of all durations.
     """
+    from tasp_lab.timeline.critical_path import time_by_kind
+
     whole_s = float(timeline.time_s) or 1.0
     parts = [(what, s) for what, s in time_by_kind(timeline, topology) if s / whole_s >= MIN_SHARE]
     path = [(what, format_time(s), f"{s / whole_s:.1%}") for what, s in parts]

@@ -16,6 +16,7 @@ from typing import Generic, Literal, TypeVar
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
 from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.paired import setting_of
 from tasp_lab.schedules.registry import options_of
 
 View = Literal["collective", "layer", "ranking", "study"]
@@ -29,11 +30,6 @@ STUDY: tuple[View, ...] = ("study",)
 PREDICTED = COLLECTIVE + LAYER
 LAYERS = LAYER + RANKING
 ALL = PREDICTED + RANKING
-
-NEAR = 1.3
-"""A ranking shows intervals of schedules that take at most this much longer than the first; others decide nothing."""
-
-NOT_SAMPLED = "not sampled"
 
 Subject = TypeVar("Subject")
 """What has a value in the column."""
@@ -93,9 +89,7 @@ def _number(value: Number | None) -> float | None:
 
 
 def _interval_text(answer: Answer, _: Answer | None) -> str:
-    """The interval; in a ranking only of schedules that may be as fast as the first."""
-    if answer.first is not None and answer.time_s > NEAR * answer.first.time_s:
-        return NOT_SAMPLED if answer.unsampled is not None and answer.unsampled.text else ""
+    """The interval; empty where none was asked for."""
     return "" if answer.interval is None else answer.interval.text
 
 
@@ -150,14 +144,14 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "options",
-        "the options of this schedule that were used, an object by name: `buffers`, `trim`, `dataflow` and others",
+        "the options that apply to the schedule, as an object",
         _options,
         RANKING,
         always=True,
     ),
     Column(
         "collective",
-        "what the schedule does: `AllGather`, `ReduceScatter`, `AllReduce`, `AllToAll` or `SendRecv`",
+        "`AllGather`, `ReduceScatter`, `AllReduce`, `AllToAll` or `SendRecv`",
         lambda a: a.collective,
         COLLECTIVE,
     ),
@@ -165,12 +159,11 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("world_size", "the number of ranks", lambda a: a.world_size, PREDICTED, always=True),
     Column(
         "shard_bytes",
-        "what one rank owns of the whole: of AllGather and ReduceScatter a rank's shard, of AllReduce a message / "
-        "world size, of AllToAll what goes from each rank to each, of SendRecv a message",
+        "the [size of the collective](nccl-and-collectives.md#collectives)",
         lambda a: a.shard_bytes,
         COLLECTIVE,
     ),
-    Column("seq", "the positions of the layer, spread over all ranks", lambda a: a.layer.sequence, LAYER),
+    Column("seq", "positions over all ranks", lambda a: a.layer.sequence, LAYER),
     Column("batch", "sequences", lambda a: a.layer.batch, LAYER),
     Column("heads", "query heads", lambda a: a.layer.heads, LAYER),
     Column("kv_heads", "key and value heads", lambda a: a.layer.kv_head_count, LAYER),
@@ -185,39 +178,39 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "applies",
-        "whether the schedule applies to the layer; if not, all numbers are null",
+        "whether the schedule applies; if not, numbers are null",
         lambda a: a.applies,
         RANKING,
         always=True,
     ),
-    Column("reason", "why it does not apply; else null", lambda a: a.reason or None, RANKING, always=True),
+    Column("reason", "why it does not apply, or null", lambda a: a.reason or None, RANKING, always=True),
     Column(
         "decay",
-        "how the state of linear attention decays: `none`, `head`, `scalar` or `channel`",
+        "of linear attention: `none`, `head`, `scalar` or `channel`",
         lambda a: a.layer.decay,
         LAYER,
     ),
-    Column("layers", "of a hybrid: its layers, such as `LLSLLS`", lambda a: a.layer.layers, LAYER, when=_is_hybrid),
+    Column("layers", "of a hybrid, such as `LLSLLS`", lambda a: a.layer.layers, LAYER, when=_is_hybrid),
     Column(
         "linear_kv_heads",
-        "of a hybrid: the KV heads of linear layers",
+        "of a hybrid: KV heads of linear layers",
         lambda a: a.layer.of("L").kv_head_count,
         LAYER,
         when=_is_hybrid,
     ),
     Column("mask", "`full` or `causal`", lambda a: a.layer.mask, LAYER),
     Column(
-        "window", "the most keys that a query attends to; null when there is no limit", lambda a: a.layer.window, LAYER
+        "window", "the most keys that a query attends to, or null", lambda a: a.layer.window, LAYER
     ),
     Column(
         "documents",
-        "the lengths of packed documents; null when there is one",
+        "lengths of packed documents, or null",
         lambda a: None if a.layer.documents is None else list(a.layer.documents),
         LAYER,
     ),
     Column(
         "cached_keys",
-        "with `--cached-keys`: how many of the `seq` positions have keys and values only",
+        "with `--cached-keys`: positions with keys and values only",
         lambda a: a.layer.cached_keys,
         LAYER,
         when=lambda a: bool(a.layer.cached_keys),
@@ -225,36 +218,33 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("pass", "`forward`, `backward` or `both`", lambda a: a.passing, LAYER),
     Column(
         "dataflow",
-        "of the backward pass: `rotate-kv`, `rotate-kv-back` or `rotate-q`; null in a forward pass, where neither side "
-        "circulates, and of hybrids",
+        "of the backward pass: `rotate-kv`, `rotate-kv-back`, `rotate-q` or null",
         lambda a: a.dataflow,
         LAYER,
     ),
     Column(
         "gradient_dtype",
-        "of gradients that are sent, of a hybrid those of softmax layers if it has any; null in a forward pass",
+        "of gradients that are sent (of a hybrid, of softmax layers); null in a forward pass",
         lambda a: a.gradient_dtype,
         LAYER,
     ),
     Column(
         "trim",
-        "whether a block is dropped after the last rank whose mask needs it; never in a forward pass before a "
-        "`rotate-kv-back` backward pass",
+        "whether blocks stop after the last rank whose mask needs them",
         lambda a: a.options.trim,
         LAYER,
     ),
     Column("buffers", "receive buffers per rank", lambda a: a.options.buffers, LAYER),
     Column(
         "compute_flops_per_s",
-        "the rate of a rank, with a kernel by shape that of the busiest rank; of both passes the rate at which they "
-        "take as long together",
+        "the rate of the busiest rank; of both passes their mean rate",
         lambda a: _number(a.compute_flops_per_s),
         LAYER,
     ),
     # Times.
     Column(
         "time_s",
-        "when the last transfer or kernel call ends; of both passes the sum, as of all times",
+        "end of the last transfer or kernel call; of both passes, times are sums",
         lambda a: float(a.time_s),
         ALL,
         "time",
@@ -262,33 +252,40 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "time_low_s",
-        "the 5 % point of the time on a real machine ([decision 23](why/predictions.md#23-intervals)); null with "
-        "`--samples 0`; equal to the time on ideal links",
+        "lower end of the [interval](accuracy.md#how-sure-predictions-are); null with `--samples 0`",
         lambda a: a.time_low_s,
         ALL,
     ),
-    Column("time_high_s", "its 95 % point, as above", lambda a: a.time_high_s, ALL),
+    Column("time_high_s", "upper end of the interval", lambda a: a.time_high_s, ALL),
     Column(
         "interval",
-        "what it is made of: `regime` of the residuals, its `rows` and `machines`, what of it is `borrowed` from other "
-        "regimes (null for nothing), and `samples` of constants, 0 where the schedule is too large; on ideal links "
-        "`regime` is `ideal links: exact` and the numbers are 0; null with `--samples 0`",
+        "`regime` (the error class), its measured `rows` and `machines`, what is `borrowed` from other classes, "
+        "and `samples` of the parameters; null with `--samples 0`",
         lambda a: None if a.interval is None else a.interval.to_dict(),
         PREDICTED,
-        "5 to 95 %",
+        "interval",
         ALL,
         _interval_text,
     ),
     Column(
         "first_is_faster",
-        "the probability that the first schedule is faster than this one, on the same samples; null of the first",
+        "the probability that the first schedule is faster than this one, by the errors that they do not share; null "
+        "of the first",
         lambda a: a.first_is_faster,
         RANKING,
     ),
-    Column("too_close_to_call", "whether that is less than 0.95", lambda a: a.is_close, RANKING, always=True),
+    Column(
+        "expected_regret",
+        "how much longer than the fastest schedule this one is expected to take, as a share",
+        lambda a: a.expected_regret,
+        RANKING,
+        "regret",
+        RANKING,
+        lambda a, _: "-" if a.expected_regret is None else f"{a.expected_regret:.1%}",
+    ),
     Column(
         "untuned_time_s",
-        "with `--tune`: the time with the options as they were given; else null",
+        "with `--tune`: the time with the given options",
         lambda a: a.untuned_s,
         RANKING,
         "untuned",
@@ -298,8 +295,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("", "over the first row", lambda a: None, (), "speed-up", ALL, _speed_up),
     Column(
         "busbw_bytes_per_s",
-        "(world size - 1) x shard bytes / time, of AllReduce twice that, of SendRecv shard bytes / time: as nccl-tests "
-        "defines it",
+        "bus bandwidth as nccl-tests defines it",
         lambda a: a.busbw_bytes_per_s,
         COLLECTIVE,
         "busbw",
@@ -308,7 +304,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("", "compute / communication", lambda a: a.ccr, (), "CCR", LAYER, _ccr_text),
     Column(
         "compute_s",
-        "kernel time of the busiest rank: the sum of its calls",
+        "kernel time of the busiest rank",
         lambda a: float(a.compute_s),
         LAYER,
         "compute",
@@ -316,7 +312,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "communication_s",
-        "the time of the same schedule if kernels took none",
+        "time of the same schedule without kernel calls",
         lambda a: float(a.communication_s),
         LAYER,
         "communication",
@@ -324,17 +320,16 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "contention_s",
-        "by how much `time_s` would be less if messages took nothing from kernel calls; null where they take nothing, "
-        "and with `--contention off`",
+        "part of `time_s` due to messages that slow kernel calls; null where they do not",
         lambda a: _number(a.contention_s),
         LAYERS,
         "contention",
         LAYER,
         _contention_text,
     ),
-    Column("ccr", "compute / communication; null when there is no communication", lambda a: a.ccr, LAYERS),
+    Column("ccr", "compute / communication; null without communication", lambda a: a.ccr, LAYERS),
     # What it takes.
-    Column("bytes_sent", "of all ranks", lambda a: a.bytes_sent, LAYER, "bytes sent", LAYER),
+    Column("bytes_sent", "by all ranks", lambda a: a.bytes_sent, LAYER, "bytes sent", LAYER),
     Column(
         "bytes_per_rank",
         "the most bytes that a rank sends",
@@ -345,7 +340,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "relayout_bytes",
-        "of a hybrid: those of `bytes_sent` that move hidden states between layers of different layouts",
+        "of a hybrid: the part of the bytes sent that moves hidden states between layouts",
         lambda a: a.relayout_bytes,
         LAYERS,
         "re-layout",
@@ -354,7 +349,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "link_bytes",
-        "the bytes on the link that all transfers together occupy longest",
+        "bytes on the link that is occupied longest",
         lambda a: a.link_bytes,
         RANKING,
         "busiest link",
@@ -362,10 +357,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "buffer_bytes",
-        "the largest memory of a rank for blocks of other ranks and for sums that are sent: keys and values, or "
-        "queries with what their gradients need, and gradients; of linear attention states and their gradients; of "
-        "a hybrid those of all layers, and hidden states of re-layouts; without stationary blocks and results; "
-        "of both passes the larger one",
+        "largest memory of a rank for blocks of other ranks and sums that are sent; of both passes the larger one",
         lambda a: a.buffer_bytes,
         LAYERS,
         "buffers",
@@ -375,8 +367,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("flops", "of all ranks", lambda a: a.flops, LAYER),
     Column(
         "bound_s",
-        "the least time: of a collective the bottleneck cut and one latency, or of AllToAll and SendRecv the busiest "
-        "constraint of their routes; of a layer that of any schedule whose blocks start where this one has them",
+        "least time of any schedule of this work that starts with the same blocks",
         lambda a: float(a.bound_s),
         ALL,
         "bound",
@@ -385,8 +376,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("", "bound / time", lambda a: None, (), "share of bound", ALL, _share_of_bound),
     Column(
         "bottleneck",
-        "what most of the critical path was spent on: `compute`, `link`, `port`, `NIC`, `latency` and others; "
-        "`compute` or `communication` where a schedule has too many events to tell",
+        "largest part of the critical path: `compute`, `link`, `port`, `NIC`, `latency`, ...; for schedules with too "
+        "many events `compute` or `communication`",
         lambda a: a.bottleneck,
         RANKING,
         "bottleneck",
@@ -395,7 +386,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     # What ran on a fabric.
     Column(
         "measured_s",
-        "with `--validate`, of the schedules that were run: the median time on the fabric; else null",
+        "with `--validate`: the median time on the fabric",
         lambda a: a.measured_s,
         RANKING,
         "on the fabric",
@@ -404,7 +395,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     ),
     Column(
         "measured_prediction_s",
-        "its prediction there",
+        "with `--validate`: the prediction for the fabric",
         lambda a: a.measured_prediction_s,
         RANKING,
         "error",
@@ -414,10 +405,6 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("", "of a tuned schedule", _options, (), "options", RANKING, lambda a, _: a.options.arguments,
            when=lambda a: a.untuned_s is not None),
 )  # fmt: skip
-
-
-def _order_spread(answer: Answer) -> float | None:
-    return None if answer.interval is None else answer.interval.residual.own
 
 
 def _point(name: str, meaning: str) -> Column[Answer]:
@@ -437,14 +424,14 @@ def _as_predicted(name: str, meaning: str = "") -> Column[Answer]:
 
 
 _ROWS: tuple[Column[Answer], ...] = (
-    _history("key", "the hash of the inputs, the machine, the schedules and the version of the models"),
+    _history("key", "hash of inputs, machine, schedules and model version"),
     # Which point it is.
     _point("machine", "its name, expression or file"),
-    _point("nodes", "how many the machine has"),
-    _point("ranks", "how many the machine has"),
+    _point("nodes", "of the machine"),
+    _point("ranks", "of the machine"),
     _point("library", "the communication library"),
-    _point("model", "whose layer it is, if one was named"),
-    _point("seq", "the positions of the layer, spread over all ranks"),
+    _point("model", "whose layer it is, if any"),
+    _point("seq", "positions over all ranks"),
     _point("batch", "sequences"),
     _point("heads", "query heads"),
     _point("kv_heads", "key and value heads"),
@@ -454,59 +441,61 @@ _ROWS: tuple[Column[Answer], ...] = (
     _point("kind", "`softmax` or `linear` attention, or a `hybrid`"),
     _point("passes", "`forward`, `backward` or `both`"),
     _point("schedule", "its name"),
-    _point("variant", "the name of the variant, `as is` without changes"),
+    _point("variant", "its name; `as is` without changes"),
     _point("overrides", "what the variant changes"),
     # Numbers.
     _as_predicted("time_s"),
-    _as_predicted("time_low_s", "the 5 % point of the time on a real machine"),
-    _as_predicted("time_high_s", "its 95 % point"),
+    _as_predicted("time_low_s"),
+    _as_predicted("time_high_s"),
     Column(
-        "order_spread",
-        "the standard deviation of log(measured / predicted) that schedules on one machine do not have in common; "
-        "which of two is faster depends on it alone",
-        _order_spread,
+        "setting",
+        "where schedules are compared, which errors of their order depend on: `inside` a domain, `between` domains, "
+        "`links alone` without a library model or on PCIe, `exact` on ideal links",
+        lambda a: setting_of(a.passes[0].machine),
         STUDY,
     ),
     _as_predicted("compute_s"),
     _as_predicted("communication_s"),
-    Column("exposed_s", "the time minus `compute_s`", lambda a: float(a.exposed_s), STUDY),
-    _as_predicted("bound_s", "the least time of the layer; of a settled row that of this schedule"),
+    Column("exposed_s", "`time_s` - `compute_s`", lambda a: float(a.exposed_s), STUDY),
+    _as_predicted("bound_s", "least time of the layer; of a `settled` row, of this schedule"),
     Column(
         "bottleneck",
-        "`compute` where it takes half of the time, else what most of the critical path was spent on",
+        "`compute` if it takes half of the time, else the largest part of the critical path",
         lambda a: a.rough_bottleneck,
         STUDY,
     ),
+    Column("steps", "the steps of the schedules of all passes", lambda a: a.steps, STUDY),
     _as_predicted("bytes_per_rank"),
-    _as_predicted("buffer_bytes", "the most that a rank holds of other ranks, and of sums that are sent"),
+    _as_predicted("link_bytes"),
+    _as_predicted("buffer_bytes"),
     Column(
         "memory_bytes",
-        "of the rank with the most positions: the tensors of the layer, of their gradients, and buffers",
+        "tensors of the layer, gradients and buffers of the rank with the most positions",
         lambda a: a.memory_bytes,
         STUDY,
     ),
-    Column("fits", "whether a GPU has that memory; missing where it is unknown", lambda a: a.fits, STUDY),
-    Column("engine", "of the simulation: `simpy` or `array`", lambda a: a.passes[0].engine, STUDY),
+    Column("fits", "whether a GPU has that memory", lambda a: a.fits, STUDY),
+    Column("engine", "`simpy` or `array`", lambda a: a.passes[0].engine, STUDY),
     Column(
         "settled_by",
-        "`simulation`, or `bound` where the lower bound is above the time of another schedule",
+        "`simulation`, or `bound` if the lower bound exceeds the time of another schedule",
         lambda a: "simulation",
         STUDY,
     ),
     Column(
         "search_complete",
-        "whether a larger search budget would give the same rings; missing without rings",
+        "whether a larger search budget would find the same rings",
         lambda a: a.search_complete,
         STUDY,
     ),
     # Where it is from.
     _history("version", "of tasp-lab"),
-    _history("models", "the version of engines and models"),
-    _history("constants", "the hash of the machine"),
-    _history("digest", "the hash of the schedules that were built"),
+    _history("models", "`MODEL_VERSION`"),
+    _history("constants", "hash of the machine"),
+    _history("digest", "hash of the schedules"),
     _history("status", "`ok`, `settled`, `does not apply` or `failed`"),
     _history("error", "why there is no answer"),
-    _history("inputs", "those of the point, as JSON"),
+    _history("inputs", "inputs of the point, as JSON"),
 )
 
 COLUMNS: tuple[Column[Answer], ...] = (*_PREDICTIONS, *_ROWS)
@@ -567,7 +556,25 @@ def table_of(title: str, view: View, answers: Sequence[Answer], first: Callable[
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
     texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck")]
-    return Table(title, titles, rows, texts)
+    known = {name: place for place, name in enumerate(FIRST)}
+    order = sorted(range(len(titles)), key=lambda place: (known.get(titles[place], len(known)), place))
+    return Table(title, titles, rows, texts, order)
+
+
+FIRST = (
+    "schedule",
+    "pass",
+    "options",
+    "time",
+    "regret",
+    "speed-up",
+    "buffers",
+    "bottleneck",
+    "interval",
+    "busbw",
+    "error",
+)
+"""The titles of the columns that a narrow table keeps, the most important first."""
 
 
 def cells_of(answer: Answer, *titles: str) -> dict[str, str]:

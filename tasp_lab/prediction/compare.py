@@ -1,11 +1,10 @@
-"""All schedules of a layer on a machine, the fastest first: which one, for this layer?
+"""Rank the schedules of a layer on a machine by predicted time.
 
-Of a hybrid those stacks are compared whose schedules are fastest for single layers. There are 168 pairs of a schedule
-of linear and one of softmax attention on eight ranks, and a stack takes as long to simulate as all its layers. So the
-schedules of each kind are predicted for one layer alone, and only the `FASTEST` of each kind are stacked, each with
-each. One may be added: the fastest schedule of softmax layers of those that need no re-layout. So may LASP-2H, the
-published stack. Nothing is drawn and no time is taken, so the choice is the same everywhere. A pair that is chosen so
-need not be the fastest of all pairs: re-layouts count in stacks alone.
+Of a hybrid, only stacks of the schedules that are fastest for single layers are compared: eight ranks have 168 pairs of
+a linear and a softmax schedule, and a stack takes as long to simulate as all its layers. So the schedules of each kind
+are predicted for one layer alone, and the `FASTEST` of each kind are combined. The fastest softmax schedule without a
+re-layout and LASP-2H, the published stack, are added. The choice is deterministic, but need not include the fastest
+pair, because re-layouts occur in stacks only.
 """
 
 from __future__ import annotations
@@ -17,55 +16,49 @@ from math import inf
 from typing import Any, Unpack, overload
 
 from sim.simulate import Engine
-from tasp_lab.core.choices import AttentionKind
+from tasp_lab.core.choices import AttentionKind, Preference
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
-from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.sampling import DEFAULT_SAMPLING, FEW_SAMPLES, Sampling
+from tasp_lab.machines.sampling import NO_SAMPLES
 from tasp_lab.prediction.answer import Answer, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
     interval_line,
+    provenance_of,
     ranks_text,
     software,
     title_of,
-    used_constants,
 )
-from tasp_lab.prediction.columns import NEAR, fields_of, refused_table, table_of
+from tasp_lab.prediction.columns import fields_of, refused_table, table_of
 from tasp_lab.prediction.inputs import (
-    AttentionKeywords,
-    ComputeLike,
     MachineLike,
+    QuestionKeywords,
     ScheduleNames,
     Schedules,
     as_names,
-    as_options,
     as_schedules,
     check_arguments,
 )
-from tasp_lab.prediction.interval import TIE
-from tasp_lab.prediction.provenance import (
-    Provenance,
-    machine_inputs,
-    overrides_inputs,
-    plain,
-    rings_inputs,
-    schedules_inputs,
+from tasp_lab.prediction.provenance import Provenance, plain
+from tasp_lab.prediction.question import (
+    PreparedMachine,
+    Question,
+    Rings,
+    are_sought,
+    prepare,
+    question_of,
+    with_machine,
 )
-from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
-from tasp_lab.prediction.ring_choice import RingOptions
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.for_work import AnySchedule, check_schedules, name_of, names_in
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.passes import chunk_layout
-from tasp_lab.schedules.objects import AnySchedule, check_schedules, name_of, names_in
 from tasp_lab.schedules.registry import (
     LASP_2H,
     NOT_APPLICABLE,
@@ -89,9 +82,6 @@ COMPUTES: Mapping[AttentionKind, str] = {
 }
 """What the schedules of a ranking compute."""
 
-MAX_TIES = 6
-"""As many schedules are named that are too close to call."""
-
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""
 
@@ -104,42 +94,26 @@ def compare(
     work: Workload,
     schedules: Schedules | None = None,
     *,
-    library: str = "auto",
-    without_links: Sequence[str] = (),
-    links: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    decomposition: Decomposition | None = None,
-    fold: int | None = None,
-    lanes: int | None = None,
-    rail_aligned: bool | None = None,
-    search_budget: int = DEFAULT_SEARCH_BUDGET,
-    compute: ComputeLike | None = None,
-    kernel: str | None = None,
-    contention: bool | None = None,
-    runtime: str | Runtime | None = None,
     engine: Engine = "auto",
     tune: bool = False,
-    samples: int = FEW_SAMPLES.samples,
-    seed: int = DEFAULT_SAMPLING.seed,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    **attention: Unpack[AttentionKeywords],
+    prefer: Preference = "memory",
+    **settings: Unpack[QuestionKeywords],
 ) -> Ranking:
-    """Predict every schedule of attention that applies to a layer on a machine, and rank them by time.
+    """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
 
     Of a hybrid those stacks are compared that `choose_stacks` chooses.
 
     Parameters
     ----------
-    machine, library, without_links, links, overrides, compute, kernel, contention, runtime, engine, options,
-    attention : see `tasp_lab.prediction.predict.predict`.
+    machine, engine, settings : see `tasp_lab.prediction.predict.predict`; without `samples`, intervals are those of
+        measured errors alone. The order of schedules does not depend on them (`tasp_lab.prediction.paired`).
     work : the layer, or the hybrid.
     schedules : those to compare, by name or as objects, see `predict`; by default all names, families at every split
         of the ranks into two factors, and tuned also in all their variants.
-    decomposition, fold, lanes, rail_aligned, search_budget : the rings of schedules over rings, see `predict`.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
-    samples, seed : of intervals, see `predict`; schedules are compared on the same samples.
+    prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -154,27 +128,21 @@ def compare(
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
     'ulysses'
     """
-    check_arguments(locals(), work="layer")
-    options, work = as_options(options, **attention), overridden_layer(work, overrides)
+    check_arguments(locals(), QuestionKeywords, work="layer")
+    asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
+    asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
+    work, options = asked.layer, asked.options
     options.check_layer(work)
-    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
-    question = Question(
-        machine, "", work, options, library, kernel, runtime, contention, tuple(overrides),
-        Sampling(samples, seed) if samples else None, compute, tuple(without_links), tuple(links),
-        rings if decomposition is None else (decomposition,), engine,
-    )  # fmt: skip
-    sampling = Sampling(samples, seed)
-    on = PreparedMachine(machine_of(question), question.rings, question.sampling, compute is None)
+    on = prepare(asked)
     machine, world_size = on.machine_for(work), on.machine.topology.world_size
     # Without events the array engine is faster even for few transfers; SimPy alone is exact for fractions.
     fast = engine == "auto" and not machine.topology.is_exact
-    question = replace(with_machine(question, on.machine), engine="array" if fast else engine)
+    question = replace(with_machine(asked, on.machine), engine="array" if fast else engine)
     alone = _names_alone(work, world_size) if schedules is None else {}
     chosen: Sequence[AnySchedule]
     chosen = layer_names_on(world_size, work, variants=tune) if schedules is None else as_schedules(schedules)
     check_schedules(chosen, work, options.passes)
-    names = [*names_in(chosen), *chain(*alone.values())]
-    _check_rings(on, rings, decomposition, names, progress)
+    _find_rings(on, asked.rings, [*names_in(chosen), *chain(*alone.values())], progress)
     count = count or count_lines(progress)
     choice = _choice(question, on, alone, count, progress) if alone else None
     chosen = chosen if choice is None else choice.names
@@ -186,22 +154,18 @@ def compare(
         answers.append(_answer(replace(question, schedule=schedule), on, tune))
     count(len(chosen), len(chosen), "")
     answers.sort(key=lambda each: each.time_s)
-    best, *others = answers
-    if best.applies:
-        answers = [best, *(replace(each, first=best) if each.applies else each for each in others)]
-    asked: dict[str, object] = {
-        "machine": machine_inputs(machine, compute=True),
-        "schedules": schedules_inputs(chosen),
-        "work": plain(work),
-        "options": plain(options),
-        "rings": rings_inputs([decomposition]) if decomposition is not None else plain(rings),
-        "engine": engine,
-        "sampling": plain(sampling),
-        **({"searched": plain(SEARCHED)} if tune else {}),
-        **overrides_inputs(overrides),
-    }
-    provenance = Provenance(asked, used_constants(machine, answers), (), on.search_complete)
-    return Ranking(question, tuple(answers), machine, provenance, choice)
+    recommendation = None
+    if applying := tuple(each for each in answers if each.applies):
+        recommendation = Recommendation(applying, prefer)
+        regrets = iter(recommendation.expected_regrets)
+        answers = [
+            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))
+            if each.applies else each
+            for each in answers
+        ]  # fmt: skip
+    provenance = provenance_of(asked, chosen, machine, answers, rings=True, search_complete=on.search_complete,
+                               more={"searched": plain(SEARCHED)} if tune else {})  # fmt: skip
+    return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation)
 
 
 def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:
@@ -233,19 +197,14 @@ def _unless_refused(question: Question, on: PreparedMachine) -> Answer:
     return found
 
 
-def _check_rings(
-    on: PreparedMachine,
-    rings: RingOptions,
-    decomposition: Decomposition | None,
-    names: Sequence[str],
-    progress: ProgressCallback,
-) -> None:
+def _find_rings(on: PreparedMachine, rings: Rings, names: Sequence[str], progress: ProgressCallback) -> None:
     """Find the rings that some schedule needs. Raises `TaspLabError` for rings and options that cannot be used."""
-    world_size = on.machine.topology.world_size
-    if decomposition is not None and decomposition.world_size != world_size:
-        where = f"{on.machine.topology.name} has {world_size}"
-        raise ScheduleError(f"decomposition: rings of {decomposition.world_size} ranks, {where}")
-    if rings.check_needed(names, given=decomposition is not None):
+    topology = on.machine.topology
+    for each in rings if isinstance(rings, tuple) else ():
+        if each.world_size != topology.world_size:
+            where = f"{topology.name} has {topology.world_size}"
+            raise ScheduleError(f"decomposition: rings of {each.world_size} ranks, {where}")
+    if are_sought(rings, names):
         try:
             on.rings(progress)
         except NoDecompositionError:
@@ -325,8 +284,9 @@ class Ranking(Report):
     """All answers, the fastest first; those of schedules that do not apply last.
 
     `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks are compared, None if they
-    were given. `fabric` are the comparisons of the schedules that were run, one for each set of options. `is_reporter`
-    is False on the ranks of a torchrun group that leave the output to rank 0.
+    were given. `recommendation` is None if no schedule applies. `fabric` are the comparisons of the schedules that were
+    run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that leave the output to
+    rank 0.
     """
 
     question: Question
@@ -336,6 +296,7 @@ class Ranking(Report):
     choice: StackChoice | None = None
     fabric: tuple[Report, ...] = ()
     is_reporter: bool = True
+    recommendation: Recommendation | None = None
 
     @property
     def kind(self) -> AttentionKind:
@@ -368,6 +329,7 @@ class Ranking(Report):
             "library": self.machine.comm_library.name,
             "runtime": self.machine.runtime.name,
             "changes": list(self.machine.changes),
+            **({} if self.recommendation is None else self.recommendation.to_dict()),
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
             "results": [fields_of(each, "ranking") for each in self.candidates],
             "fabric": [each.to_dict() for each in self.fabric],
@@ -380,6 +342,7 @@ class Ranking(Report):
     def parts(self) -> list[Part]:
         found: list[Part] = []
         first = self.best
+        found += self.recommendation.lines() if self.recommendation is not None else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
             found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))
@@ -387,30 +350,10 @@ class Ranking(Report):
             found += [] if self.choice is None else [str(self.choice)]
             found += assumptions(first)
             found += [] if first.interval is None else [interval_line(first.interval)]
-            found += self._ties()
         refused = [each for each in self.candidates if not each.applies]
         if refused:
             found.append(refused_table(refused))
         return found
-
-    def _ties(self) -> list[str]:
-        """The schedules that may be faster than the first, on one line; none without any."""
-        chances = {each.schedule: _first_is_faster(self.best, each) for each in self._applying[1:]}
-        close = [f"{name} ({chance:.0%})" for name, chance in chances.items() if chance is not None and chance < TIE]
-        named = ", ".join(close[:MAX_TIES]) + (f" and {len(close) - MAX_TIES} more" if len(close) > MAX_TIES else "")
-        line = f"too close to call: {self.best.schedule} is faster only with the probability given: {named}"
-        if close and self.best.interval is not None and self.best.interval.is_exact:
-            line = f"as fast as {self.best.schedule}: {named.replace(' (50%)', '')}"
-        return [line] if close else []
-
-
-def _first_is_faster(first: Answer, other: Answer) -> float | None:
-    """The probability that the first schedule is faster; of a much slower one by residuals alone, without samples."""
-    if other.time_s <= NEAR * first.time_s:
-        return other.first_is_faster
-    if first.unsampled is None or other.unsampled is None:
-        return None
-    return first.unsampled.first_is_faster(other.unsampled)
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.prediction.inputs import MachineLike, as_topology, check_arguments
 from tasp_lab.prediction.provenance import Provenance, plain, topology_inputs
-from tasp_lab.prediction.ring_choice import RingOptions
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.prediction.question import RingOptions
+from tasp_lab.rings.rings import Decomposition
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DecompositionReport(Report, Decomposition):
-    """A `tasp_lab.rings.decompose.Decomposition` with its provenance."""
+    """A `tasp_lab.rings.rings.Decomposition` with its provenance."""
 
     provenance: Provenance = field(kw_only=True)
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from tasp_lab.core.choices import Dataflow, Direction, Pass, Travelling, WireDtype
 from tasp_lab.core.errors import (
-    ModelError,
     NoDecompositionError,
     OverrideError,
     ProfileError,
@@ -28,16 +27,13 @@ from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute, with_kerne
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host_model.runtime import Runtime, load_runtime, runtime_names
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.machines.overrides import overridden
-from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.objects import AnySchedule, built_in, names_in
+from tasp_lab.schedules.for_work import AnySchedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
-from tasp_lab.workload.models.model import Model
 
 MachineLike = Machine | Topology | str
 """A machine, a topology (links without a communication library), or the name, file or expression of a machine."""
@@ -77,7 +73,6 @@ _CALLED = _Type((Callable,), "a function")  # type: ignore[arg-type]
 _TYPES: Mapping[str, _Type] = {
     "machine": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
     "topology": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
-    "model": _Type((Model, str), "a model or the name of one", ModelError),
     "schedule": _Type((str,), "the name of a schedule", ScheduleError),
     "work": _Type((Workload, Integral, str), "an attention layer (a Workload), or bytes such as 2**20 or '1MiB'"),
     "layer": _Type((Workload,), "an attention layer (a Workload)", WorkloadError),
@@ -117,11 +112,11 @@ _LISTS: Mapping[str, type] = {"decomposition": Decomposition, "without_links": s
 """Arguments that may be lists, and what these have in them."""
 
 
-def check_arguments(given: Mapping[str, Any], **other: str) -> None:
+def check_arguments(given: Mapping[str, Any], keywords: type = dict, **other: str) -> None:
     """Raise the `TaspLabError` of the first argument of a public function that is of a wrong type.
 
-    `given` are all arguments by name, as ``locals()`` at the start of the function. `other` are names of arguments that
-    stand for those of another name here: ``work="layer"``.
+    `given` are all arguments by name, as ``locals()`` at the start of the function; its `settings` are those of the
+    type `keywords`. `other` are names of arguments that stand for those of another name here: ``work="layer"``.
     """
     for name, value in given.items():
         expected = _TYPES.get(other.get(name, name))
@@ -135,9 +130,13 @@ def check_arguments(given: Mapping[str, Any], **other: str) -> None:
             for each in value:
                 if not isinstance(each, _LISTS[name]):
                     raise expected.error(of_type(name.replace("_", " "), each, expected.expected))
-    for name in given.get("attention", ()):
-        if name not in AttentionKeywords.__annotations__:
-            raise ScheduleError(unknown("argument", name, [*AttentionKeywords.__annotations__, *given]))
+    settings = given.get("settings", {})
+    for name in settings:
+        if name not in keywords.__annotations__:
+            known = [*keywords.__annotations__, *(each for each in given if each != "settings")]
+            raise ScheduleError(unknown("argument", name, known))
+    if settings:
+        check_arguments(settings)
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -155,6 +154,52 @@ class AttentionKeywords(TypedDict, total=False):
     travels: Travelling
     pieces: int | None
     direction: Direction
+
+
+class RunKeywords(AttentionKeywords, total=False):
+    """What `predict`, `compare` and `validate` take by keyword: settings of a machine, of rings and of a layer.
+
+    without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
+        `tasp_lab.topology.derived`.
+    overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; `without_links` and `links`
+        apply to the overridden machine.
+    decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default
+        those of `tasp_lab.prediction.ring_choice.ring_candidates`.
+    fold, lanes, rail_aligned, search_budget : which rings are sought, see `tasp_lab.rings.decompose.decompose`.
+    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
+    kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
+    options : of a layer; the fields of `AttentionOptions` are keywords, too: ``passes="both"``.
+    """
+
+    without_links: Sequence[str]
+    links: Sequence[str]
+    overrides: Sequence[str]
+    decomposition: Decomposition | Sequence[Decomposition] | None
+    fold: int | None
+    lanes: int | None
+    rail_aligned: bool | None
+    search_budget: int
+    compute: ComputeLike | None
+    kernel: str | None
+    options: AttentionOptions
+
+
+class QuestionKeywords(RunKeywords, total=False):
+    """What `predict` and `compare` take by keyword: settings of a question (`tasp_lab.prediction.question.Question`).
+
+    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
+    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
+        the machine has constants of it.
+    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
+    samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
+        for none.
+    """
+
+    library: str
+    contention: bool | None
+    runtime: str | Runtime | None
+    samples: int
+    seed: int
 
 
 def as_machine(
@@ -348,12 +393,19 @@ def chosen_machine(
 
     Raises `QuantityError` for a rate or a kernel beside an override by another rate.
     """
-    rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
-    if rates and (compute is not None or kernel is not None):
-        other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
-        raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
-    changed = overridden(computing(as_machine(machine, library), compute, kernel), overrides)
-    return as_machine(changed, missing_links=missing_links, links=links)
+    is_chosen = compute is not None or kernel is not None
+    found = as_machine(machine, library)
+    found = computing(found, compute, kernel) if is_chosen else found
+    if overrides:
+        from tasp_lab.machines.overrides import overridden
+        from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
+
+        rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
+        if rates and is_chosen:
+            other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
+            raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
+        found = overridden(found, overrides)
+    return as_machine(found, missing_links=missing_links, links=links)
 
 
 def with_compute(machine: Machine) -> Machine:

@@ -4,59 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Unpack, overload
 
+from sim.library_calls import cliff_near
 from sim.simulate import Engine, engine_of
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
-from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.sampling import DEFAULT_SAMPLING, Sampling
+from tasp_lab.machines.sampling import DEFAULT_SAMPLING
 from tasp_lab.prediction.answer import Answer, Detail, answer
 from tasp_lab.prediction.captions import (
     assumptions,
     compute_of_passes,
     explanation_parts,
     interval_line,
+    provenance_of,
     ranks_text,
     software,
     title_of,
-    used_constants,
     whole,
 )
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of, view_of
 from tasp_lab.prediction.inputs import (
-    AttentionKeywords,
-    ComputeLike,
     MachineLike,
+    QuestionKeywords,
     Schedules,
     WorkLike,
-    as_options,
     as_schedules,
-    as_work,
     check_arguments,
 )
-from tasp_lab.prediction.provenance import (
-    Provenance,
-    machine_inputs,
-    overrides_inputs,
-    plain,
-    rings_inputs,
-    schedules_inputs,
-)
-from tasp_lab.prediction.question import PreparedMachine, Question, machine_of, with_machine
-from tasp_lab.prediction.ring_choice import RingOptions
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.objects import check_schedules, names_in
-from tasp_lab.schedules.registry import NOT_APPLICABLE, uses_rings
-from tasp_lab.timeline.critical_path import time_by_kind
+from tasp_lab.prediction.provenance import Provenance
+from tasp_lab.prediction.question import Question, are_sought, prepare, question_of, with_machine
+from tasp_lab.schedules.for_work import AnySchedule, check_schedules, names_in
+from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, uses_rings
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
-from tasp_lab.workload.layer import Work, Workload
+from tasp_lab.workload.layer import Workload
 
 
 def predict(
@@ -64,27 +49,11 @@ def predict(
     schedules: Schedules,
     work: WorkLike,
     *,
-    library: str = "auto",
-    without_links: Sequence[str] = (),
-    links: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    decomposition: Decomposition | Sequence[Decomposition] | None = None,
-    fold: int | None = None,
-    lanes: int | None = None,
-    rail_aligned: bool | None = None,
-    search_budget: int = DEFAULT_SEARCH_BUDGET,
-    compute: ComputeLike | None = None,
-    kernel: str | None = None,
-    contention: bool | None = None,
-    runtime: str | Runtime | None = None,
     engine: Engine = "auto",
     explain: bool = False,
     events: bool | None = None,
-    samples: int = DEFAULT_SAMPLING.samples,
-    seed: int = DEFAULT_SAMPLING.seed,
     progress: ProgressCallback = no_progress,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    **attention: Unpack[AttentionKeywords],
+    **settings: Unpack[QuestionKeywords],
 ) -> Predictions:
     """Predict a collective, an attention layer or a hybrid by each of the schedules.
 
@@ -97,27 +66,14 @@ def predict(
         layers and rings apply to schedules by name.
     work : the bytes per rank of a collective, a number or text such as ``"64MiB"``, or an attention layer or
         a hybrid, a stack of them.
-    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
-    without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.derived`.
-    overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; `without_links` and `links`
-        apply to the overridden machine.
-    decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default
-        those of `tasp_lab.prediction.ring_choice.ring_candidates`.
-    fold, lanes, rail_aligned, search_budget : which rings are sought, see `tasp_lab.rings.decompose.decompose`.
-    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
-    kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
-    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
-        the machine has constants of it.
-    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
     engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
     explain : include what the time was spent on, and every transfer.
     events : keep every event, or none unless it costs nothing; by default timelines of more than
         `tasp_lab.prediction.answer.MANY_EVENTS` have a time only.
-    samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
-        for none.
     progress : called with stages of searches, and before schedules are built or simulated that take long.
-    options, attention : `AttentionOptions` of a layer, and its fields as keywords: ``passes="both"``.
+    settings : of the machine, the rings, the intervals and the options of a layer, see
+        `tasp_lab.prediction.inputs.QuestionKeywords`: ``library="gloo"``, ``overrides=["nic.bandwidth=x2"]``,
+        ``passes="both"``.
 
     Returns an `Answer` per schedule; with the passes ``both`` three: forward, backward, and both together. Schedules
     that do not apply to the work or the topology are in `Predictions.refused`.
@@ -128,53 +84,40 @@ def predict(
     >>> [round(p.time_s * 1e6) for p in predict("full-mesh:8", ["ring", "multi-ring"], "1MiB")]
     [154, 28]
     """
-    check_arguments(locals())
-    sampling = Sampling(samples, seed)
-    chosen, options = as_schedules(schedules), as_options(options, **attention)
-    work = overridden_layer(as_work(work), overrides)
-    collective = check_schedules(chosen, work, options.passes)
-    _check_layer_only(work, compute=compute, kernel=kernel, contention=contention, runtime=runtime)
-    given = (decomposition,) if isinstance(decomposition, Decomposition) else tuple(decomposition or ())
-    rings = RingOptions(fold, lanes, rail_aligned, search_budget)
+    check_arguments(locals(), QuestionKeywords)
+    chosen = as_schedules(schedules)
+    question = question_of(machine, work, settings, DEFAULT_SAMPLING.samples, engine)
+    collective = check_schedules(chosen, question.work, question.options.passes)
+    _check_layer_only(question)
+    on = prepare(question)
     names = names_in(chosen)
-    question = Question(
-        machine, chosen[0], work, options, library, kernel, runtime, contention, tuple(overrides),
-        sampling if samples else None, compute, tuple(without_links), tuple(links), given or rings, engine,
-    )  # fmt: skip
-    on = PreparedMachine(machine_of(question), question.rings, question.sampling, compute is None)
-    sought = rings.check_needed(names, given=bool(given))
-    questions = [replace(with_machine(question, on.machine), schedule=each) for each in chosen]
+    are_sought(question.rings, names)  # raises for options of a search that no schedule needs
+    of_machine = with_machine(question, on.machine)
     detail: Detail | None = "bottleneck" if explain else None if events is None else "events" if events else "times"
     answers = [
-        answer(each, detail, on=on, progress=progress, all_times=True, collective=collective) for each in questions
-    ]
+        answer(replace(of_machine, schedule=each), detail, on=on, progress=progress, all_times=True,
+               collective=collective)
+        for each in chosen
+    ]  # fmt: skip
     _check_some_apply(answers)
-    applying = [each for each in answers if each.applies]
-    machine = applying[0].machine or on.machine
-    items = tuple(each for found in applying for each in found.each_pass)
-    provenance = Provenance(
-        {
-            "machine": machine_inputs(machine, compute=isinstance(work, Workload)),
-            "schedules": schedules_inputs(chosen),
-            "work": plain(work),
-            "options": plain(options) if isinstance(work, Workload) else None,
-            "rings": rings_inputs(given) if given else plain(rings) if sought else None,
-            "engine": engine,
-            "sampling": plain(sampling),
-            **overrides_inputs(overrides),
-        },
-        used_constants(machine, items),
-        tuple(sorted({engine_of(each.schedule, machine, each.engine) for found in applying for each in found.passes})),
+    return Predictions(
+        tuple(each for found in answers if found.applies for each in found.each_pass),
+        next(found.machine or on.machine for found in answers if found.applies),
+        question,
+        chosen,
         on.search_complete if any(map(uses_rings, names)) else None,
+        explain,
+        tuple(found for found in answers if not found.applies),
     )
-    return Predictions(items, machine, provenance, explain, tuple(each for each in answers if not each.applies))
 
 
-def _check_layer_only(work: Work, **given: object) -> None:
-    """Raise `QuantityError` for what is given although the work is a collective."""
-    for what, value in given.items():
-        if value is not None and not isinstance(work, Workload):
-            raise QuantityError(f"{what}: applies to attention layers only, not to collectives")
+def _check_layer_only(question: Question) -> None:
+    """Raise `QuantityError` for a collective with settings of layers."""
+    if isinstance(question.work, Workload):
+        return
+    for name in ("compute", "kernel", "contention", "runtime"):
+        if getattr(question, name) is not None:
+            raise QuantityError(f"{name}: applies to attention layers only, not to collectives")
 
 
 def _check_some_apply(answers: Sequence[Answer]) -> None:
@@ -199,14 +142,17 @@ class Predictions(Report, Sequence[Answer]):
     ----------
     items : in the order of the schedules, without those that do not apply.
     machine : as it was simulated: with changed links and compute rates.
-    provenance : version, inputs and their hash, constants, engine, search and date.
+    question : what was asked of each of the `schedules`.
+    search_complete : whether a larger search budget would give the same rings; None where no rings were used.
     explain : whether `to_dict` and the tables include what the time was spent on.
     refused : the schedules that do not apply.
     """
 
     items: tuple[Answer, ...]
     machine: Machine
-    provenance: Provenance
+    question: Question
+    schedules: tuple[AnySchedule, ...]
+    search_complete: bool | None = None
     explain: bool = False
     refused: tuple[Answer, ...] = ()
 
@@ -224,6 +170,17 @@ class Predictions(Report, Sequence[Answer]):
     def library(self) -> str:
         """The name of the communication library."""
         return self.machine.comm_library.name
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """Version, inputs and their hash, constants, engine, search and date."""
+        simulated = [each for found in self.items if not found.is_sum for each in found.passes]
+        return provenance_of(
+            self.question, self.schedules, self.machine, self.items,
+            rings=any(map(uses_rings, names_in(self.schedules))),
+            engines=tuple(sorted({engine_of(each.schedule, self.machine, each.engine) for each in simulated})),
+            search_complete=self.search_complete,
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -250,6 +207,13 @@ class Predictions(Report, Sequence[Answer]):
         rows += map(self._refused_fields, self.refused)
         return [flat(row) | {"library": self.library} for row in rows]
 
+    def _cliff(self, each: Answer) -> str:
+        """A line about a size or version near a library's call where the library takes something else."""
+        spec = COLLECTIVES.get(each.schedule)
+        if spec is None or spec.library_call not in ("all_gather", "reduce_scatter", "all_reduce"):
+            return ""
+        return cliff_near(spec.library_call, self.machine, each.shard_bytes * self.machine.topology.world_size)
+
     def parts(self) -> list[Part]:
         if not self.items:
             return []
@@ -259,6 +223,7 @@ class Predictions(Report, Sequence[Answer]):
         table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by])
         parts: list[Part] = [table, *self.machine.changes, *assumptions(shown)]
         parts += [interval_line(shown.interval)] if shown.interval is not None else []
+        parts += dict.fromkeys(line for each in self.items if (line := self._cliff(each)))
         if self.explain:
             for each in self.items:
                 parts += [] if each.is_sum else explanation_parts(each.timeline, self.machine.topology)
@@ -269,6 +234,8 @@ class Predictions(Report, Sequence[Answer]):
 
 def explanation_fields(found: Answer) -> dict[str, object]:
     """The fields of `--json --explain` of one pass: the parts of the critical path, every transfer and kernel call."""
+    from tasp_lab.timeline.critical_path import time_by_kind
+
     spent = time_by_kind(found.timeline, found.passes[0].machine.topology)
     explained: dict[str, object] = {
         "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in spent],

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype, Pass
-from tasp_lab.core.errors import OverrideError, QuantityError
+from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
 from tasp_lab.machines.machine import Machine
@@ -101,6 +101,8 @@ def predict_step(
     >>> step.tokens, step.memory.states == 8 * 8_030_261_248
     (4096, True)
     """
+    if not isinstance(model, Model | str):
+        raise ModelError(of_type("model", model, "a model or the name of one"))
     check_arguments(locals())
     model = load_model(model) if isinstance(model, str) else model
     plan = StepPlan(model, sequence, schedule, batch, group, replace(options, passes=passes), fsdp, checkpointing,

@@ -13,17 +13,13 @@ import datetime
 import hashlib
 import json
 import math
-import os
-import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from fractions import Fraction
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
-from runtime.linux import driver_version, library_variables
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.core.version import VERSION
@@ -31,8 +27,7 @@ from tasp_lab.machines.compute import COMPUTE_RATES, KernelCompute
 from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter
-from tasp_lab.prediction.training_step.rates import step_rates
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import is_left_out
@@ -94,26 +89,6 @@ class Provenance:
             "search_complete": self.search_complete,
             **({"environment": dict(self.environment)} if self.environment else {}),
         }
-
-
-def host_environment() -> dict[str, object]:
-    """The host, the versions and the variables behind a measurement; without the name of the host."""
-    return {
-        "torch": _version("torch"),
-        "python": platform.python_version(),
-        "processor": platform.machine(),
-        "kernel": platform.release().partition("-")[0],
-        "cores": os.cpu_count(),
-        "gpu_driver": driver_version(),
-        "variables": library_variables(),
-    }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def sha256(document: object) -> str:
@@ -188,6 +163,8 @@ def machine_content(machine: Machine) -> dict[str, object]:
 
     Sources and the summary are texts for people and left out.
     """
+    from tasp_lab.prediction.training_step.rates import step_rates  # only questions that are stored need it
+
     return machine_inputs(machine, compute=True) | {
         "constants": [[each.name, each.value, each.at, each.low, each.high] for each in machine.parameters.values()],
         "accelerator": machine.accelerator,

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial
-from typing import Literal
+from typing import Any, Literal
 
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError, TaspLabError
 from tasp_lab.core.files import file_sha256
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -31,8 +32,14 @@ from tasp_lab.machines.host_model.runtime import Runtime
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.inputs import (
+    AttentionKeywords,
     ComputeLike,
     MachineLike,
+    QuestionKeywords,
+    RunKeywords,
+    WorkLike,
+    as_options,
+    as_work,
     chosen_machine,
     with_assumptions,
     with_compute,
@@ -40,24 +47,78 @@ from tasp_lab.prediction.inputs import (
     with_runtime,
 )
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
-from tasp_lab.prediction.ring_choice import RingOptions, ring_candidates
 from tasp_lab.prediction.uncertainty import Uncertainty
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.objects import AnySchedule, name_of
+from tasp_lab.schedules.for_work import AnySchedule, name_of
+from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out
+
+
+@dataclass(frozen=True)
+class RingOptions:
+    """Which rings are sought, and how much work the search may do; see `tasp_lab.rings.decompose.decompose`."""
+
+    fold: int | None = None
+    lanes: int | None = None
+    rail_aligned: bool | None = None
+    search_budget: int = DEFAULT_SEARCH_BUDGET
+
+    def find(self, topology: Topology, progress: ProgressCallback = no_progress) -> Decomposition:
+        """The rings of a topology. Raises `NoDecompositionError`."""
+        from tasp_lab.rings.decompose import decompose  # most schedules need no rings
+
+        return decompose(
+            topology,
+            self.fold,
+            lanes=self.lanes,
+            rail_aligned=self.rail_aligned,
+            search_budget=self.search_budget,
+            progress=progress,
+        )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether rings of any kind are accepted."""
+        return (self.fold, self.lanes, self.rail_aligned) == (None, None, None)
+
 
 NO_SAMPLES = Sampling(0)
 
 ANY_RINGS = RingOptions()
 """Rings of any kind, sought with the default budget."""
 
+Engine = Literal["auto", "simpy", "array"]
+"""See `sim.simulate.simulate`."""
+
 Value = str | int | float | bool | None
 """A value of an axis of a study, or of a cell of a row."""
 
 Rings = RingOptions | tuple[Decomposition, ...]
 """Which rings are sought, or the rings themselves."""
+
+
+def chosen_rings(given: Decomposition | Sequence[Decomposition] | None, sought: RingOptions) -> Rings:
+    """The given rings, if any, else which ones are sought. Raises `NoDecompositionError` for both."""
+    rings = (given,) if isinstance(given, Decomposition) else tuple(given or ())
+    if rings and sought != ANY_RINGS:
+        raise NoDecompositionError("fold, lanes, rail-aligned and search-budget have no effect on given rings")
+    return rings or sought
+
+
+def are_sought(rings: Rings, schedules: Sequence[str]) -> bool:
+    """Whether one of the schedules takes rings that have to be sought.
+
+    Raises `NoDecompositionError` for options of a search that have no effect.
+    """
+    if any(map(uses_rings, schedules)):
+        return isinstance(rings, RingOptions)
+    if isinstance(rings, RingOptions) and rings != ANY_RINGS:
+        *others, last = names_over_rings()
+        names = f"{', '.join(others)} and {last}"
+        raise NoDecompositionError(f"fold, lanes, rail-aligned and search-budget apply to {names} only")
+    return False
 
 
 @dataclass(frozen=True)
@@ -70,7 +131,8 @@ class Question:
     schedule : a name of `tasp_lab.schedules.registry`, or a schedule that was built for this machine and work.
     work : a layer, or the bytes per rank of a collective.
     options : of the schedule; its passes among them.
-    library, kernel, runtime, contention, compute, without_links, links : see `tasp_lab.prediction.predict.predict`.
+    library, kernel, runtime, contention, compute, without_links, links : see
+        `tasp_lab.prediction.inputs.QuestionKeywords`.
     overrides : texts such as ``nic.bandwidth=x2``, applied in order, see `tasp_lab.machines.overrides`.
     sampling : of the constants, for the interval; no samples for an interval of residuals alone, None for no interval.
     rings : which rings schedules over rings may take, or the rings themselves; the fastest are taken.
@@ -92,7 +154,7 @@ class Question:
     without_links: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     rings: Rings = ANY_RINGS
-    engine: Literal["auto", "simpy", "array"] = "auto"
+    engine: Engine = "auto"
     labels: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
 
     @property
@@ -149,6 +211,46 @@ class Question:
         return _sha256([self.inputs(), constants_of(self) if constants is None else constants, models])
 
 
+def question_of(
+    machine: MachineLike,
+    work: WorkLike,
+    settings: QuestionKeywords | RunKeywords,
+    samples: int = 0,
+    engine: Engine = "auto",
+) -> Question:
+    """The question that arguments of `predict`, `compare` or `validate` make, without its schedule.
+
+    The work has the overrides of layers. `samples` are those of intervals if the settings give none. Raises
+    `TaspLabError` for settings that contradict each other.
+    """
+    left: dict[str, Any] = dict(settings)
+
+    def taken(names: Iterable[str]) -> dict[str, Any]:
+        return {name: left.pop(name) for name in names if name in left}
+
+    options = as_options(left.pop("options", DEFAULT_OPTIONS), **taken(AttentionKeywords.__annotations__))
+    sought = RingOptions(**taken(each.name for each in fields(RingOptions)))
+    sampling = Sampling(left.pop("samples", samples), left.pop("seed", 0))
+    overrides, work = tuple(left.pop("overrides", ())), as_work(work)
+    if overrides:
+        from tasp_lab.machines.overrides import overridden_layer
+
+        work = overridden_layer(work, overrides)
+    return Question(
+        machine,
+        schedule="",
+        work=work,
+        options=options,
+        overrides=overrides,
+        sampling=sampling if sampling.samples else None,
+        without_links=tuple(left.pop("without_links", ())),
+        links=tuple(left.pop("links", ())),
+        rings=chosen_rings(left.pop("decomposition", None), sought),
+        engine=engine,
+        **left,
+    )
+
+
 def key_of(question: str, schedules: str) -> str:
     """The key of an answer: of a question and the hash of the schedules that were built for it."""
     return _sha256([question, schedules])
@@ -182,6 +284,8 @@ class PreparedMachine:
         if isinstance(self._rings, tuple):
             return self._rings
         if self._found is None:
+            from tasp_lab.prediction.ring_choice import ring_candidates  # most schedules need no rings
+
             find = partial(self._rings.find, progress=progress)
             try:
                 self._found = tuple(ring_candidates(self.machine, find, with_known=self._rings.is_free))
@@ -237,7 +341,7 @@ def with_machine(question: Question, machine: Machine) -> Question:
 def prepared(question: Question) -> PreparedMachine:
     """The machine of a question; one given by name is prepared once per process. Raises `TaspLabError`."""
     if not isinstance(question.machine, str) or isinstance(question.rings, tuple):
-        return _prepare(question)
+        return prepare(question)
     # Questions that differ in their schedules and layers have the same machine.
     alike = replace(question, schedule="", work=0, options=DEFAULT_OPTIONS, engine="auto", labels=())
     files = file_sha256(question.machine), file_sha256(question.kernel)
@@ -247,10 +351,11 @@ def prepared(question: Question) -> PreparedMachine:
 @lru_cache(maxsize=64)
 def _prepared(question: Question, files: tuple[str, str]) -> PreparedMachine:
     """`files` are the hashes of the files that machine and kernel name: an edited file is another machine."""
-    return _prepare(question)
+    return prepare(question)
 
 
-def _prepare(question: Question) -> PreparedMachine:
+def prepare(question: Question) -> PreparedMachine:
+    """The machine of a question, prepared anew. Raises `TaspLabError`."""
     return PreparedMachine(machine_of(question), question.rings, question.sampling, question.compute is None)
 
 

@@ -1,12 +1,12 @@
-"""From residuals of the account to the distribution of the factor between a measured and a predicted time.
+"""Fit the distribution of measured over predicted times to prediction errors, by error class.
 
-Errors have two parts: machines differ from each other, and rows of one machine do. The first is estimated over a
-*family* of regimes, because few machines were measured in each: documented networks inside domains, between them,
-clouds (whose domains are documented no better than their networks), layers. Where a family has fewer than
-`ENOUGH_FREEDOM` degrees of freedom, those that it lacks are borrowed, with their variance, from all machines of the
-same work and library: a variance that one pair of machines gives may be any, and Student's t for one degree of freedom
-makes 6.3 standard deviations of it. The spread is that of a machine that is not among them. Student's t widens the
-part between machines only, because few machines say nothing against what many rows tell.
+Errors have two parts: between machines, and between rows of one machine. The first is estimated over a *family* of
+classes, because few machines were measured in each: documented networks inside domains, between them, clouds (whose
+domains are documented no better than their networks), layers. A family with fewer than `ENOUGH_FREEDOM` degrees of
+freedom borrows the missing ones, with their variance, from all machines of the same work and library: the variance of a
+single pair of machines can have any value, and Student's t for one degree of freedom multiplies it to 6.3 standard
+deviations. The spread is that of a machine that was not measured. Student's t widens the part between machines only,
+because few machines do not contradict what many rows show.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Residuals of the account: how far measured times were from predicted ones, machine by machine, in each regime.
+"""Prediction errors of the validation set: measured over predicted times of each machine, by error class.
 
-``residuals.toml`` has what each measured machine adds to its regime. ``python -m experiments.accuracy.residuals`` makes
-it from the account of collectives (`tasp_lab.measure.accuracy`) and of layers, and from kernels kept aside; no table
-is among them that fitted what predicts it. `tasp_lab.prediction.residual_fit` makes distributions of them.
+``python -m experiments.accuracy.residuals`` writes ``residuals.toml`` from measured collectives
+(`tasp_lab.measure.accuracy`), layers and held-out kernels; tables that were used to fit a prediction are left out.
+`tasp_lab.prediction.residual_fit` fits distributions to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import msgspec
 
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.stacked_task import StackedTask
 
 WorkKind = Literal["collective", "layer", "kernel", "eager call"]
 Reach = Literal["intra", "inter"]
@@ -100,6 +99,8 @@ def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
     'collectives between domains, small messages, documented network'
     """
     if schedule.task is not None:
+        from tasp_lab.schedule.stacked_task import StackedTask  # collectives have none
+
         layers = len(schedule.task.layers) if isinstance(schedule.task, StackedTask) else 1
         return layer_regime(machine, time_s / layers)
     return _regime(machine, "collective", "large" if message_bytes(schedule) >= LARGE_BYTES else "small")

@@ -1,10 +1,10 @@
-"""The choice of rings on a machine: those with the highest payload rate under its communication library.
+"""Choose the rings of a machine by effective bandwidth under its communication library.
 
-The payload is a part of a link's line rate, and not the same part everywhere: NCCL sends 345 of 450 GB/s through the
-port of an H100 and 47 of 50 through its NIC. Rings are therefore sought on the *usable* topology, whose bandwidths are
-the payloads (`usable_topology`). With an ideal library that is the topology itself.
+The effective bandwidth is a part of a link's bandwidth, and not the same part everywhere: NCCL sends 345 of 450 GB/s
+through the port of an H100 and 47 of 50 through its NIC. Rings are therefore searched on the *usable* topology, with
+effective bandwidths (`usable_topology`). With an ideal library that is the topology itself.
 
-A payload rate is asymptotic: it ignores the channels, launch and protocol of each message, so rings with a slightly
+An effective bandwidth is asymptotic: it ignores channels, launch and protocol of each message, so rings with a slightly
 higher rate and many more messages can take longer. Where a search improves on rings known by formula, both are
 *candidates*, and the simulation decides (`ring_candidates`). Rings by formula do not depend on bandwidths: they stay
 candidates when a link becomes faster, as long as they carry half as much as the best. So a faster link makes no best
@@ -15,7 +15,7 @@ more than twice as much.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -23,60 +23,16 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import Int32Array, IntArray
-from tasp_lab.core.errors import NoDecompositionError
-from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.rings.closed_forms import closed_forms
-from tasp_lab.rings.decompose import Decomposition, decompose, ring_limit_bytes_per_s
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
-from tasp_lab.schedules.registry import names_over_rings, uses_rings
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition, ring_limit_bytes_per_s
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.links import Link
 
 CLOSE_ENOUGH = Fraction(1, 100)
 """Rings by formula within this share of the upper bound are taken without a search on a usable topology: payloads are
 not known more exactly."""
-
-
-@dataclass(frozen=True)
-class RingOptions:
-    """Which rings are sought, and how much work the search may do; see `tasp_lab.rings.decompose.decompose`."""
-
-    fold: int | None = None
-    lanes: int | None = None
-    rail_aligned: bool | None = None
-    search_budget: int = DEFAULT_SEARCH_BUDGET
-
-    def find(self, topology: Topology, progress: ProgressCallback = no_progress) -> Decomposition:
-        """The rings of a topology. Raises `NoDecompositionError`."""
-        return decompose(
-            topology,
-            self.fold,
-            lanes=self.lanes,
-            rail_aligned=self.rail_aligned,
-            search_budget=self.search_budget,
-            progress=progress,
-        )
-
-    def check_needed(self, schedules: Sequence[str], given: bool) -> bool:
-        """Whether a schedule takes rings that are not `given`.
-
-        Raises `NoDecompositionError` for options that have no effect.
-        """
-        if not any(map(uses_rings, schedules)):
-            if self != RingOptions():
-                *others, last = names_over_rings()
-                names = f"{', '.join(others)} and {last}"
-                raise NoDecompositionError(f"fold, lanes, rail-aligned and search-budget apply to {names} only")
-            return False
-        if given and self != RingOptions():
-            raise NoDecompositionError("fold, lanes, rail-aligned and search-budget have no effect on given rings")
-        return not given
-
-    @property
-    def is_free(self) -> bool:
-        """Whether rings of any kind are accepted."""
-        return (self.fold, self.lanes, self.rail_aligned) == (None, None, None)
 
 
 def usable_topology(machine: Machine) -> Topology:

@@ -17,8 +17,8 @@ from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.workload.models.parameters import parameter_count
 
 LESS_CHECKED = (
-    "A whole step is less checked than a layer: what stands beside attention has one rate for all shapes, and only a "
-    "few published steps are compared (docs/whole_steps.md)."
+    "Whole steps are less checked than layers: all work but attention has one rate for all shapes, and few published "
+    "steps were compared (docs/whole_steps.md)."
 )
 """Shown with every step."""
 
@@ -196,65 +196,65 @@ class StepPrediction(Report):
 
 STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("model", "its name", lambda step: step.plan.model.name),
-    Column("parameters", "how many the model has", lambda step: parameter_count(step.plan.model)),
+    Column("parameters", "of the model", lambda step: parameter_count(step.plan.model)),
     Column("topology", "the name of the topology", lambda step: step.machine.topology.name),
     Column("world_size", "the number of ranks", lambda step: step.ranks),
-    Column("library", "the communication library", lambda step: step.machine.comm_library.name),
+    Column("library", "communication library", lambda step: step.machine.comm_library.name),
     Column("schedule", "of attention", lambda step: step.plan.schedule),
     Column("seq", "positions of a sequence", lambda step: step.plan.sequence),
     Column("batch", "sequences of a group", lambda step: step.plan.batch),
-    Column("group", "ranks of a group, which share sequences", lambda step: step.group),
-    Column("groups", "how many groups there are", lambda step: step.ranks // step.group),
-    Column("pass", "`both` of a training step, `forward` without training", lambda step: step.plan.options.passes),
-    Column("fsdp", "whether states are spread over all ranks", lambda step: step.plan.fsdp),
-    Column("checkpointing", "which activations are computed again", lambda step: step.plan.checkpointing),
+    Column("group", "ranks that share a sequence", lambda step: step.group),
+    Column("groups", "number of groups", lambda step: step.ranks // step.group),
+    Column("pass", "`both`, or `forward` without training", lambda step: step.plan.options.passes),
+    Column("fsdp", "whether states are sharded", lambda step: step.plan.fsdp),
+    Column("checkpointing", "what is recomputed", lambda step: step.plan.checkpointing),
     Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
     Column("accumulate", "micro-batches of a step", lambda step: step.plan.accumulate),
-    Column("time_s", "of the step: the sum of the next four", lambda step: step.time_s),
-    Column("forward_s", "the forward phases of all micro-batches", lambda step: step.times.forward_s),
-    Column("backward_s", "the backward phases of all micro-batches", lambda step: step.times.backward_s),
-    Column("embedding_s", "embedding and output gathered, and reduced", lambda step: step.times.embedding_s),
-    Column("optimizer_s", "the update of the states", lambda step: step.times.optimizer_s),
+    Column("time_s", "sum of the next four", lambda step: step.time_s),
+    Column("forward_s", "forward phases of all micro-batches", lambda step: step.times.forward_s),
+    Column("backward_s", "backward phases of all micro-batches", lambda step: step.times.backward_s),
+    Column("embedding_s", "messages of embedding and output", lambda step: step.times.embedding_s),
+    Column("optimizer_s", "update of the states", lambda step: step.times.optimizer_s),
     Column("compute_s", "kernel calls of the busiest rank in both phases", lambda step: step.times.compute_s),
     Column(
         "exposed_s",
-        "what messages add to that: phases and `embedding_s` less `compute_s`",
+        "phases and `embedding_s`, less `compute_s`",
         lambda step: step.times.exposed_s,
     ),
-    Column("tokens", "positions of a step, over all groups and micro-batches", lambda step: step.tokens),
+    Column("tokens", "positions of a step", lambda step: step.tokens),
     Column("tokens_per_s", "over all GPUs", lambda step: step.tokens_per_s),
     Column("tokens_per_s_per_gpu", "of one GPU", lambda step: step.tokens_per_s / step.ranks),
     Column("model_flops", "FLOPs by the [convention](whole_steps.md#mfu)", lambda step: step.model_flops),
     Column("flops_per_s_per_gpu", "model FLOPs per second and GPU", lambda step: step.flops_per_s),
     Column(
         "peak_flops_per_s",
-        "the dense peak of a GPU in `matrix_dtype`; null where it is unknown",
+        "dense peak of a GPU in `matrix_dtype`, or null",
         lambda step: step.rates.peak_flops_per_s,
     ),
-    Column("mfu", "`flops_per_s_per_gpu` over the peak; null where that is unknown", lambda step: step.mfu),
+    Column("mfu", "`flops_per_s_per_gpu` / `peak_flops_per_s`, or null", lambda step: step.mfu),
     Column("memory_bytes", "of the fullest GPU", lambda step: step.memory.total),
     Column(
         "memory",
-        "its parts: an object of `states`, `gathered`, `activations`, `logits`, `attention_buffers`",
+        "object of `states`, `gathered`, `activations`, `logits`, `attention_buffers`",
         lambda step: dict(step.memory._asdict()),
     ),
     Column(
         "capacity_bytes",
-        "what the driver of the GPU reports; null where the memory is unknown",
+        "memory that the driver reports, or null",
         lambda step: step.rates.capacity_bytes,
     ),
     Column(
         "reserved_bytes",
-        "what the context and the communication library take of that; null where it is unknown",
+        "for the context and the communication library, or null",
         lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES,
     ),
-    Column("fits", "whether the fullest GPU has the memory; null where it is unknown", lambda step: step.fits),
+    Column("fits", "whether `memory_bytes` fits, or null", lambda step: step.fits),
     Column(
         "simulated_layers",
-        "list of `simulated`, `of`: how many layers were simulated of each run of equal ones",
+        "list of `simulated`, `of`: layers simulated of each run of equal ones",
         lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers],
     ),
-    Column("less_checked", "true: a step is less checked than a layer", lambda step: True),
+    Column("less_checked", "true", lambda step: True),
     Column("provenance", "as above", lambda step: step.provenance.to_dict()),
 )
 """The fields of ``step --json`` and columns of its data frame; `docs/json.md` follows from them."""

@@ -1,12 +1,12 @@
-"""The options of a schedule that give the shortest predicted time.
+"""Find the options of a schedule that give the shortest predicted time.
 
-Only options that are a matter of schedule are searched. Dtypes on the wire are not: they change the numbers that a
-layer computes. (What a schedule rounds may depend on what it sends: ``kv-and-q-rings`` sends results only if queries
-travel, by default in the layer's dtype.) An option that is given with another value than its default is kept.
+Dtypes of messages are not varied: they change the numbers that a layer computes. (What a schedule rounds may depend on
+what it sends: ``kv-and-q-rings`` sends results only if queries travel, by default in the layer's dtype.) An option that
+is given with another value than its default stays.
 
-All combinations are tried where there are at most `MAX_TRIALS`. Where there are more, one option after the other is set
-to its best value until none improves (coordinate descent), with at most as many trials; that may end in a local
-minimum. Nothing is drawn and no time is taken, so the result is the same everywhere.
+Up to `MAX_TRIALS` combinations are all tried. With more, one option after the other is set to its best value until none
+improves (coordinate descent), with at most as many trials; that may end in a local minimum. The result is
+deterministic.
 """
 
 from __future__ import annotations

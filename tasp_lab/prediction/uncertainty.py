@@ -1,10 +1,9 @@
-"""The interval of a prediction, 5 to 95 %: samples of the machine's constants beside residuals of the account.
+"""The interval of a prediction, 5 to 95 %: samples of the machine's parameters, times errors of earlier predictions.
 
-Finish times over shared links are not monotone in the constants, so each sample of the constants is simulated. Beside
-them stands the residual of the account in the same regime: what measured times differed by from predictions, less what
-the intervals of constants explain of it. The factor between a time on a new machine and its prediction is that of the
-sample times a log-normal one, so the interval is of a mixture of log-normal distributions, found by bisection: nothing
-is drawn, and equal seeds give equal intervals.
+Finish times over shared links are not monotone in the parameters, so each sample of the parameters is simulated. Each
+sampled time is multiplied by a log-normal factor, fitted to the prediction errors of the same error class, less the
+part that the intervals of parameters explain. So the interval is that of a mixture of log-normal distributions, found
+by bisection, and equal seeds give equal intervals.
 
 Links that are stated without a machine (`Machine.has_ideal_links`) are exact: no measured time could differ from them.
 There samples of kernel rates are all that is uncertain.
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sim.simulate import simulate
+from sim.simulate import FEW_TRANSFERS, Engine, simulate
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.sampling import MachineSamples, Sampling, machine_samples
@@ -105,4 +104,7 @@ class Uncertainty:
         return self._made[sampling.samples]
 
     def _times(self, schedule: Schedule, machines: tuple[Machine, ...]) -> FloatArray:
-        return np.array([float(simulate(schedule, machine, events=False).time_s) for machine in machines])
+        # Without events the array engine is faster, once it is loaded; SimPy alone is exact for fractions.
+        few = schedule.transfers * len(machines) <= FEW_TRANSFERS or self.machine.topology.is_exact
+        engine: Engine = "auto" if few else "array"
+        return np.array([float(simulate(schedule, machine, engine, events=False).time_s) for machine in machines])

@@ -12,22 +12,30 @@ local rank with which the path on the next node starts, and likewise from the la
 
 When rail-aligned rings exist
 -----------------------------
-The paths of a node define a permutation, *starts to ends*. Reversing all paths inverts it, and renaming the ranks
+Let rings use pairs and NICs ``f`` times: ``f = 2`` for ``m`` = 3 and 5, else 1. There are ``f m`` rings and ``f u m``
+uses of NICs, and a ring through ``u`` nodes needs ``u`` of them. So each node holds ``f m`` Hamiltonian paths over all
+its pairs. They define a permutation, *starts to ends*. Reversing all paths inverts it, and renaming the ranks
 conjugates it. Rail-aligned rings close exactly if the product of the permutations of all nodes is the identity.
 
 ``u`` even
     Nodes in pairs, the second one inverse to the first.
-``u`` odd, ``m`` odd
-    Starts to ends is one cycle ``c`` through all ranks, and so is its square, since ``m`` is odd. Hence ``c``, ``c``
-    and the inverse of ``c c`` are conjugate; their product is the identity. The other nodes are paired.
-``u`` odd, ``m`` even, not 2
-    `even_hamiltonian_paths` has cycles of length two, and for ``m = 2 mod 4`` also one of length four. On two cycles
-    of length two, the three exchanges of two pairs of four elements are conjugate and give the identity; on the cycles
-    of length four and two, three permutations of six elements do.
-``u`` odd, ``m`` = 2
-    Impossible for any order of the nodes: every ring changes the local rank in every node.
-
-``docs/why/rings.md#7-rail-aligned-rings`` has the proofs.
+``u`` odd
+    Three nodes need conjugate permutations whose product is the identity; the other nodes are paired.
+``m`` odd
+    From 7 on, the paths are the decomposition of ``m + 1`` vertices without its last vertex, and starts to ends is one
+    cycle ``c`` of odd length. So ``c``, ``c`` and the inverse of ``c c`` are conjugate; their product is the identity.
+    For 3 and 5, zigzags have a rotation, mirrored ones its inverse; the same holds for both sets.
+``m = 0 mod 4``
+    Starts to ends is ``m / 2`` exchanges (`even_hamiltonian_paths`). The three exchanges of two pairs of four elements
+    are conjugate and give the identity.
+``m = 2 mod 4``, not 2
+    ``m / 2`` exchanges are odd, and three odd permutations do not give the identity. Splitting the arcs of two or three
+    zigzags into paths with two ends exchanged gives a cycle of length four and an odd number of exchanges, and three
+    such permutations of six elements do. Paths are a head, a repeated piece and a tail, and each piece meets only its
+    neighbours, so three successive numbers of pieces prove all; tried to ``m`` = 2050.
+``m`` = 2, ``u`` odd
+    Impossible for any order of the nodes: the only paths are 0 to 1 and 1 to 0, so a ring changes the local rank ``u``
+    times and cannot return.
 
 References
 ----------

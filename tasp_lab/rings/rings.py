@@ -1,17 +1,36 @@
-"""The result of a ring search, and the tolerance for comparing its rate with a bound."""
+"""Rings of a topology: decompositions, the loads of rings on links and the rate that follows, and shares of bytes.
+
+A *ring* is a directed Hamiltonian cycle of the digraph whose arcs are the ordered pairs of ranks that can exchange
+data, by a link or through switches. A decomposition of fold *k* uses no pair more than *k* times. Rings that share no
+pair share no link either if every pair has its own link; behind switches they share the ports.
+
+The *rate* of a decomposition is the number of bytes that every rank receives per second when the blocks of an
+AllGather circulate on all rings at once. It has two upper bounds:
+
+- for rings, the bandwidth out of any set of ranks (`tasp_lab.topology.cuts.ring_cut`);
+- for any AllGather, the bottleneck cut (`tasp_lab.topology.cuts.all_gather_cut`). Trees can reach it, rings not always:
+  a ring that enters a node carries all shards through its NICs, a tree only the shards that the node lacks.
+
+A `Decomposition` is verified when it is created: every ring visits every rank once, over pairs with a route; no pair is
+used more often than the fold; and the shares sum to one. `tasp_lab.rings.decompose` finds the best one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import floor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import Int32Array, IntArray
+from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.core.tables import brief
+from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
 
 RELATIVE_TOLERANCE = 1e-9
@@ -47,6 +66,153 @@ def fold_of(rings: npt.NDArray[np.integer]) -> int:
     """
     successors = np.roll(rings, -1, axis=1)
     return int(np.unique(rings.astype(np.int64) * rings.shape[1] + successors, return_counts=True)[1].max())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition:
+    """Rings of a topology.
+
+    Parameters
+    ----------
+    topology : the topology of the rings.
+    rings : int array (rings, world_size), each row the ranks in the ring's order.
+    fold : maximum number of uses of a pair of ranks.
+    reason : why these rings were chosen.
+    shares : the share of every shard that each ring carries, summing to one; equal if not given.
+    limit_bytes_per_s : upper bound of the rate of such rings (as many, of this fold); that of the cuts if not given.
+    search_complete : whether a larger search budget would give the same rings.
+
+    Raises `NoDecompositionError` naming the first invalid ring or pair.
+    """
+
+    topology: Topology
+    rings: Int32Array
+    fold: int
+    reason: str
+    shares: tuple[Fraction, ...] = ()
+    limit_bytes_per_s: Fraction | None = None
+    search_complete: bool = True
+
+    def __post_init__(self) -> None:
+        rings = np.ascontiguousarray(self.rings, dtype=np.int32)
+        rings.flags.writeable = False
+        object.__setattr__(self, "rings", rings)
+        if not self.shares:
+            object.__setattr__(self, "shares", (Fraction(1, max(len(rings), 1)),) * len(rings))
+        from tasp_lab.rings.complete_digraph import (
+            verify_cycles,  # a single ring in the order of ranks is no decomposition
+        )
+
+        verify_cycles(self.rings, self.topology.world_size, self.fold)
+        self._check_shares()
+        self._check_links()
+
+    def __repr__(self) -> str:
+        return brief(self, self.topology.name, f"{len(self.rings)} rings of fold {self.fold}")
+
+    def _check_shares(self) -> None:
+        if len(self.shares) != len(self.rings):
+            raise NoDecompositionError(f"{len(self.shares)} shares for {len(self.rings)} rings, expected one per ring")
+        if self.shares and (min(self.shares) <= 0 or sum(self.shares) != 1):
+            raise NoDecompositionError(f"shares must be more than 0 and sum to 1, they sum to {sum(self.shares)}")
+
+    def _check_links(self) -> None:
+        if self.topology.is_complete:
+            return
+        successors = np.roll(self.rings, -1, axis=1)
+        missing = np.argwhere(~self.topology.have_routes(self.rings, successors))
+        for ring, position in missing[:1].tolist():
+            source, destination = self.rings[ring, position], successors[ring, position]
+            raise NoDecompositionError(
+                f"ring {ring} goes from rank {source} to {destination}, but {self.topology.name} has no such link"
+            )
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `--json`."""
+        return {
+            "topology": self.topology.name,
+            "world_size": self.world_size,
+            "fold": self.fold,
+            "reason": self.reason,
+            "rings": self.rings.tolist(),
+            "shares": [float(share) for share in self.shares],
+            "links_used": self.links_used,
+            "links_total": self.links_total,
+            "rate_bytes_per_s": float(self.rate_bytes_per_s),
+            "ring_limit_bytes_per_s": float(self.ring_limit_bytes_per_s),
+            "bound_bytes_per_s": float(self.bound_bytes_per_s),
+            "share_of_bound": self.share_of_bound,
+            "proved_optimal": self.proved_optimal,
+            "search_complete": self.search_complete,
+            "beyond_rings": self.beyond_rings,
+        }
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.topology.world_size
+
+    @property
+    def links_total(self) -> int:
+        """Number of links of the topology."""
+        return len(self.topology.links)
+
+    @cached_property
+    def links_used(self) -> int:
+        """Number of links that at least one ring uses."""
+        loads = constraint_loads(self.topology, self.rings, [1] * len(self.rings))
+        return int((loads[: self.links_total] > 0).sum())
+
+    @cached_property
+    def rate_bytes_per_s(self) -> Fraction:
+        """Bytes/s that every rank receives over all rings together; 0 for one rank. Exact."""
+        if not len(self.rings):
+            return Fraction(0)
+        return ring_rate_bytes_per_s(self.topology, self.rings, self.shares)
+
+    @cached_property
+    def bound_bytes_per_s(self) -> Fraction:
+        """Bytes/s that every rank can receive in any AllGather: (n - 1) shards over the time of the bottleneck cut."""
+        if self.world_size == 1:
+            return Fraction(0)
+        if self.rate_bytes_per_s == min(self.topology.bandwidths_into_ranks_bytes_per_s):
+            return self.rate_bytes_per_s
+        cut = all_gather_cut(self.topology)
+        return (self.world_size - 1) * cut.bandwidth_bytes_per_s / cut.ranks_inside
+
+    @property
+    def share_of_bound(self) -> float:
+        """The rate over the bound; 1 for one rank."""
+        return float(self.rate_bytes_per_s / self.bound_bytes_per_s) if self.world_size > 1 else 1.0
+
+    @cached_property
+    def ring_limit_bytes_per_s(self) -> Fraction:
+        """Upper bound of the rate of rings: `limit_bytes_per_s`, or that of the cuts."""
+        if self.limit_bytes_per_s is not None:
+            return self.limit_bytes_per_s
+        return ring_limit_bytes_per_s(self.topology, self.rate_bytes_per_s)
+
+    @property
+    def proved_optimal(self) -> bool:
+        """Whether no rings (no more of them than a given number of lanes) reach a higher rate."""
+        return self.rate_bytes_per_s >= self.ring_limit_bytes_per_s * (1 - Fraction(RELATIVE_TOLERANCE))
+
+    @property
+    def beyond_rings(self) -> bool:
+        """Whether no rings reach the bound, however many: trees can (Edmonds 1973; ForestColl, arXiv 2402.06787)."""
+        return ring_limit_bytes_per_s(self.topology, self.rate_bytes_per_s) < self.bound_bytes_per_s
+
+
+def ring_limit_bytes_per_s(topology: Topology, reached: Fraction | int = 0) -> Fraction:
+    """Upper bound of the rate of any rings: the bandwidth of the narrowest cut; 0 for one rank.
+
+    No flow is computed if the rate `reached` already equals the smallest bandwidth into a rank.
+    """
+    if topology.world_size == 1:
+        return Fraction(0)
+    if reached and reached == min(topology.bandwidths_into_ranks_bytes_per_s):
+        return Fraction(reached)
+    return ring_cut(topology).bandwidth_bytes_per_s
 
 
 # Loads of rings on links, ports and shared capacities, and the rate that follows from them.

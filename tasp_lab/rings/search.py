@@ -188,7 +188,7 @@ class RingSearch:
         if so_far:
             few = self._with_few_beside(so_far)
             so_far.append(few.rings)
-            yield self._packed(few, 0.0, "known rings and rings beside them")
+            yield self._packed(few, 0.0, "known rings and rings added to them")
         so_far = [*so_far, *self._over_fast_links()]
         find = Patching(self.problem, Random(0))
         self.budget.progress(f"joining cycles into rings, {_within(self.budget)}")
@@ -212,7 +212,7 @@ class RingSearch:
         may name a single one.
         """
         problem, budget = self.problem, self.budget.at_most(_BESIDE_OPERATIONS)
-        budget.progress(f"putting rings beside known ones, {_within(budget)}")
+        budget.progress(f"adding rings to known ones, {_within(budget)}")
         find, bandwidths = Patching(problem, Random(0)), np.array([float(each) for each in problem.bandwidths])
         best = max((best_packing(problem, rings) for rings in so_far), key=lambda each: each.rate_bytes_per_s)
         while budget.allows_more():

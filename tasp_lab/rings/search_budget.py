@@ -10,9 +10,6 @@ from __future__ import annotations
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 
-DEFAULT_SEARCH_BUDGET = 30_000_000
-"""Default number of operations of a search: about half a minute."""
-
 
 class SearchBudget:
     """The remaining operations of a search.

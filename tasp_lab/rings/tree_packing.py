@@ -25,11 +25,12 @@ import numpy as np
 from scipy.sparse import csr_array, diags_array
 
 from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, ExactArray, loads_of_pairs
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
+from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut
 from tasp_lab.topology.graph import Topology
 

@@ -28,7 +28,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct
-from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts, Readiness, gathered
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (
     HANDED_OUT,
@@ -186,6 +185,8 @@ def _joined(schedule: Schedule, derived: Accesses, of_rank: IntArray, group: Int
     if not len(several):
         return message, place
     # Memories are laid out only for what may go together: the keys of a ring and their gradients never do, for one.
+    from tasp_lab.schedule.buffer_layout import OUTSIDE, Readiness, gathered
+
     reads = _uses_by(derived, derived.reads, of_rank[several])
     lies = np.flatnonzero(~gathered(schedule, reads))
     several, reads = several[lies], reads.select(lies)
@@ -212,6 +213,8 @@ def _joined(schedule: Schedule, derived: Accesses, of_rank: IntArray, group: Int
 
 def _offsets(schedule: Schedule, derived: Accesses, transfers: IntArray) -> tuple[IntArray, IntArray]:
     """Where the data of some transfers lie at their destinations and at their sources."""
+    from tasp_lab.schedule.buffer_layout import Layouts
+
     ranks = distinct(np.concatenate([derived.transfers.source[transfers], derived.transfers.destination[transfers]]))
     derived = derived.at(ranks)
     layouts = Layouts(schedule, ranks.tolist(), derived)

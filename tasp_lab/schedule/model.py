@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, overload
+from typing import ClassVar, Literal, overload
 
 import numpy as np
 
@@ -158,6 +158,8 @@ class ScheduleModel:
     steps : the steps, possibly lazy; any sequence of `Step`.
     task : what the kernel calls compute; None for a schedule without kernel calls.
     fused : whether all steps are one call of the communication library, as its own collectives are; else one per step.
+    algorithm : how the library carries out a fused call; ``nvls`` lets the switch merge messages.
+    own_bytes : what each rank copies to itself beside the transfers, as an all-to-all of separate buffers does.
     initial_part : int array that broadcasts to (world_size, blocks), the one part that an initial copy has, or -1 for
         all parts; None if all initial copies are complete.
     kept : bool array (world_size, blocks), further copies that stay where they arrive; None for none.
@@ -174,6 +176,8 @@ class ScheduleModel:
     fused: bool = False
     initial_part: IntArray | None = None
     kept: BoolArray | None = None
+    algorithm: Literal["ring", "tree", "nvls", "nvls-tree"] = "ring"
+    own_bytes: int = 0
 
     @property
     def block_bytes(self) -> IntArray:

@@ -1,1 +1,1 @@
-"""The schedules of the field, as builders that know no machine."""
+"""Builders of schedules, independent of machines."""

@@ -10,18 +10,20 @@ work.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.attention.rank_order import in_order, listed, rank_order
 from tasp_lab.schedules.collectives.conditions import check_collective
 from tasp_lab.schedules.registry import COLLECTIVES, kind_of, known_attention, linear_spec, options_of
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout
+
+if TYPE_CHECKING:
+    from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
 def collective(name: str, topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None) -> Schedule:
@@ -78,6 +80,8 @@ def attention_schedules(
         passes: tuple[Schedule, ...] = spec.builder(name, topology, workload, options, **rings)
         return passes
 
+    from tasp_lab.schedules.attention.rank_order import in_order  # families alone have groups
+
     def build(renumbered: Topology) -> tuple[Schedule, ...]:
         asked = replace(options, groups="auto")
         passes: tuple[Schedule, ...] = spec.builder(name, renumbered, workload, asked, **rings, **family)
@@ -130,6 +134,8 @@ def _members(name: str) -> int:
 
 def _order(name: str, ranks: int | Topology, options: AttentionOptions) -> IntArray:
     """The order of ranks in which the groups of a family are consecutive."""
+    from tasp_lab.schedules.attention.rank_order import rank_order
+
     return rank_order(name, options.groups, _members(name), ranks)
 
 
@@ -139,6 +145,8 @@ def groups_on(name: str, ranks: int | Topology, options: AttentionOptions = DEFA
     >>> groups_on("usp:2x2", 4, AttentionOptions(groups="strided"))
     '0,2|1,3'
     """
+    from tasp_lab.schedules.attention.rank_order import listed
+
     return listed(_order(name, ranks, options), _members(name))
 
 

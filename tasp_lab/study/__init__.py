@@ -1,1 +1,1 @@
-"""Studies: many points of one question, evaluated, kept, searched and reported."""
+"""Studies: many predictions, stored, searched and reported."""

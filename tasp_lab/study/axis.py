@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 from tasp_lab.core.choices import DEFAULT_BUFFERS
 from tasp_lab.core.errors import QuantityError, StudyError, unknown
 from tasp_lab.core.units import parse_count
+from tasp_lab.prediction.question import Value
 from tasp_lab.schedules.attention.options import NUMBERS, AttentionOptions
-from tasp_lab.study.point import Point, Value
+from tasp_lab.study.point import Point
 
 LAYER_AXES: Mapping[str, str] = {
     "seq": "sequence",

@@ -17,9 +17,18 @@ from tasp_lab.core.files import make_folder
 from tasp_lab.core.tables import Table
 from tasp_lab.plots.study import MAX_LINES, MAX_PANELS, Scale, Words, draw_curves, draw_maps
 from tasp_lab.plots.timelines import render
-from tasp_lab.study.columns import SPEEDUPS, check_columns, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import PLOTS, StudyFolder
-from tasp_lab.study.frames import least_times, point_columns, varying
+from tasp_lab.study.frames import (
+    SPEEDUPS,
+    check_columns,
+    least_times,
+    plain,
+    point_columns,
+    records_of,
+    text_of,
+    title_of,
+    varying,
+)
 from tasp_lab.study.table import WINNER, Selection, View, check_single, column_keys, heading, pivot, selected
 
 if TYPE_CHECKING:
@@ -170,7 +179,7 @@ def curves(rows: pd.DataFrame, x: str, y: str, lines: str, panels: Sequence[str]
 
 def winner_map(rows: pd.DataFrame, x: str, y: str, panels: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """The cells of all maps, and the names of their columns: ``panel``, ``row``, ``column``, the fastest schedule as
-    ``value``, the ``text`` beside it, and whether it is ``too_close`` to call."""
+    ``value``, the ``text`` beside it, and whether the question is ``open``."""
     import pandas as pd
 
     cells = pivot(rows, (*panels, y), (x,), WINNER)
@@ -179,7 +188,7 @@ def winner_map(rows: pd.DataFrame, x: str, y: str, panels: Sequence[str]) -> tup
     in_order = [key for panel in dict.fromkeys(key[:-1] for key in keys) for key in keys if key[:-1] == panel]
     frame = pd.DataFrame([
         {"panel": heading(panels, key[:-1]), "row": text_of(y, key[-1]), "column": text_of(x, column[0]),
-         "value": cell.value, "text": cell.marked.partition(" ")[2], "too_close": bool(cell.mark)}
+         "value": cell.value, "text": cell.marked.partition(" ")[2], "open": bool(cell.mark)}
         for key in in_order for column in columns if (cell := cells.get((key, column))) is not None
     ])  # fmt: skip
     return frame, [text_of(x, column[0]) for column in columns]

@@ -18,6 +18,7 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
 from tasp_lab.prediction.interval import EQUAL
+from tasp_lab.prediction.question import Value
 from tasp_lab.study.axis import (
     TOLERANCE,
     Change,
@@ -31,8 +32,7 @@ from tasp_lab.study.axis import (
     parse_share,
 )
 from tasp_lab.study.lookup import Evaluate, IntervalOf, filled, groups_along
-from tasp_lab.study.point import Point, Value
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Point, Row
 from tasp_lab.study.table import View
 
 FIELDS = ("along", "between", "margin", "from", "to")
@@ -496,7 +496,7 @@ def _verdict_text(result: Crossover, question: CrossoverQuestion) -> str:
         case "crosses":
             return "crosses"
     predicted = _name("first" if (result.speedups[0] or 1.0) > 1 else "second", question)
-    return f"too close to call throughout, {predicted} by prediction"
+    return f"a tie throughout, {predicted} by prediction"
 
 
 def _table(results: Sequence[Crossover], question: CrossoverQuestion) -> Table:
@@ -543,7 +543,7 @@ def _interval_text(result: Crossover, crossing: Crossing) -> str:
     axis, (low_end, high_end) = result.comparison.axis, result.ends
     low = f"< {axis_text(axis, low_end)}" if crossing.low is None else axis_text(axis, crossing.low)
     high = f"> {axis_text(axis, high_end)}" if crossing.high is None else axis_text(axis, crossing.high)
-    return f"{low} .. {high}" + (" too close to call" if _is_close(result, crossing) else "")
+    return f"{low} .. {high}" + (" (a tie)" if _is_close(result, crossing) else "")
 
 
 def _binds_text(binds: Binds) -> str:

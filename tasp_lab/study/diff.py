@@ -14,9 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import StudyFolder
-from tasp_lab.study.frames import all_varying, held_constant, listed, point_columns, winners
+from tasp_lab.study.frames import (
+    NO_VALUE,
+    all_varying,
+    held_constant,
+    listed,
+    plain,
+    point_columns,
+    records_of,
+    text_of,
+    title_of,
+    winners,
+)
 from tasp_lab.study.table import View, selected
 
 if TYPE_CHECKING:

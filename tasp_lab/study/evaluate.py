@@ -18,8 +18,7 @@ from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.question import Value, constants_of, key_of
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import check_names, is_own
-from tasp_lab.study.point import Point
-from tasp_lab.study.rows import COLUMNS, Row
+from tasp_lab.study.point import COLUMNS, Point, Row
 from tasp_lab.workload.layer import Workload
 
 CODE = f"{VERSION} with models {MODEL_VERSION}"

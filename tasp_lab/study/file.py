@@ -11,8 +11,7 @@ from typing import Any
 from tasp_lab.core.errors import StudyError, of_type, unknown
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.study.axis import axis_values
-from tasp_lab.study.point import AS_IS
-from tasp_lab.study.point_inputs import LAYER, OPTIONS, SETTINGS
+from tasp_lab.study.point import AS_IS, LAYER, OPTIONS, SETTINGS
 from tasp_lab.study.study import DERIVED, POINT, Axis, Section, Study, check_zipped, places
 from tasp_lab.study.where import Where
 

@@ -7,13 +7,13 @@ file                      contents
 ========================  =====================================================================================
 ``study.toml``            the study as it was asked; of it ``[study]``, ``[schedule] baseline`` and ``[find]`` are read
 ``results.sqlite``        the rows while the study runs, `tasp_lab.study.store`; the files below are written at its end
-``points.parquet``        every row; columns of `tasp_lab.study.rows` and one per further axis
+``points.parquet``        every row; columns of `tasp_lab.study.point` and one per further axis
 ``points.csv``            the same for other programs
 ``unanswered.csv``        the rows without a time or a bound, for people: `status` and `error` are why
 ``provenance.json``       `format`, `study`, `seed`, `version`, `command`, `constants`, `assumptions`
 ========================  =====================================================================================
 
-A cell that has no value is missing (None in Python). Columns beyond `tasp_lab.study.rows.COLUMNS` are axes.
+A cell that has no value is missing (None in Python). Columns beyond `tasp_lab.study.point.COLUMNS` are axes.
 The baseline is always simulated, never settled by a bound, since speed-ups are over its time.
 """
 
@@ -42,10 +42,8 @@ from tasp_lab.prediction.provenance import UsedConstant, compute_constants, mach
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.evaluate import labelled
 from tasp_lab.study.file import load_study
-from tasp_lab.study.frames import varying
-from tasp_lab.study.needed import needed
-from tasp_lab.study.point import Point
-from tasp_lab.study.rows import COLUMNS, PREDICTED, Row
+from tasp_lab.study.frames import needed, varying
+from tasp_lab.study.point import COLUMNS, PREDICTED, Point, Row
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study
 from tasp_lab.workload.kernel_shapes import Passing

@@ -1,4 +1,4 @@
-"""Rows of a study as a data frame: what tells points apart, which rows a filter leaves, and which schedule wins.
+"""Rows of a study as a data frame: how cells read, what tells points apart, which rows a filter leaves, what wins.
 
 >>> import pandas as pd
 >>> rows = pd.DataFrame({"machine": ["h100-8", "h100-8"], "seq": [8192, 16384], "status": ["ok", "ok"]})
@@ -6,8 +6,8 @@
 (('seq',), {'machine': 'h100-8'})
 
 Rows that differ in their schedule alone are compared with each other: the fastest one that fits into memory wins.
-Machines differ from predictions by more than schedules on one machine do, so an order depends on `order_spread` alone
-(decision 26). Without it, two rows are too close to call where their intervals overlap.
+Machines differ from predictions by more than schedules on one machine do, so an order depends only on the errors that
+two schedules do not share (`tasp_lab.prediction.paired`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,144 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tasp_lab.core.errors import StudyError, unknown
-from tasp_lab.machines.sampling import NORMAL_95
-from tasp_lab.prediction.interval import EQUAL, TIE
-from tasp_lab.study.columns import DERIVED, OF_WINNERS, SHARES, SPEEDUPS, plain, records_of, text_of, title_of
-from tasp_lab.study.rows import COLUMNS, POINT_COLUMNS, PREDICTED, STATUSES
+from tasp_lab.core.errors import MissingPackageError, StudyError, unknown
+from tasp_lab.core.units import format_size_about, format_time
+from tasp_lab.prediction.interval import TIE
+from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
+from tasp_lab.prediction.recommend import CostsOf, choose, switches_of
+from tasp_lab.study.point import COLUMNS, POINT_COLUMNS, PREDICTED, STATUSES
 from tasp_lab.study.where import Expression
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+COUNTS = ("seq", "heads", "kv_heads", "head_dim", "batch", "nodes", "ranks")
+"""Columns of whole numbers, shown with a binary prefix where it divides them."""
+
+SPEEDUPS = ("speedup", "speedup_low", "speedup_high")
+SHARES = {"exposed_share": "exposed_s", "bound_share": "bound_s"}
+"""Shares of the time of a row, by the column they are made of."""
+
+DERIVED = (*SPEEDUPS, *SHARES)
+"""Columns that follow from the others: speed-ups over the baseline with 5 and 95 %, and `SHARES`."""
+
+OF_WINNERS = ("schedules", "second", "margin", "too_close", "recommended", "expected_regret")
+"""Columns that winners have beside those of their row, see `winners`."""
+
+NO_VALUE = "-"
+
+TITLES = {
+    "seq": "length", "passes": "pass", "kv_heads": "KV heads", "head_dim": "head dim", "time_s": "time",
+    "time_low_s": "5 %", "time_high_s": "95 %", "bound_s": "bound", "speedup": "speed-up", "bottleneck": "bottleneck",
+    "speedup_low": "speed-up, 5 %", "speedup_high": "speed-up, 95 %", "settled_by": "decided by",
+    "exposed_share": "exposed share", "bound_share": "share of bound", "too_close": "ties with",
+}  # fmt: skip
+"""What columns are called in tables; others by their own name, without unit and underscores."""
+
+UNITS = ("_bytes_per_s", "_flops_per_s", "_bytes", "_s")
+
+
+def title_of(column: str) -> str:
+    """What a column is called in tables.
+
+    >>> title_of("seq"), title_of("exposed_s"), title_of("memory_bytes"), title_of("nodes")
+    ('length', 'exposed', 'memory', 'nodes')
+    """
+    name = next((column.removesuffix(unit) for unit in UNITS if column.endswith(unit)), column)
+    return TITLES.get(column, name.replace("_", " "))
+
+
+def text_of(column: str, value: Any) -> str:
+    """A cell as people read it.
+
+    >>> text_of("seq", 65536), text_of("time_s", 0.0125), text_of("fits", True), text_of("speedup", 1.8)
+    ('64Ki', '12.5 ms', 'yes', '1.80x')
+    >>> text_of("seq", None), text_of("memory_bytes", 3 * 2**29), text_of("bound_share", 0.931), text_of("loss", 0.25)
+    ('-', '1.5 GiB', '93.1%', '0.25')
+    """
+    value = plain(value)
+    if value is None:
+        return NO_VALUE
+    if isinstance(value, (str, bool)):
+        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+    return _written(column)(value)
+
+
+def _written(column: str) -> Callable[[float], str]:
+    """How the numbers of a column are written."""
+    if column in SPEEDUPS:
+        return "{:.2f}x".format
+    if column in SHARES or column == "expected_regret":
+        return "{:.1%}".format
+    if column in COUNTS:
+        return count_text
+    if column.endswith("_bytes") or column == "bytes_per_rank":
+        return lambda size: format_size_about(round(size))
+    return format_time if column.endswith("_s") and "_per_" not in column else "{:.6g}".format
+
+
+def count_text(count: float) -> str:
+    """A count, with a binary prefix if one divides it.
+
+    >>> count_text(131072), count_text(96), count_text(1024**2), count_text(1.5)
+    ('128Ki', '96', '1Mi', '1.5')
+    """
+    for prefix, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if count >= factor and count % factor == 0:
+            return f"{count / factor:.0f}{prefix}"
+    return f"{count:.10g}"
+
+
+def plain(value: Any) -> Any:
+    """A cell as Python has it, ready for JSON: numpy scalars are unpacked; None for what is missing or not finite."""
+    value = value.item() if hasattr(value, "item") else value
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value if isinstance(value, (str, bool, int, float)) else None if value != value else str(value)
+
+
+def records_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as mappings of plain values; a list stays one."""
+    columns = [[value if isinstance(value, (list, tuple)) else plain(value) for value in table[name].tolist()]
+               for name in table.columns]  # fmt: skip
+    return [dict(zip(table.columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
+def is_text(table: pd.DataFrame, column: str) -> bool:
+    """Whether a column has texts, which are aligned to the left."""
+    return bool(table[column].map(lambda value: isinstance(value, str)).any())
+
+
+def check_columns(names: Iterable[str], rows: pd.DataFrame, extra: Iterable[str] = ()) -> None:
+    """Raise `StudyError` for a name that is no column; the nearest one is named."""
+    known = [*dict.fromkeys((*rows.columns, *extra))]
+    for name in names:
+        if name not in known:
+            axes = [each for each in known if each not in COLUMNS]
+            raise StudyError(unknown("column", name, [*axes, *(each for each in known if each in COLUMNS)]))
+
+
+def needed(module: str, what: str) -> Any:
+    """Import an optional module for `what`; without it `MissingPackageError` names the extra that has it.
+
+    >>> needed("math", "this example").sqrt(4)
+    2.0
+    >>> needed("no_such_package", "a study")
+    Traceback (most recent call last):
+    ...
+    tasp_lab.core.errors.MissingPackageError: a study needs no_such_package, expected: pip install 'tasp-lab[studies]'
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingPackageError(f"{what} needs {package}, expected: pip install 'tasp-lab[studies]'") from error
+
 
 Cells = Mapping[str, Any]
 """A row: its cells by column."""
@@ -104,7 +230,7 @@ def counts_text(by_status: Mapping[str, int], what: str = "rows") -> str:
     """Numbers of rows by status on one line; statuses that no row has are left out.
 
     >>> counts_text({"ok": 10, "settled": 2, "does not apply": 1, "failed": 0})
-    '13 rows: 10 simulated, 2 settled by a bound, 1 does not apply'
+    '13 rows: 10 simulated, 2 pruned by a bound, 1 does not apply'
     """
     return f"{sum(by_status.values()):,} {what}: {statuses_text(by_status)}"
 
@@ -115,7 +241,7 @@ def statuses_text(by_status: Mapping[str, int]) -> str:
     >>> statuses_text({"ok": 10, "does not apply": 2})
     '10 simulated, 2 do not apply'
     """
-    names = {"ok": "simulated", "settled": "settled by a bound", "failed": "failed"}
+    names = {"ok": "simulated", "settled": "pruned by a bound", "failed": "failed"}
 
     def text(status: str, count: int) -> str:
         return names.get(status, "does not apply" if count == 1 else "do not apply")
@@ -178,7 +304,7 @@ def least_times(rows: pd.DataFrame) -> pd.Series[float]:
 
 
 def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
-    """The rows with the columns `tasp_lab.study.columns.DERIVED`.
+    """The rows with the columns `tasp_lab.study.frames.DERIVED`.
 
     A speed-up is the time of the baseline at the same point over that of the row; of a row that a bound settled it is
     at most that of its bound. Raises `StudyError` for a baseline that no row has.
@@ -195,30 +321,45 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     if baseline not in set(schedules):
         raise StudyError(unknown("baseline", baseline, sorted(set(schedules))))
     on = compared_columns(rows)
-    of_baseline = rows.loc[schedules == baseline, [*on, "time_s", "order_spread"]].drop_duplicates(on)
+    kept = ["time_s", "exposed_s", "setting", "steps"]
+    of_baseline = rows.loc[schedules == baseline, [*on, *kept]].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     speedup = beside["time_s"].astype(float) / least_times(rows)
-    spread = np.hypot(beside["order_spread"].astype(float), rows["order_spread"].astype(float))
-    width = np.exp(NORMAL_95 * spread).where(schedules != baseline, 1.0)
+    width = np.exp([
+        quantile_t(0.95) * _spread(one, other)
+        for one, other in zip(records_of(beside[kept]), records_of(rows), strict=True)
+    ])  # fmt: skip
     derived["speedup"], derived["speedup_low"], derived["speedup_high"] = speedup, speedup / width, speedup * width
     return derived
+
+
+def _spread(first: Cells, other: Cells) -> float:
+    """The scale of the error of the logarithm of a ratio; NaN where one of the rows has no time."""
+    one, two = rival_of(first), rival_of(other)
+    return math.nan if one is None or two is None else paired_errors().spread(one, two, first["setting"])
+
+
+def rival_of(row: Cells) -> Rival | None:
+    """What comparisons need of a row; None without a time or a setting."""
+    time_s, exposed_s, steps = row.get("time_s"), row.get("exposed_s"), row.get("steps")
+    if time_s is None or exposed_s is None or row.get("setting") is None:
+        return None
+    exposed = min(1.0, max(0.0, float(exposed_s) / float(time_s)))
+    return Rival(float(time_s), exposed, 1 if steps is None else max(float(steps), 1.0))
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
     """The probability that the first of two rows of one machine is faster, 0 to 1.
 
-    >>> row = {"time_s": 1.0, "order_spread": 0.1}
-    >>> round(first_is_faster(row, row | {"time_s": 1.2}), 2), first_is_faster(row, row)
-    (0.9, 0.5)
+    >>> row = {"time_s": 1.0, "exposed_s": 0.1, "setting": "exact"}
+    >>> first_is_faster(row, row | {"time_s": 1.2}), first_is_faster(row, row)
+    (1.0, 0.5)
     """
-    spread = math.hypot(_number(first, "order_spread"), _number(other, "order_spread"))
-    if math.isnan(spread):
+    one, two = rival_of(first), rival_of(other)
+    if one is None or two is None:
         (low, high), (other_low, other_high) = _ends(first), _ends(other)
         return 1.0 if high < other_low else 0.0 if other_high < low else 0.5
-    ratio = math.log(other["time_s"] / first["time_s"])
-    if not spread:
-        return 0.5 if abs(ratio) < EQUAL else float(ratio > 0)
-    return math.erfc(-ratio / spread / math.sqrt(2)) / 2
+    return paired_errors().first_is_faster(one, two, first["setting"])
 
 
 def _ends(row: Cells) -> tuple[float, float]:
@@ -237,8 +378,9 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
 
     ``schedules``: how many have a time or a bound; ``second``: the next fastest, ``margin``: its time over the
     winner's; ``too_close``: the schedules whose order with the winner is too close to call, among them those whose
-    bound alone does not say that they are slower. Where no schedule has a time there is no winner. Of equal times the
-    first name wins.
+    bound alone does not say that they are slower; ``recommended``: the schedule to take, as `compare` chooses it, and
+    its ``expected_regret`` (`tasp_lab.prediction.recommend`). Where no schedule has a time there is no winner. Of equal
+    times the first name wins.
     """
     import pandas as pd
 
@@ -254,16 +396,37 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
 def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
     timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
     first, second = timed[0], next(iter(timed[1:]), None)
-    # A row that a bound settled is taken as if it took no longer, with the spread of a row of the same machine.
+    # A row that a bound settled is taken as if it took no longer, and exposed as large a share as the winner.
+    shares = {column: first.get(column) for column in ("exposed_s", "setting", "steps")}
     bounds = [
-        {"schedule": row["schedule"], "time_s": row["bound_s"], "order_spread": first["order_spread"]}
-        for row in rows
-        if row["time_s"] is None
+        {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
     ]
+    recommended, regret = _recommended(timed, [*timed, *bounds])
     return {
         **first,
         "schedules": len(rows),
         "second": None if second is None else second["schedule"],
         "margin": None if second is None else second["time_s"] / first["time_s"],
         "too_close": [other["schedule"] for other in (*timed[1:], *bounds) if first_is_faster(first, other) < TIE],
+        "recommended": recommended,
+        "expected_regret": regret,
     }
+
+
+def _recommended(timed: Sequence[Cells], everyone: Sequence[Cells]) -> tuple[str | None, float | None]:
+    """The schedule to take of those with a time, and its expected regret among all; None without settings."""
+    rivals = [rival_of(row) for row in everyone]
+    known = [each for each in rivals if each is not None]
+    if len(known) < len(rivals):
+        return None, None
+    regrets = [float(each) for each in paired_errors().expected_regrets(known, timed[0]["setting"])][: len(timed)]
+
+    def costs_of(number: int) -> CostsOf:
+        row = timed[number]
+        shipped = bool(switches_of(row["schedule"], str(row["mask"]), int(row["ranks"] or 0)))
+        return CostsOf(
+            _number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"]
+        )
+
+    number = choose(regrets, costs_of)
+    return timed[number]["schedule"], regrets[number]

@@ -19,14 +19,14 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.question import Value
 from tasp_lab.schedules.registry import is_own
 from tasp_lab.study.axis import apart_from, value_of
 from tasp_lab.study.evaluate import group_rows, labelled, own_sources
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
 from tasp_lab.study.frames import listed
-from tasp_lab.study.point import AS_IS, Point, Value
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import AS_IS, Point, Row
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study
 

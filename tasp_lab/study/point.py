@@ -1,14 +1,18 @@
-"""A point of a study: a question about a layer by names, with the values of the study's axes as its labels."""
+"""Points of a study, questions about a layer by names with the values of its axes as labels; and their rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
-from tasp_lab.prediction.question import NO_SAMPLES, Question, Value, key_of
+from tasp_lab.core.errors import StudyError
+from tasp_lab.prediction.answer import Status
+from tasp_lab.prediction.columns import columns, names
+from tasp_lab.prediction.question import Question, Value
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.workload.layer import Workload
-
-__all__ = ["AS_IS", "NO_SAMPLES", "Point", "Value", "key_of"]
+from tasp_lab.workload.models.catalogue import load_model
 
 AS_IS = "as is"
 """The variant in which nothing is changed."""
@@ -25,3 +29,75 @@ class Point(Question):
     schedule: str
     work: Workload
     engine: Literal["auto", "simpy", "array"] = "array"
+
+
+LAYER_FIELDS = tuple(each.name for each in fields(Workload) if each.name not in ("sequence", "documents"))
+LAYER = ("model", "seq", *LAYER_FIELDS, "pass")
+"""Axes of the section ``[layer]``."""
+
+OPTIONS = tuple(each.name for each in fields(AttentionOptions) if each.name != "passes")
+"""Axes of the section ``[schedule]``, beside its name."""
+
+_EXAMPLES = {"library": "nccl", "kernel": "flash-attention-3", "runtime": "ring-flash-attention-zigzag"}
+SETTINGS = (*_EXAMPLES, "contention")
+"""Axes of the section ``[machine]``, beside its name."""
+
+
+def layer_of(values: Mapping[str, Value]) -> Workload:
+    """The layer of these values; of a model by name, with what is given beside it instead.
+
+    >>> layer_of({"seq": 8192, "heads": 8, "mask": "causal"}).mask
+    'causal'
+
+    Raises `WorkloadError` and `StudyError`.
+    """
+    given: dict[str, Any] = {name: values[name] for name in LAYER_FIELDS if name in values}
+    sequence = values["seq"]
+    for name in ("seq", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys"):
+        _check_whole(name, values.get(name))
+    if (model := values.get("model")) is None:
+        return Workload(sequence, **given)  # type: ignore[arg-type]
+    return load_model(str(model)).layer(sequence, **given)  # type: ignore[arg-type]
+
+
+def _check_whole(name: str, value: Value) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise StudyError(f"{name}: {value!r}, expected a whole number such as 8192 or 128Ki")
+
+
+def options_of(values: Mapping[str, Value]) -> AttentionOptions:
+    """The options of the schedule, and the passes. Raises `ScheduleError`."""
+    given: dict[str, Any] = {name: values[name] for name in OPTIONS if name in values}
+    try:
+        return AttentionOptions(values.get("pass", "forward"), **given)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise StudyError(f"schedule: {error}") from error
+
+
+def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Library, kernel, runtime and contention. Raises `StudyError`."""
+    found: dict[str, Any] = {name: values[name] for name in SETTINGS if name in values}
+    for name, example in _EXAMPLES.items():
+        if not isinstance(found.get(name, ""), str):
+            raise StudyError(f"{name}: {found[name]!r}, expected a text such as {example!r}")
+    if "contention" in found:
+        if found["contention"] not in ("on", "off"):
+            raise StudyError(f"contention: {found['contention']!r}, expected 'on' or 'off'")
+        found["contention"] = found["contention"] == "on"
+    return found
+
+
+Row = Mapping[str, Value]
+"""Cells by column. Times are in seconds, sizes in bytes."""
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""Of rows, see `tasp_lab.prediction.answer.Status`; what failed is asked again by the next run."""
+
+PREDICTED: tuple[Status, ...] = ("ok", "settled")
+"""Statuses of rows with a time or a bound."""
+
+COLUMNS = names("study")
+"""Columns of all rows, see `tasp_lab.prediction.columns`; further axes of a study have columns of their own."""
+
+POINT_COLUMNS = tuple(column.name for column in columns("study") if column.tells_apart)
+"""Columns that say which point it is, with those of further axes."""

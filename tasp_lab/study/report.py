@@ -21,18 +21,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.files import write_whole
-from tasp_lab.study.columns import NO_VALUE, plain, records_of, text_of, title_of
 from tasp_lab.study.folder import REPORT, StudyFolder
-from tasp_lab.study.frames import Cells, counts_text, held_constant, least_times, varying
-from tasp_lab.study.needed import needed
-from tasp_lab.study.rows import PREDICTED
+from tasp_lab.study.frames import (
+    NO_VALUE,
+    Cells,
+    counts_text,
+    held_constant,
+    least_times,
+    needed,
+    plain,
+    records_of,
+    text_of,
+    title_of,
+    varying,
+)
+from tasp_lab.study.point import PREDICTED
 from tasp_lab.study.table import (
     AT_LEAST,
     AT_MOST,
     TIE_RULE,
     Selection,
     View,
-    close_text,
+    is_open,
     range_of,
     selected,
     so_far_lines,
@@ -155,7 +165,7 @@ def _texts(
         "unanswered": len(unanswered),
         "counts_text": "; ".join([counts_text(covered.counts), *so_far_lines(covered.folder)]),
         "questions": len(frame),
-        "close": int(frame["too_close"].map(bool).sum()),
+        "close": sum(map(is_open, records_of(frame))),
         "tie_rule": TIE_RULE,
         "along": None if along is None else title_of(along),
         "baseline": covered.baseline,
@@ -216,21 +226,21 @@ def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
     rows: list[list[Cell]] = []
     for name in winners["schedule"].value_counts().index:
         won = winners[winners["schedule"] == name]
-        clear = int((~won["too_close"].map(bool)).sum())
+        clear = sum(not is_open(row) for row in records_of(won))
         best = won.sort_values("speedup", ascending=False, kind="stable").iloc[0]
         of_baseline: tuple[Cell, ...] = (NO_VALUE,) * 3
         if plain(best["speedup"]) is not None:
             over, there = int((won["speedup_low"] > 1).sum()), ", ".join(text_of(axis, best[axis]) for axis in axes)
             of_baseline = cell("", over), cell("speedup", best["speedup"]), there
         rows.append([name, cell("", len(won)), cell("", clear), *of_baseline])
-    columns = ("schedule", "fastest", "clearly before all", "clearly before the baseline", "largest speed-up", "there")
+    columns = ("schedule", "fastest", "decided", "faster than the baseline for sure", "largest speed-up", "there")
     return page_table(columns, rows)
 
 
 def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
     """The winners."""
-    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", "speed-up", "5 to 95 %",
-               "too close to call", "bound by", "share of bound", "exposed share"]  # fmt: skip
+    columns = [*map(title_of, axes), "winner", "time", "interval", "speed-up", "interval",
+               "recommended", "expected regret", "bottleneck", "share of bound", "exposed share"]  # fmt: skip
     rows = [
         [
             *(cell(axis, row[axis]) for axis in axes),
@@ -239,7 +249,8 @@ def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
             range_of("time_s", row["time_low_s"], row["time_high_s"]),
             cell("speedup", row["speedup"]),
             range_of("speedup", row["speedup_low"], row["speedup_high"]),
-            close_text(row, 4) or NO_VALUE,
+            cell("recommended", row["recommended"]),
+            cell("expected_regret", row["expected_regret"]),
             *(cell(column, row[column]) for column in ("bottleneck", "bound_share", "exposed_share")),
         ]
         for row in winners
@@ -297,7 +308,7 @@ def point_table(covered: Selection) -> PageTable:
         ]
         for row in records_of(covered.rows)
     ]
-    return page_table([*map(title_of, axes), "time", "5 to 95 %", *map(title_of, POINT_CELLS)], rows)
+    return page_table([*map(title_of, axes), "time", "interval", *map(title_of, POINT_CELLS)], rows)
 
 
 def reason_table(unanswered: pd.DataFrame) -> PageTable:
@@ -340,19 +351,19 @@ def constant_table(folder: StudyFolder) -> PageTable:
 
 
 def settled_table(covered: Selection) -> PageTable:
-    """How rows were settled: simulated by which engine, or by a bound."""
+    """How many rows each engine simulated, and how many a bound pruned."""
     frame = covered.rows.astype(object)
     counts = frame.where(frame.notna(), NO_VALUE).groupby(["settled_by", "engine"], sort=False).size()
     rows: list[list[Cell]] = [[str(by), str(engine), cell("", int(points))] for (by, engine), points in counts.items()]
     rows += [[status, NO_VALUE, cell("", count)] for status, count in covered.counts.items()
              if count and status not in PREDICTED]  # fmt: skip
-    return page_table(("settled by", "engine", "points"), rows)
+    return page_table(("decided by", "engine", "points"), rows)
 
 
 # ----------------------------------------------------------------------------------------------------- pictures
 
 STRONG, PALE = 0.75, 0.32
-"""How strong the colour of a winner is that is sure, and of one that is too close to call."""
+"""How strong the colour of a winner is of a decided question, and of an open one."""
 
 
 def figure(axes: Iterable[str], panels: Mapping[tuple[str, ...], Any], layout: dict[str, Any]) -> Figure:
@@ -457,18 +468,19 @@ def _heat_map(rows: Sequence[Cells], x: str, y: str, colors: Mapping[str, str]) 
 
     def text(row: Cells) -> str:
         speedup = "" if row["speedup"] in (None, 1) else text_of("speedup", row["speedup"])
-        return f"{speedup} ~".strip() if row["too_close"] else speedup
+        return f"{speedup} ~".strip() if is_open(row) else speedup
 
     def hover(row: Cells) -> str:
         then = "" if row["second"] is None else f"<br>then {html.escape(row['second'])}, {row['margin'] - 1:.1%} slower"
-        close = f"<br>too close to call: {html.escape(', '.join(row['too_close']))}" if row["too_close"] else ""
-        return hover_text({**row, "status": "ok"}) + then + close
+        regret = "" if row["expected_regret"] is None else f", expected regret {row['expected_regret']:.1%}"
+        taken = "" if row["recommended"] is None else f"<br>recommended: {html.escape(row['recommended'])}{regret}"
+        return hover_text({**row, "status": "ok"}) + then + taken
 
     return {
         "type": "heatmap",
         "x": [text_of(x, column) for column in columns],
         "y": [text_of(y, line) for line in lines],
-        "z": grid(lambda row: places[row["schedule"]] + bool(row["too_close"]), None),
+        "z": grid(lambda row: places[row["schedule"]] + is_open(row), None),
         "zmin": 0,
         "zmax": len(shades) - 1,
         "showscale": False,

@@ -1,22 +1,25 @@
-"""Runs of a study: the points that have no row yet are answered and kept; then the folder gets its files."""
+"""Run a study: predict the points that have no row yet, store the rows, and write the files of the folder."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tasp_lab.core.errors import StudyError
-from tasp_lab.core.workers import processes
-from tasp_lab.study.evaluate import groups, labelled, sources_of
+from tasp_lab.core.errors import RunError, StudyError, first_line
+from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.workers import as_they_end, processes
+from tasp_lab.study.evaluate import CODE, group_rows, groups, labelled, sources_of
 from tasp_lab.study.folder import begin_folder, export, remove_exports
-from tasp_lab.study.result import StudyResult
-from tasp_lab.study.rows import STATUSES, Row
+from tasp_lab.study.frames import counts_text, needed
+from tasp_lab.study.point import PREDICTED, STATUSES, Point, Row
 from tasp_lab.study.store import Last, Store
 from tasp_lab.study.study import Study
-from tasp_lab.study.workers import answered
 
 DoneCallback = Callable[[int, int, Mapping[str, int]], None]
 """Called with how many of how many points have a row, and how many of those by status."""
@@ -123,3 +126,106 @@ def _usable(last: Mapping[str, Last], screen: bool) -> dict[str, Last]:
     """Answers that need not be asked again: failed ones are, and without `screen` those that a bound settled."""
     again = ("failed",) if screen else ("failed", "settled")
     return {question: each for question, each in last.items() if each.status not in again}
+
+
+MAX_ROWS = 40
+"""Rows of the table; all are in the files."""
+
+
+@dataclass(frozen=True, repr=False)
+class StudyResult(Report):
+    """The rows of a study, in the order of its points; `folder` is where they are kept, None if nowhere."""
+
+    study: str
+    rows: tuple[Row, ...]
+    folder: Path | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows by status."""
+        found = Counter(str(row["status"]) for row in self.rows)
+        return {status: found[status] for status in STATUSES}
+
+    def to_dict(self) -> dict[str, object]:
+        """What ``--json`` prints: the study, its folder and its counts; rows are in the folder's files."""
+        folder = None if self.folder is None else str(self.folder)
+        return {"study": self.study, "folder": folder, "points": len(self.rows), "rows": self.counts}
+
+    def records(self) -> Sequence[Mapping[str, object]]:
+        return self.rows
+
+    def parts(self) -> list[Part]:
+        where = "" if self.folder is None else f", in {self.folder}"
+        found: list[Part] = [f"study {self.study}: {counts_text(self.counts, 'points')}{where}"]
+        for status in STATUSES:
+            reasons = Counter(str(row["error"]) for row in self.rows if row["status"] == status not in PREDICTED)
+            if reasons:
+                rows = [(f"{count}", reason) for reason, count in reasons.most_common(MAX_ROWS)]
+                found.append(Table(status, ("points", "reason"), rows, (1,)))
+        return found
+
+    def fastest(self, *group: str) -> list[Row]:
+        """The fastest row for each value of some columns, in their order.
+
+        Rows without a time are left out.
+        """
+        best: dict[tuple[object, ...], Row] = {}
+        for row in self.rows:
+            key = tuple(row[name] for name in group)
+            if row["time_s"] is not None and (key not in best or _time_s(row) < _time_s(best[key])):
+                best[key] = row
+        return list(best.values())
+
+
+def _time_s(row: Row) -> float:
+    return float(row["time_s"] or 0)
+
+
+Group = tuple[Sequence[Point], Collection[str]]
+"""Points of one machine and layer, and the keys of rows that they may have already."""
+
+
+def answered(
+    groups: Iterable[Group], executor: Executor | None, workers: int, screen: bool = False
+) -> Iterator[list[tuple[Point, Row | str]]]:
+    """The points of groups with their rows, or keys of rows, in the order in which they end.
+
+    Without an executor they are answered in this process. Workers return rows, which are small, and not answers, which
+    have all events and schedules.
+
+    Raises `StudyError` if workers end before their work.
+    """
+    rows_of = partial(_rows_of, screen=screen, code=CODE)
+    try:
+        for (points, _), rows in as_they_end(rows_of, groups, executor, workers):
+            yield list(zip(points, rows, strict=True))
+    except RunError as error:
+        raise StudyError("a worker ended before its work, perhaps for want of memory: start the study again, "
+                         "with fewer workers (--jobs)") from error  # fmt: skip
+
+
+def _rows_of(group: Group, screen: bool, code: str) -> list[Row | str]:
+    points, known = group
+    return group_rows(points, screen, known, code)
+
+
+ANSWER_S = 10
+"""How long a scheduler of Dask may take to answer."""
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[tuple[Executor, int]]:
+    """An executor on the workers of the scheduler at `address`, and how many there are.
+
+    A lost worker's groups go to others. Raises `StudyError` where no scheduler answers or no worker is there.
+    """
+    distributed = needed("distributed", "--dask")
+    try:
+        client = distributed.Client(address, timeout=ANSWER_S)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise StudyError(f"dask {address!r}: {first_line(error)}; expected the address of a scheduler") from error
+    with client:
+        count = len(client.scheduler_info(n_workers=-1)["workers"])
+        if not count:
+            raise StudyError(f"dask {address!r}: the scheduler has no workers, expected one or more")
+        yield client.get_executor(pure=False), count

@@ -1,11 +1,11 @@
-"""Sensitivity: which constants of a machine move an answer of a study, or its ranking, within their intervals::
+"""Sensitivity: which parameters of a machine change a result of a study, or its ranking, within their intervals::
 
     find_sensitivity(one_point_at(study.points(), "h100-8x8,128Ki"), SensitivityQuestion(of="time"))
 
-A factor is one uncertain constant: how far it may be from its value, and what would settle it. All compute rates and
-constants of kernels are one factor, `COMPUTE`, as they are in samples of a machine (`tasp_lab.machines.sampling`).
-One factor at a time is at both of its ends, or all together follow a design of Sobol. Rings stay those that are fastest
-with all constants as they are.
+A factor is one uncertain parameter: how far it may be from its value, and which measurement would identify it. All
+compute rates and kernel parameters are one factor, `COMPUTE`, as in samples (`tasp_lab.machines.sampling`).
+Either one factor at a time takes both of its ends, or all vary together by a Sobol design. Rings stay those that are
+fastest with all parameters unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tasp_lab.machines.sampling import Sampling, log_normal, rate_ends, varied
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
-from tasp_lab.study.needed import needed
+from tasp_lab.study.frames import needed
 from tasp_lab.study.point import Point
 from tasp_lab.study.table import View
 from tasp_lab.workload.kernel_shapes import Passing

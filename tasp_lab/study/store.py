@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasp_lab.core.errors import StudyError
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Row
 
 RESULTS = "results.sqlite"
 

@@ -15,8 +15,8 @@ from tasp_lab.core.files import file_sha256
 from tasp_lab.core.tables import brief
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.study.point import AS_IS, Point, Value
-from tasp_lab.study.point_inputs import layer_of, options_of, settings_of
+from tasp_lab.prediction.question import Value
+from tasp_lab.study.point import AS_IS, Point, layer_of, options_of, settings_of
 from tasp_lab.study.where import NO_FILTER, Where
 from tasp_lab.workload.layer import Workload
 

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.study.columns import (
-    NO_VALUE,
-    SPEEDUPS,
-    check_columns,
-    is_text,
-    plain,
-    records_of,
-    text_of,
-    title_of,
-)
+from tasp_lab.prediction.recommend import DECIDED
 from tasp_lab.study.folder import UNANSWERED, StudyFolder
 from tasp_lab.study.frames import (
+    NO_VALUE,
+    OF_WINNERS,
+    SPEEDUPS,
+    check_columns,
     counts,
     counts_text,
     held_constant,
     held_text,
+    is_text,
     listed,
+    plain,
     point_columns,
+    records_of,
     select,
     statuses_text,
+    text_of,
+    title_of,
     varying,
     winners,
     with_derived,
@@ -40,7 +40,7 @@ from tasp_lab.study.frames import (
 if TYPE_CHECKING:
     import pandas as pd
 
-TIE_RULE = "too close to call: the winner is faster with a probability below 95 %"
+TIE_RULE = f"~: open: even the recommended schedule is expected to take more than {DECIDED:.0%} longer than the fastest"
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +71,7 @@ class View(Report):
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that a view covers, with the columns `tasp_lab.study.columns.DERIVED`."""
+    """The rows that a view covers, with the columns `tasp_lab.study.frames.DERIVED`."""
 
     folder: StudyFolder
     rows: pd.DataFrame
@@ -191,12 +191,12 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
         frame.rename(columns={"schedule": WINNER}).head(limit) if limit else frame.rename(columns={"schedule": WINNER})
     )
     cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
-    records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", "second", "margin", "schedules", "too_close"]])
+    records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", *OF_WINNERS]])
 
     def speedups(*cells: str) -> tuple[str, ...]:
         return cells if covered.baseline else ()
 
-    columns = [*map(title_of, axes), "winner", "time", "5 to 95 %", *speedups("speed-up", "5 to 95 %")]
+    columns = [*map(title_of, axes), "winner", "time", "interval", *speedups("speed-up", "interval")]
     rows = [
         [
             *(text_of(column, row[column]) for column in axes),
@@ -205,20 +205,21 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
             range_of("time_s", row["time_low_s"], row["time_high_s"]),
             *speedups(text_of("speedup", row["speedup"]), range_of("speedup", row["speedup_low"], row["speedup_high"])),
             text_of("bottleneck", row["bottleneck"]),
-            close_text(row),
+            text_of("recommended", row["recommended"]),
+            text_of("expected_regret", row["expected_regret"]),
         ]
         for row in records
     ]
     texts = [place for place, column in enumerate(axes) if is_text(frame, column)]
     lines = [f"speed-up over {covered.baseline}"] if covered.baseline else []
-    lines += [TIE_RULE] if any(row["too_close"] for row in records) else []
+    lines += [TIE_RULE] if any(map(is_open, records)) else []
     return View(
         covered.to_dict(axes) | {"rows": records},
         records,
         [
             Table(
                 f"{covered.name}: the fastest schedule that fits into memory",
-                (*columns, "bound by", "too close to call"),
+                (*columns, "bottleneck", "recommended", "expected regret"),
                 rows,
                 (*texts, len(axes), len(columns), len(columns) + 1),
             ),
@@ -228,14 +229,10 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
     )
 
 
-def close_text(row: Mapping[str, Any], most: int = 3) -> str:
-    """The schedules whose order with the winner is too close to call.
-
-    >>> close_text({"too_close": ["tasp"], "schedules": 3}), close_text({"too_close": ["a", "b"], "schedules": 3}, 1)
-    ('tasp', 'all 2 others')
-    """
-    close = row["too_close"]
-    return f"all {len(close)} others" if len(close) == row["schedules"] - 1 > most else listed(close, most)
+def is_open(row: Mapping[str, Any]) -> bool:
+    """Whether a question is open: its recommendation has an expected regret above `DECIDED`, or none is known."""
+    regret = plain(row["expected_regret"])
+    return regret is None or regret > DECIDED
 
 
 def range_of(column: str, low: Any, high: Any) -> str:
@@ -255,7 +252,7 @@ WINNER = "winner"
 
 CLOSE, AT_LEAST, AT_MOST, NO_FIT = "~", ">", "<", "!"
 MARKS = {
-    CLOSE: "too close to call",
+    CLOSE: "open: the recommended schedule may take more than 2 % longer than the fastest",
     AT_LEAST: "at least that, by a bound: not simulated",
     AT_MOST: "at most that, by a bound: not simulated",
     NO_FIT: "does not fit into memory",
@@ -311,7 +308,7 @@ def _cell(row: pd.Series[Any], value: str) -> Cell:
     mark = NO_FIT if plain(row["fits"]) is False else ""
     if value == WINNER:
         speedup = "" if plain(row["speedup"]) in (None, 1) else f" {text_of('speedup', row['speedup'])}"
-        return Cell(row["schedule"], f"{row['schedule']}{speedup}", CLOSE if row["too_close"] else mark)
+        return Cell(row["schedule"], f"{row['schedule']}{speedup}", CLOSE if is_open(row) else mark)
     cell = plain(row[value])
     if row["status"] == "settled" and value == "time_s":
         return Cell(None, text_of("bound_s", row["bound_s"]), AT_LEAST)

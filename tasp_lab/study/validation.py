@@ -1,8 +1,8 @@
-"""Points of a study that a measurement would tell most about, measured on the emulated fabric::
+"""Measure the points of a study that are nearest to a crossover on the emulated fabric::
 
     measure_points(nearest(crossovers(points, question, evaluate), 5), question.along, folder)
 
-The nearest points to a crossover come first. Both schedules are measured beside their predictions.
+Both schedules are compared with their predictions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.prediction.question import Value
 from tasp_lab.study.axis import axis_text
 from tasp_lab.study.crossover import Crossover
-from tasp_lab.study.point import Point, Value
+from tasp_lab.study.point import Point
 from tasp_lab.study.table import View
 from tasp_lab.validation.fabrics import default_scale, expected_fabric_s
 from tasp_lab.validation.validate import Run, validate

@@ -166,7 +166,7 @@ def _check_link(topology: TopologyModel, link: Link) -> None:
         if isinstance(end, int) and not 0 <= end < topology.world_size:
             raise TopologyError(f"{where}: there is no rank {end}, expected 0 to {topology.world_size - 1}")
     if link.source == link.destination:
-        raise TopologyError(f"{where} joins a vertex to itself")
+        raise TopologyError(f"{where} connects a vertex with itself")
     _check_bandwidth(where, link.bandwidth_bytes_per_s)
     _check_latency(where, link.latency_s)
 

@@ -29,6 +29,7 @@ from runtime.calibration import (
     expected_duration_s,
     route_classes,
 )
+from runtime.linux import host_environment
 from runtime.protocol.jobs import RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
@@ -39,15 +40,14 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_bandwidth, format_time
-from tasp_lab.machines.catalogue import LAUNCH, machine_file
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine_file import LAUNCH, machine_file
 from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
-    host_environment,
     machine_inputs,
     plain,
 )

@@ -36,13 +36,13 @@ from runtime.checks.kernels import check_kernels, check_linear_kernels
 from runtime.checks.lost_ranks import lose_rank
 from runtime.checks.watch import CheckedGroup
 from runtime.executor.transports import TRANSPORTS, make_transport
+from runtime.linux import host_environment
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s
 from tasp_lab.core.errors import RunError, TaspLabError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests
-from tasp_lab.prediction.provenance import host_environment
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules
@@ -542,7 +542,7 @@ LAYERS = ("ring-attention", "zigzag-ring-attention", "tasp")
 
 @_step(
     "table",
-    "what the prediction is worth: ring against multi-ring, and attention schedules, beside measured times",
+    "predictions beside measured times, of ring and multi-ring and of attention schedules",
     "A schedule fails outside of the checks before; the message names it. Large errors are no failure: they are "
     "what the record is for.",
     min_ranks=2,

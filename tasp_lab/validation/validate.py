@@ -15,28 +15,26 @@ from typing import Literal, Unpack
 from runtime.calibration import (
     Calibration,
 )
+from runtime.linux import host_environment
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
 from sim.simulate import engine_of, simulate
 from tasp_lab.core.choices import BackendKind, FabricKind
+from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
-from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.prediction.answer import Answer, answer_schedule, label, one_after_the_other, together
 from tasp_lab.prediction.captions import assumptions, compute_of_passes, kernels_text, layer_constants, title_of
 from tasp_lab.prediction.columns import cells_of, fields_of, ratio, rows_table, view_of
 from tasp_lab.prediction.inputs import (
-    AttentionKeywords,
-    ComputeLike,
     MachineLike,
+    RunKeywords,
     ScheduleNames,
     WorkLike,
     as_names,
-    as_options,
-    as_work,
     check_arguments,
     chosen_machine,
     parse_compute,
@@ -46,17 +44,14 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
-    host_environment,
     machine_inputs,
     overrides_inputs,
     plain,
     rings_inputs,
 )
-from tasp_lab.prediction.ring_choice import RingOptions
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET
+from tasp_lab.prediction.question import RingOptions, are_sought, question_of
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.timeline.events import Timeline
@@ -245,24 +240,13 @@ def validate(
     schedules: ScheduleNames,
     work: WorkLike,
     *,
-    without_links: Sequence[str] = (),
-    links: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    decomposition: Decomposition | None = None,
-    fold: int | None = None,
-    lanes: int | None = None,
-    rail_aligned: bool | None = None,
-    search_budget: int = DEFAULT_SEARCH_BUDGET,
-    compute: ComputeLike | None = None,
-    kernel: str | None = None,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
     repeats: int = 5,
     transport: str = "auto",
     backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    **attention: Unpack[AttentionKeywords],
+    **settings: Unpack[RunKeywords],
 ) -> Comparison:
     """Run a collective or an attention layer on real processes and compare with its prediction.
 
@@ -274,14 +258,6 @@ def validate(
         that of the fabric, whatever the machine's is.
     schedules : the name of a schedule, or several; speed-ups are over the first.
     work : the bytes per rank of a collective, a number or text such as ``"1MiB"``, or an attention layer.
-    without_links, links, overrides, decomposition, fold, lanes, rail_aligned, search_budget : see
-        `tasp_lab.prediction.predict.predict`; rings are sought on the links, for any library.
-    compute : of a layer. A rate in FLOP/s (or ``"timed:RATE"``) for both passes, on the fabric's own clock: kernel
-        calls are waits of the time that they take at this rate. ``"real"``: kernels are executed, and a rate for each
-        schedule is calibrated from its kernel calls, alone and without communication. By default the emulated fabric
-        has waits at the machine's rate times the scale, which keeps the ratio of compute to communication; the others
-        are ``"real"``. A hybrid has waits only.
-    kernel : on the emulated fabric, the kernel of the machine's accelerator whose times the waits have, by its name.
     fabric : ``emulated`` (network namespaces), ``local`` (plain processes) or ``torchrun`` (this process is a rank).
     scale : bandwidth of the emulated fabric over that of the machine; chosen by `default_scale` when None.
     repeats : timed repetitions per schedule, after one to warm up.
@@ -289,8 +265,16 @@ def validate(
     backend : of torch under torchrun: ``nccl`` with a GPU per rank, ``gloo`` on CPUs; ``auto`` is gloo only where
         neither the host nor the machine has GPUs.
     progress : called with lines of progress.
-    options, attention : `AttentionOptions` of a layer, and its fields as keywords. Each pass is a run of its own; both
-        together are one more, see `runs_together`.
+    settings : of the links, the rings and the options of a layer, see `tasp_lab.prediction.inputs.RunKeywords`. Rings
+        are sought on the links, for any library. Each pass is a run of its own; both together are one more, see
+        `runs_together`.
+
+        `compute` is a rate in FLOP/s (or ``"timed:RATE"``) for both passes, on the fabric's own clock: kernel calls are
+        waits of the time that they take at this rate. ``"real"``: kernels are executed, and a rate for each schedule is
+        calibrated from its kernel calls, alone and without communication. By default the emulated fabric has waits at
+        the machine's rate times the scale, which keeps the ratio of compute to communication; the others are
+        ``"real"``. A hybrid has waits only. `kernel` is, on the emulated fabric, the kernel of the machine's
+        accelerator whose times the waits have.
 
     The *nominal* machine is the given one; on the emulated fabric it is scaled and has no latency. Local processes
     share one medium whatever the machine is, so there it is that medium without latency. Its ranks compute as fast as
@@ -298,34 +282,38 @@ def validate(
 
     Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `predict` raises.
     """
-    check_arguments(locals())
-    names, options = as_names(schedules), as_options(options, **attention)
-    work = overridden_layer(as_work(work), overrides)
+    check_arguments(locals(), RunKeywords)
+    names, question = as_names(schedules), question_of(machine, work, settings)
+    work, options, kernel = question.work, question.options, question.kernel
     check_runs(scale, fabric, repeats)
     check_backend(backend, fabric)
     check_names(names, work)
-    check_kernels(work, parse_compute(compute), fabric)
+    rate = parse_compute(question.compute)
+    check_kernels(work, rate, fabric)
     if kernel is not None:
         check_waits(work, kernel, fabric)
-    rate = parse_compute(compute)
-    check_overrides(overrides, rate, fabric)
-    asked = None if kernel is None else compute
-    machine = chosen_machine(wires(machine), "auto", asked, kernel, overrides, without_links, links)
-    rings, given = RingOptions(fold, lanes, rail_aligned, search_budget), decomposition
-    if rings.check_needed(names, given=given is not None):
-        decomposition = rings.find(machine.topology, progress)
+    check_overrides(question.overrides, rate, fabric)
+    machine = chosen_machine(wires(machine), "auto", None if kernel is None else question.compute, kernel,
+                             question.overrides, question.without_links, question.links)  # fmt: skip
+    sought = are_sought(question.rings, names)
+    given = question.rings if isinstance(question.rings, tuple) else ()
+    if len(given) > 1:
+        raise NoDecompositionError(f"decomposition: {len(given)} of them, expected one to run")
+    decomposition = given[0] if given else None
+    if isinstance(question.rings, RingOptions) and sought:
+        decomposition = question.rings.find(machine.topology, progress)
     inputs = {
         "machine": machine_inputs(replace(machine, comm_library=IDEAL), compute=isinstance(work, Workload)),
         "schedules": list(names),
         "work": plain(work),
         "options": plain(options) if isinstance(work, Workload) else None,
-        "rings": rings_inputs([given]) if given is not None else plain(rings) if decomposition is not None else None,
+        "rings": rings_inputs(given) if given else plain(question.rings) if sought else None,
         "compute": plain(rate),
         "fabric": fabric,
         "scale": plain(scale),
         "repeats": repeats,
         "transport": transport,
-        **overrides_inputs(overrides),
+        **overrides_inputs(question.overrides),
     }
     built = [
         schedule for name in names for schedule in build_schedules(name, machine.topology, work, decomposition, options)

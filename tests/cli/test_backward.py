@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.cli.options_layer import MAX_DOCUMENTS, parse_documents
+from tasp_lab.cli.options_layer import parse_documents
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.answer import Answer, together
@@ -26,8 +26,7 @@ from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE, SEND, Timeline
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.validate import Run, runs_together
 from tasp_lab.workload.layer import Workload
-from tests.cli import test_attention as test_attention_cli
-from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, STATUS, TASP, one, rows
+from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, STATUS, one, rows
 from tests.conftest import Command, Tell
 from tests.schedules.attention.test_bound import dataflows, layers, schedule_names
 
@@ -205,51 +204,6 @@ def test_so_many_of_a_length(count: int, length: int) -> None:
 
 # What is refused
 
-PACKED = ("predict", "full-mesh:4", "--schedule", "tasp", "--documents")
-RING = ("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "1")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "telling"),
-    [
-        ((*TASP, "--seq", "64", "--pass", "sideways"), "sideways"),
-        ((*TASP, "--seq", "64", "--pass", "both", "--dataflow", "home"), "home"),
-        ((*TASP, "--seq", "64", "--pass", "both", "--gradient-dtype", "int8"), "int8"),
-        ((*TASP, "--seq", "64", "--dataflow", "rotate-q"),
-         "without a backward pass, expected the pass backward or both"),
-        ((*TASP, "--seq", "64", "--gradient-dtype", "input"), "'input' without a backward pass"),
-        ((*TASP, "--seq", "64", "--pass", "backward", "--buffers", "1"), "1 buffers, expected 2 or more"),
-        (("predict", "ring:4", "--schedule", "ring-attention", "--seq", "64", "--pass", "both",
-          "--dataflow", "rotate-kv-back"),
-         "ring:4 has no such link"),
-        ((*TASP, "--seq", "64", "--groups", "strided"), "groups 'strided' does not apply to it"),
-        ((*TASP, "--seq", "64", "--groups", "close"), "groups 'close', expected auto, consecutive, strided or lists"),
-        (("predict", "full-mesh:8", "--schedule", "usp:2x4", "--seq", "64", "--groups", "0,1|2,3"),
-         "groups '0,1|2,3', expected 4 lists of 2, each of the ranks 0 to 7 once"),
-        ((*RING, "--groups", "strided"), "apply with --seq only"),
-        ((*RING, "--pass", "backward"), "apply with --seq only"),
-        ((*RING, "--pass", "both"), "apply with --seq only"),
-        ((*RING, "--dataflow", "rotate-kv"), "apply with --seq only"),
-        ((*RING, "--gradient-dtype", "input"), "apply with --seq only"),
-        ((*RING, "--documents", "1,2"), "--seq (an attention layer) or --shard-bytes (a collective), got both"),
-        ((*PACKED[:3], "ring", *PACKED[4:], "8x8"), "schedule 'ring' is an AllGather"),
-        ((*PACKED, "10,20", "--seq", "31"), "documents: 30 positions together, expected 31"),
-        ((*PACKED, ""), "document '': expected a number"),
-        ((*PACKED, "10,,20"), "document '': expected a number"),
-        ((*PACKED, "10,-20"), "document '-20': expected a whole number, 1 or more"),
-        ((*PACKED, "0x20"), "number of documents '0': expected a whole number, 1 or more"),
-        ((*PACKED, "x20"), "number of documents '': expected a number"),
-        ((*PACKED, "2x3x4"), "number of documents '2x3': expected a number"),
-        ((*PACKED, "1Gix1"), f"documents '1Gix1': expected at most {MAX_DOCUMENTS} of them"),
-        ((*PACKED, "2x2Gi"), "sequence: 4294967296 positions, expected at most"),
-        (("validate", *PACKED[1:], "10,20", "--seq", "31", "--pass", "both"), "expected 31, the sequence length"),
-        (("validate", *TASP[1:], "--seq", "64", "--dataflow", "rotate-kv"), "expected the pass backward or both"),
-    ],
-    ids=lambda value: " ".join(value)[20:90] if isinstance(value, tuple) else "",
-)  # fmt: skip
-def test_wrong_input_is_answered_in_one_line(tell: Tell, arguments: tuple[str, ...], telling: str) -> None:
-    test_attention_cli.test_wrong_input_is_answered_in_one_line(tell, arguments, telling)
-
 
 def test_what_python_is_refused() -> None:
     with pytest.raises(ScheduleError, match="unknown pass 'sideways', expected one of forward, backward, both"):
@@ -292,12 +246,10 @@ def test_medians_and_spreads_of_both_passes_add_up(times: list[tuple[float, floa
 @pytest.mark.alone
 @pytest.mark.fabric
 def test_validate_both_passes_with_timed_compute(command: Command) -> None:
-    done = command(
-        "validate", "full-mesh:4", "--schedule", "tasp", "--seq", "1024", "--heads", "2", "--mask", "causal", "--pass",
-        "both", "--compute", "timed:300MFLOP/s", "--scale", "2e-5", "--repeat", "2", "--json", "--plot", "both.svg",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    runs = json.loads(done.stdout)["runs"]
+    runs = command.json(
+        "validate full-mesh:4 --schedule tasp --seq 1024 --heads 2 --mask causal --pass both "
+        "--compute timed:300MFLOP/s --scale 2e-5 --repeat 2 --plot both.svg"
+    )["runs"]
     assert [run["pass"] for run in runs] == ["forward", "backward", "both"]
     for run in runs:
         assert set(run) == PREDICTED | MEASURED
@@ -315,9 +267,9 @@ def test_validate_both_passes_with_timed_compute(command: Command) -> None:
 def test_validate_both_passes_with_real_kernels(command: Command) -> None:
     """Each pass has a rate of its own among what was calibrated."""
     done = command(
-        "validate", "full-mesh:2", "--schedule", "tasp", "--seq", "256", "--heads", "2", "--head-dim", "32", "--dtype",
-        "fp32", "--mask", "causal", "--fabric", "local", "--repeat", "1", "--pass", "both", "--json",
-    )  # fmt: skip
+        "validate full-mesh:2 --schedule tasp --seq 256 --heads 2 --head-dim 32 --dtype fp32 --mask "
+        "causal --fabric local --repeat 1 --pass both --json"
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [(row["schedule"], row["pass"]) for row in document["calibration"][1:]] == [

@@ -284,11 +284,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_without_torchrun_it_is_one_line(command: Command) -> None:
-    told = command.refused("gpu-check", "h100-8")
-    assert told.startswith("tasp-lab: not started by torchrun (RANK is not set): torchrun --nproc-per-node N -m")
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

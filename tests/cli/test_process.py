@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tasp_lab.cli.commands.fabric import validate
 from tasp_lab.cli.commands.predict import predict
-from tasp_lab.cli.commands.validate import validate
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options_layer import LayerChoice
 from tasp_lab.core.errors import QuantityError
@@ -55,7 +54,7 @@ print("modules:", *sorted({name.partition(".")[0] for name in sys.modules}))
 @pytest.mark.parametrize(
     "module",
     [
-        "cyclopts", "attrs", "tasp_lab.cli.commands.doctor", "tasp_lab.topology.graph", "numpy", "numpy._core",
+        "cyclopts", "attrs", "tasp_lab.cli.commands.fabric", "tasp_lab.topology.graph", "numpy", "numpy._core",
         "scipy.sparse", "msgspec", "simpy", "matplotlib.figure", "matplotlib.backends.backend_svg",
     ],
 )  # fmt: skip
@@ -110,80 +109,6 @@ import_module("tasp_lab.cli").main()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "telling"),
-    [
-        (("predict", "nothing", *PREDICT[2:]), "machine 'nothing' is unknown"),
-        ((*PREDICT, "--frobnicate"), "Unknown option: --frobnicate"),
-        (("predikt",), 'Did you mean "predict"?'),
-        ((*PREDICT, "--trace", "no/such/folder/x"), "its folder does not exist"),
-        (("accuracy", "empty"), "empty"),
-        (("validate", "full-mesh:2", *PREDICT[2:], "--scale", "2"), "at most 1"),
-        (("profile", "show", "nothing"), "profile 'nothing' is unknown"),
-        (("topologies", "import", "nothing"), "nothing"),
-        (("calibrate",), "nothing to calibrate from"),
-        (("doctor", "extra"), "unexpected argument 'extra'"),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
-)
-def test_with_json_an_error_is_an_object_too(command: Command, arguments: tuple[str, ...], telling: str) -> None:
-    done = command(*arguments, "--json")
-    assert done.returncode == 2
-    document = json.loads(done.stdout)
-    assert list(document) == ["error"]
-    assert telling in document["error"]
-    assert done.stderr == f"tasp-lab: {document['error']}\n"
-    plain = command(*arguments)
-    assert (plain.returncode, plain.stdout, plain.stderr) == (2, "", done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "telling"),
-    [
-        (("decompose", "full-mesh:5", "--lanes", "-1"), "-1 lanes: expected 1 or more"),
-        (("predict", "full-mesh:4", "--schedule", "ring", "--shard-bytes", "-1MiB"), "'-1MiB': expected more than 0"),
-        ((*PREDICT, "--link-latency", "-1us"), "'-1us': expected"),
-        ((*PREDICT, "--link-bandwidth", "-1GB/s"), "'-1GB/s': expected more than 0"),
-        (("predict", "full-mesh:4", "--schedule", "tasp", "--seq", "-8192"), "'-8192': expected"),
-        (("predict", "full-mesh:4", "--schedule", "tasp", "--seq", "8192", "--heads", "-2"), "heads: -2"),
-        (("predict", "full-mesh:4", "--schedule", "tasp", "--seq", "128k"), "128Ki (131072) or 128000"),
-        (("predict", "full-mesh:4", "--schedule", "tasp", "--documents", "2x1M"), "1Mi (1048576) or 1000000"),
-        (("validate", "full-mesh:2", *PREDICT[2:], "--scale", "-1"), "scale: -1.0, expected more than 0"),
-        ((*PREDICT, "--shard-byte", "1"), "Did you mean --shard-bytes?"),
-        ((*PREDICT, "--plot", "--json"), "--plot requires an argument"),
-        ((*PREDICT, "extra", "more"), "unexpected arguments 'extra', 'more'"),
-    ],
-    ids=lambda value: " ".join(value)[-40:] if isinstance(value, tuple) else "",
-)
-def test_wrong_values_are_named(command: Command, arguments: tuple[str, ...], telling: str) -> None:
-    done = command(*arguments)
-    assert done.returncode == 2
-    assert telling in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "telling"),
-    [
-        ("x.json", b"", "file 'x.json' is empty, expected a topology"),
-        ("x.toml", b" \n", "file 'x.toml' is empty, expected a topology"),
-        ("x.json", b"{\xff", "expected UTF-8 text, byte 1 is something else"),
-    ],
-)
-def test_a_file_without_a_topology(command: Command, name: str, content: bytes, telling: str) -> None:
-    (command.folder / name).write_bytes(content)
-    assert telling in command.refused("topologies", name)
-
-
-@pytest.mark.parametrize(
-    ("content", "telling"),
-    [(b"", "file 'x.toml' is empty, expected a profile"), (b"a\xff", "expected UTF-8 text, byte 1 is something else")],
-)
-def test_a_file_without_a_profile(command: Command, content: bytes, telling: str) -> None:
-    (command.folder / "x.toml").write_bytes(content)
-    assert telling in command.refused("profile", "show", "x.toml")
-
-
-@pytest.mark.parametrize(
     ("old", "new", "telling"),
     [
         ('["46GB/s", "48GB/s"]', '["48GB/s", "46GB/s"]', "interval 48GB/s to 46GB/s is empty, expected the lower end"),
@@ -196,15 +121,6 @@ def test_an_impossible_constant_of_a_profile(command: Command, old: str, new: st
     assert old in text
     (command.folder / "x.toml").write_text(text.replace(old, new) if old else text + new)
     assert telling in command.refused("predict", "x.toml:8", "--schedule", "tasp", "--seq", "8Ki")
-
-
-def test_nothing_to_calibrate_from(command: Command) -> None:
-    (command.folder / "folder").mkdir()
-    (command.folder / "empty.log").touch()
-    (command.folder / "binary.log").write_bytes(bytes(range(256)))
-    assert "folder: no measurement in it, expected" in command.refused("calibrate", "folder", "--profile", "h100-8")
-    assert "empty.log: is empty, expected" in command.refused("calibrate", "empty.log")
-    assert "binary.log: is no text, expected" in command.refused("calibrate", "binary.log")
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

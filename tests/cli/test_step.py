@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import pytest
-
 from tests.conftest import Tell
 from tests.docs.documents import ROOT
 
@@ -29,30 +27,3 @@ def test_every_field_of_the_object_is_documented(tell: Tell) -> None:
     assert (found["pass"], found["fsdp"], found["backward_s"]) == ("forward", False, 0)
     text = (ROOT / "docs" / "json.md").read_text()
     assert [name for name in found if f"`{name}`" not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--schedule", "tas"), "did you mean 'tasp'"),
-        (("--schedule", "lasp-2"), "is for linear attention"),
-        (("--schedule", "tasp", "--group", "3"), "groups of 3 ranks on h100-8, expected a divisor"),
-        (("--schedule", "tasp", "--batch", "0"), "batch: 0, expected 1 or more"),
-        (("--schedule", "tasp", "--matrix-rate", "timed:2000TFLOP/s"), "at most its peak"),
-        (("--schedule", "tasp", "--matrix-rate", "600"), "expected timed:RATE"),
-        (("--schedule", "tasp", "--checkpointing", "half"), "half"),
-        (("--schedule", "tasp", "--set", "layer.heads=4"), "the layer of a step is that of its model"),
-        (("--schedule", "tasp", "--set", "nic.bandwith=x2"), "nic.bandwith"),
-        (("--schedule", "ulysses", "--group", "8", "--kernel", "flash"), "kernel"),
-    ],
-)
-def test_wrong_input_is_one_line(tell: Tell, options: tuple[str, ...], message: str) -> None:
-    code, out, err = tell(*STEP, *options)
-    assert (code, out) == (2, "")
-    assert message in err
-
-
-def test_an_unknown_model_and_a_model_without_heads(tell: Tell) -> None:
-    code, _, err = tell("step", "h100-8", "--model", "lama-3-8b", "--seq", "4Ki", "--schedule", "tasp")
-    assert code == 2
-    assert "did you mean 'llama-3-8b'" in err

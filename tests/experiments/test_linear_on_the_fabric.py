@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.tables.linear_on_the_fabric import crossovers, hops, overlap, report
-from experiments.tables.linear_on_the_fabric.layers import (
+from experiments.tables import linear_on_the_fabric as table
+from experiments.tables.linear_on_the_fabric import (
     LAYER,
     MESH,
     NODES,
@@ -49,7 +49,7 @@ def states(variant: Variant, topology: Topology) -> list[Fraction]:
 
 
 @pytest.mark.parametrize("where", [MESH, SWITCH, NODES])
-@pytest.mark.parametrize("pieces", hops.PIECES)
+@pytest.mark.parametrize("pieces", table.PIECES)
 def test_a_chain_of_states_takes_n_minus_2_plus_k_hops_of_a_piece(where: str, pieces: int) -> None:
     """Both passes, wherever the links are: tau + (n - 2) tau / K."""
     assert states(all_scan(pieces), Part(where, NO_DECAY).links) == [1 + Fraction(N - 2, pieces)] * 2
@@ -92,10 +92,10 @@ def test_curves_cross_where_their_formulas_do(scale: float, level: float, power:
     """One falls as a power of x, the other is level; the logarithm is linear, so interpolation is exact."""
     x = [0.5**at for at in range(12, -12, -1)]
     expected = (scale / level) ** (1 / power)
-    found = crossovers.crossing(x, [scale * each**-power for each in x], [level] * len(x))
+    found = table.crossing(x, [scale * each**-power for each in x], [level] * len(x))
     if x[0] < expected < x[-1]:
         assert found == pytest.approx(expected)
-    assert math.isnan(crossovers.crossing(x, [level * 2] * len(x), [level] * len(x)))
+    assert math.isnan(table.crossing(x, [level * 2] * len(x), [level] * len(x)))
 
 
 def event(kind: str, start_s: float, end_s: float, rank: int = 0, peer: int = 0) -> Event:
@@ -104,7 +104,7 @@ def event(kind: str, start_s: float, end_s: float, rank: int = 0, peer: int = 0)
 
 
 def share(*events: Event) -> float:
-    return overlap.hidden_share(Timeline("measured", "lasp-2", "full-mesh:2", 2, events))
+    return table.hidden_share(Timeline("measured", "lasp-2", "full-mesh:2", 2, events))
 
 
 def test_transfers_are_hidden_while_a_rank_at_either_end_attends() -> None:
@@ -119,7 +119,7 @@ def test_transfers_are_hidden_while_a_rank_at_either_end_attends() -> None:
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=8))
 def test_a_union_covers_the_same_points_apart(rows: list[tuple[int, int]]) -> None:
     intervals = [(start, start + length) for start, length in rows]
-    joined = overlap.union(intervals)
+    joined = table.union(intervals)
     for at in range(30):
         inside = any(start < at + 0.5 < end for start, end in intervals)
         assert inside == any(start < at + 0.5 < end for start, end in joined)
@@ -132,19 +132,19 @@ def test_lines_of_chains_are_those_of_the_theory() -> None:
     rows = [
         {"state_bytes": 1, "state_s": tau, "pass": "forward", "schedule": all_scan(pieces).label,
          "predicted_s": tau * (1 + 6 / pieces) + saved_s, "measured_s": tau * (1 + 6 / pieces)}
-        for pieces in hops.PIECES
+        for pieces in table.PIECES
     ]  # fmt: skip
     part = {"topology": MESH, "rows": [*rows, rows[0] | {"schedule": "lasp-2", "measured_s": 100.0}]}
-    ((_, _, start, slope),) = hops.chain_fits(part)
+    ((_, _, start, slope),) = table.chain_fits(part)
     assert (start, slope) == (pytest.approx(1), pytest.approx(6))
-    assert hops.saved_per_hop_s(part) == pytest.approx(saved_s / 7)
+    assert table.saved_per_hop_s(part) == pytest.approx(saved_s / 7)
 
 
 def test_the_time_of_attention_is_the_ratio_that_was_asked_for() -> None:
     """Over n - 1 hops of a state, at the fabric's speed."""
-    for each in overlap.OVERLAPS.values():
+    for each in table.OVERLAPS.values():
         for ratio in each.ratios:
-            part, rate = each.part, overlap.rate_of(each.part, ratio)
+            part, rate = each.part, table.rate_of(each.part, ratio)
             schedule: Schedule = passes_of(all_scan(1, "forward"), part.links, part.layer)[0]
             calls = [call for step in schedule.steps for call in step.calls if call.kernel == ATTEND]
             assert schedule.task is not None
@@ -157,29 +157,29 @@ def test_the_time_of_attention_is_the_ratio_that_was_asked_for() -> None:
 @pytest.mark.slow
 def test_small_parts_run_on_the_fabric_and_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = replace(LAYER, sequence=3 * 64)
-    found = hops.measure_hops(Part("full-mesh:3", layer), 1, (16,))
+    found = table.measure_hops(Part("full-mesh:3", layer), 1, (16,))
     gathers = {"lasp-2": 2, "multi-ring-lasp-2": 1, "direct-lasp-2": 1, "trees-lasp-2": 1}
-    expected = {**{all_scan(pieces).label: 1 + 1 / pieces for pieces in hops.PIECES}, **gathers}
+    expected = {**{all_scan(pieces).label: 1 + 1 / pieces for pieces in table.PIECES}, **gathers}
     for row in found["rows"]:
         assert row["nominal_s"] / row["state_s"] == pytest.approx(expected[row["schedule"]], rel=0.02)
         assert row["measured_s"] > 0
     assert len(found["rows"]) == 2 * len(expected)
-    monkeypatch.setattr(overlap, "MESH", "full-mesh:3")
-    hidden = overlap.measure_overlap(overlap.Overlap(Part("full-mesh:3", layer), (1.5,)), 1, tmp_path)
+    monkeypatch.setattr(table, "MESH", "full-mesh:3")
+    hidden = table.measure_overlap(table.Overlap(Part("full-mesh:3", layer), (1.5,)), 1, tmp_path)
     assert all(0 <= row["hidden_measured"] <= 1 for row in hidden["rows"])
-    assert json.loads((tmp_path / f"{report.NAME}.trace.json").read_text())["traceEvents"]
+    assert json.loads((tmp_path / f"{table.NAME}.trace.json").read_text())["traceEvents"]
     for key, part in (("mesh", found), ("overlap", hidden)):
-        replace_part(tmp_path / f"{report.NAME}.json", key, part)
-    report.publish(tmp_path)
-    text = (tmp_path / f"{report.NAME}.md").read_text()
+        replace_part(tmp_path / f"{table.NAME}.json", key, part)
+    table.publish(tmp_path)
+    text = (tmp_path / f"{table.NAME}.md").read_text()
     assert "lasp-2, forward" in text
     assert f"of {len(found['rows']) + len(hidden['rows'])} runs are within" in text
 
 
-@pytest.mark.parametrize("key", crossovers.SWEEPS)
+@pytest.mark.parametrize("key", table.SWEEPS)
 def test_predicted_crossovers_of_a_sweep_are_found(key: str) -> None:
     """From the simulator alone: All-Scan passes r rings where 1 + 6 / K is 7 / r, and LASP a gather at slow NICs."""
-    sweep, rows = crossovers.SWEEPS[key], []
+    sweep, rows = table.SWEEPS[key], []
     for value in sweep.values:
         part = sweep.at(value)
         is_first = value == sweep.values[0]
@@ -191,6 +191,6 @@ def test_predicted_crossovers_of_a_sweep_are_found(key: str) -> None:
                          "predicted_s": time_s, "measured_s": time_s, "measured_repeats_s": [time_s]})  # fmt: skip
     expected = [2.4, 8] if key == "pieces" else [2, 8 / 7]
     for pair, where in zip(sweep.pairs, expected, strict=True):
-        found = crossovers.crossover(rows, pair)
+        found = table.crossover(rows, pair)
         assert found.predicted == found.measured == found.low == found.high
         assert found.predicted == pytest.approx(where, rel=0.05)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
-from tasp_lab.machines.catalogue import catalogue_names, is_expression, load_machine, topology_document
+from tasp_lab.machines.catalogue import catalogue_names, is_expression, load_machine
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, ExpressionDefaults
 from tasp_lab.topology.graph import Link
 
@@ -294,7 +295,7 @@ def links(**changes: object) -> dict[str, Any]:
         (links(source=9), ["9->0", "there is no rank 9"]),
         (links(source=-1), ["-1->0", "there is no rank -1"]),
         (links(source=10**400), ["there is no rank 1000000"]),
-        (links(source=0), ["joins a vertex to itself"]),
+        (links(source=0), ["connects a vertex with itself"]),
         (links(source=True), ["$.links[1].source"]),
         (links(source="1"), ["$.links[1].source"]),
         (links(source="a->b"), ["$.links[1].source"]),

@@ -101,11 +101,11 @@ def test_a_message_takes_launch_hop_last_chunk_and_bytes_over_the_narrowest(size
     found, of = library("h100-8"), load_profile("h100").parameters.numbers.__getitem__
     message = found.message(INTRA_DOMAIN, size, 1, first=True)
     channels = found.rule.channels(size, int(of("min_bytes_per_channel")), int(of("bytes_per_channel")))
-    short = size <= of("short_message") * found.rule.most
+    short = size <= of("short_message") * channels
     half = 0.5 if short else 1.0
     rate = min(channels * of("link_channel_rate") * half, of("link_payload") * half)
-    hop = of("link_hop_ll" if short else "link_hop_simple")
-    chunk = min(of("chunk"), size / channels) / (of("link_channel_rate") * half)
+    hop = of("message_hop_ll" if short else "message_hop_simple")
+    chunk = 0 if short else min(of("chunk"), size / channels) / of("link_channel_rate")
     got = message.launch_s + message.latency_s + of("link_latency")
     assert message.max_bytes_per_s is not None
     got += message.wire_bytes / min(message.max_bytes_per_s, of("link_bandwidth"))
@@ -129,24 +129,26 @@ def test_a_ring_step_below_64_mib_waits_for_channels_not_for_links() -> None:
     assert simulate(send_recv(hopper.topology, 32 * MIB), wires).time_s < ring_s / 2.5
 
 
-def test_a_fused_ring_takes_what_the_library_itself_estimates() -> None:
-    """NCCL's estimate: base + (n-1) hops + bytes / ring rate, by the protocol that it is least for."""
-    hopper, of = machine("h100-8"), load_profile("h100").parameters.numbers.__getitem__
-    for size in (2**10, 2**16, 2**20, 2**24, 2**28):
+def test_a_fused_ring_takes_the_protocol_that_nccl_itself_estimates_least_for() -> None:
+    """NCCL's estimate: base + (n-1) hops + bytes / ring rate, with the numbers of its code for Hopper.
+
+    Sizes lie close together, as protocols change where two estimates cross.
+    """
+    hopper = machine("h100-8")
+    for size in np.geomspace(2**10, 2**28, 100).astype(int).tolist():
         schedule = replace(ring_all_gather(hopper.topology, size), fused=True)
         estimates = {
-            name: of(f"base_{key}") + 7 * of(f"link_hop_{key}") + 7 * size / rate
-            for name, key, rate in (
-                ("LL", "ll", min(of("ring_rate") * of("ll_share"), of("ll_max"))),
-                ("LL128", "ll128", of("ring_rate") * of("ll128_share")),
-                ("Simple", "simple", of("ring_rate")),
+            name: base + 7 * hop + 7 * size / rate
+            for name, base, hop, rate in (
+                ("LL", 6.6e-6, 0.6e-6, 141e9),
+                ("LL128", 14e-6, 1.9e-6, 0.92 * 360e9),
+                ("Simple", 8.4e-6, 3.4e-6, 360e9),
             )
         }
         found = hopper.comm_library.bind(call_facts(schedule))
         assert isinstance(found, ChannelLibrary)
         assert found.ring is not None
-        assert found.ring.protocol == min(estimates, key=lambda name: estimates[name])
-        assert float(simulate(schedule, hopper).time_s) == pytest.approx(min(estimates.values()), rel=1e-9)
+        assert found.ring.name == f"ring, {min(estimates, key=lambda name: estimates[name])}"
 
 
 @pytest.mark.parametrize(("name", "rate"), [("h100-2x1", 24e9), ("h100-10x1", 20.4e9)])

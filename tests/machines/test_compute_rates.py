@@ -16,9 +16,10 @@ from sim.simulate import simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.core.units import format_flops
-from tasp_lab.machines.catalogue import catalogue_names, load_machine, topology_document
+from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.compute import COMPUTE_RATES, accelerator_names, accelerator_parameters, compute_of
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.machines.parameters import Parameter
 from tasp_lab.machines.profile import load_profile, profile_names
 from tasp_lab.prediction.answer import Answer
@@ -33,7 +34,7 @@ from tests.conftest import Command, Tell
 
 DTYPES = ("bf16", "fp16", "fp32")
 PASSES: tuple[Passing, ...] = ("forward", "backward")
-LAYER = ("--schedule", "zigzag-ring-attention", "--seq", "1Ki", "--heads", "8", "--mask", "causal")
+LAYER = ("--schedule", "zigzag-ring-attention", "--seq", "1Ki", "--heads", "8", "--mask", "causal", "--samples", "0")
 
 
 TENSOR_PEAKS = {

@@ -10,9 +10,10 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import ProfileError, TaspLabError, TopologyError
-from tasp_lab.machines.catalogue import load_machine, machine_file, topology_document
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.importers import import_topology
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine_file import machine_file, topology_document
 from tests.conftest import Command
 from tests.machines.test_importers import FOLDER, SAMPLES
 
@@ -144,8 +145,8 @@ def test_libraries_of_the_file(tmp_path: Path) -> None:
         ("h100-8.nccl.xml", {"profile": "gb200"}, "gb200"),
         ("h100-8.nccl.xml", {"profile": "h10"}, "profile 'h10' is unknown"),
         ("h100-8.nccl.xml", {"profile": "h100", "nodes": 0}, "0 nodes, expected 1 or more"),
-        ("h100-8.nccl.xml", {"nodes": 2}, "only a profile tells the network between nodes"),
-        ("h100-8.nccl.xml", {"rails": True}, "only a profile tells the network between nodes"),
+        ("h100-8.nccl.xml", {"nodes": 2}, "nodes and rails need a profile"),
+        ("h100-8.nccl.xml", {"rails": True}, "nodes and rails need a profile"),
     ],
 )
 def test_what_is_no_machine_of_the_family(sample: str, options: dict[str, Any], said: str) -> None:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import QuantityError, TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
-from tasp_lab.machines.catalogue import load_machine, topology_document
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.importers import import_topology
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.topology.graph import Link, Topology
 
 FOLDER = Path(__file__).parent / "samples"

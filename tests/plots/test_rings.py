@@ -29,7 +29,7 @@ from tasp_lab.plots.ring_layout import Layout, lay_out
 from tasp_lab.plots.rings import draw_decomposition
 from tasp_lab.plots.timelines import render
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles, two_fold_hamiltonian_cycles
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, nodes, ring, switch, torus
 from tasp_lab.topology.graph import Link, Topology
 from tests.conftest import ROOT
@@ -321,7 +321,7 @@ def test_another_process_draws_the_same() -> None:
     program = """
 import numpy as np
 from tasp_lab.topology.builders import nodes
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.plots.timelines import render
 from tasp_lab.plots.rings import draw_decomposition
 few = Decomposition(nodes(2, 2, "switch", "rails"), np.array([[0, 1, 3, 2]]), 1, "because")

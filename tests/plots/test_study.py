@@ -56,9 +56,9 @@ def test_points_are_where_their_values_are(values: list[tuple[float, float]]) ->
 @pytest.mark.parametrize(
     ("changed", "entry"),
     [
-        ({"low": (0.5, 1.0), "high": (2.0, 4.0)}, "5 to 95 %"),
+        ({"low": (0.5, 1.0), "high": (2.0, 4.0)}, "interval"),
         ({"bound": (0.5, 1.0)}, "bound"),
-        ({"limit": (5.0, math.nan)}, "settled by its bound, not simulated"),
+        ({"limit": (5.0, math.nan)}, "pruned by its bound"),
     ],
 )
 def test_the_legend_names_what_is_drawn_and_nothing_else(changed: dict[str, tuple[float, float]], entry: str) -> None:
@@ -88,7 +88,7 @@ def test_categories_are_points_beside_each_other() -> None:
 def test_a_map_has_a_colour_per_name_paler_where_it_is_not_sure() -> None:
     rows = [("h100-8", "8Ki", "tasp", "1.5x", False), ("h100-8", "16Ki", "tasp", "1.1x ~", True),
             ("mi300x-8", "8Ki", "ulysses", "", False)]  # fmt: skip
-    cells = pd.DataFrame(rows, columns=["row", "column", "value", "text", "too_close"]).assign(panel="")
+    cells = pd.DataFrame(rows, columns=["row", "column", "value", "text", "open"]).assign(panel="")
     figure = draw_maps(cells, ["8Ki", "16Ki"], WORDS)
     (image,) = figure.axes[0].get_images()
     pixels = np.asarray(image.get_array())
@@ -96,12 +96,12 @@ def test_a_map_has_a_colour_per_name_paler_where_it_is_not_sure() -> None:
     assert np.allclose(strength[0, 1] / strength[0, 0], 0.32 / 0.75)
     assert np.allclose(pixels[1, 1], 1)
     assert not np.allclose(pixels[1, 0], pixels[0, 0])
-    assert legend(figure) == ["tasp", "ulysses", "pale, ~: too close to call"]
+    assert legend(figure) == ["tasp", "ulysses", "pale, ~: open"]
     assert {text.get_text() for text in figure.axes[0].texts} == {"1.5x", "1.1x ~", ""}
 
 
 def test_title_and_caption_are_in_every_picture() -> None:
-    cells = pd.DataFrame(columns=["panel", "row", "column", "value", "text", "too_close"])
+    cells = pd.DataFrame(columns=["panel", "row", "column", "value", "text", "open"])
     for figure in (draw_curves(curve("tasp")[:0], LENGTHS, TIMES, WORDS), draw_maps(cells, [], WORDS),
                    draw_curves(curve("$1$", panel="$x$"), LENGTHS, TIMES, WORDS)):  # fmt: skip
         assert figure.get_suptitle() == WORDS.title

@@ -111,7 +111,7 @@ class TestFiles:
         headings = [
             panel.get_title(loc="left") for panel in panels(draw_timelines(timelines, "AllGather", ["1 to 2 ms", ""]))
         ]
-        assert ["5 to 95 %: 1 to 2 ms" in heading for heading in headings] == [True, False]
+        assert ["interval: 1 to 2 ms" in heading for heading in headings] == [True, False]
 
     def test_many_bars_become_an_image_inside_the_svg(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pictures, "_MAX_VECTOR_BARS", 100)

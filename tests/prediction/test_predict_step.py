@@ -101,7 +101,7 @@ def test_results_name_their_constants_and_are_marked() -> None:
     assert row["less_checked"] is True
     names = {each.name for each in found.provenance.constants}
     assert {"matrix_rate_bf16", "memory_bandwidth", "memory"} <= names
-    assert "less checked than a layer" in str(found)
+    assert "few published steps were compared" in str(found)
     assert found.records()[0]["memory_states"] == found.memory.states
     assert row["provenance"]["inputs"]["step"]["model"]["name"] == "llama-3-8b"  # type: ignore[index]
 

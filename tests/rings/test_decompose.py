@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import NoDecompositionError, TopologyError
-from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, multipartite, nodes, ring, switch, torus
 from tasp_lab.topology.cuts import ring_cut
 from tasp_lab.topology.derived import with_links, without_links

@@ -26,12 +26,13 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError, TopologyError
 from tasp_lab.rings import cp_sat as exact_search
 from tasp_lab.rings import fractional_packing
 from tasp_lab.rings import search as ring_search
 from tasp_lab.rings.cp_sat import Answer, cheapest_ring, rings_within
-from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.factors import disjoint_rings, random_factors, regular_part, undirected_hamiltonian_cycles
 from tasp_lab.rings.fractional_packing import (
     Packing,
@@ -41,8 +42,8 @@ from tasp_lab.rings.fractional_packing import (
     with_exact_shares,
 )
 from tasp_lab.rings.problem import RingProblem
-from tasp_lab.rings.rings import RELATIVE_TOLERANCE, constraint_loads, ring_rate_bytes_per_s
-from tasp_lab.rings.search_budget import DEFAULT_SEARCH_BUDGET, SearchBudget
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Decomposition, constraint_loads, ring_rate_bytes_per_s
+from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.builders import bidirectional_ring, circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.cuts import ring_cut
 from tasp_lab.topology.derived import with_links, without_links

@@ -20,7 +20,8 @@ import pytest
 from scipy.optimize import linprog
 
 from tasp_lab.core.errors import NoDecompositionError, TopologyError
-from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.topology.graph import Link, Topology
 
 Arc = tuple[int, int]

@@ -60,12 +60,12 @@ def test_every_gradient_is_the_sum_of_its_parts(case: Case, transport: tuple[int
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_ten_runs_of_each_way(transport: tuple[int, bool]) -> None:
+def test_several_runs_of_each_way(transport: tuple[int, bool]) -> None:
     """Chance decides which thread is first; two buffers leave it the least freedom to be so."""
     layer = Workload(30, head_dim=2, mask="causal", documents=(11, 19), heads=1)
     for dataflow in DATAFLOWS:
         case = Case("tasp", "full-mesh:5", layer, dataflow)
-        for _ in range(10):
+        for _ in range(4):
             run_in_process(case.backward, *transport, compute=COMPUTE)
 
 

@@ -405,7 +405,7 @@ def watch_of_rank_1(store: DictStore) -> None:
     ("how", "code", "told"),
     [
         ("interrupt", 130, End("interrupted", "interrupted")),
-        ("terminate", 2, "ended by SIGTERM: another rank has died"),
+        ("terminate", 2, "ended by SIGTERM: another rank died"),
         ("time", 2, End("failed", "step 3 did not end in time")),
         ("rank", 2, End("failed", "rank 1: kernel wrong", 1)),
         ("both", 2, End("failed", "rank 1: kernel wrong; then rank 0: lost rank 1", 1)),

@@ -85,9 +85,9 @@ def test_results_are_those_of_torch(name: str) -> None:
 
 def test_validate_runs_them_beside_their_prediction(command: Command) -> None:
     done = command(
-        "validate", "full-mesh:3", "--schedule", "ring-all-reduce", "--schedule", "multi-ring-all-reduce",
-        "--shard-bytes", "64KiB", "--fabric", "local", "--repeat", "2", "--json",
-    )  # fmt: skip
+        "validate full-mesh:3 --schedule ring-all-reduce --schedule multi-ring-all-reduce "
+        "--shard-bytes 64KiB --fabric local --repeat 2 --json"
+    )
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)["runs"]
     assert [(run["schedule"], run["collective"]) for run in runs] == [

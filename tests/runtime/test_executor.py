@@ -38,7 +38,7 @@ IN_PIECES = {
 """Layers of which parts are joined by threads of lanes."""
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(topologies_and_schedules(), st.integers(1, 300), st.integers(0, 5), st.booleans())
 def test_every_schedule_gathers_every_bit(
     case: tuple[Topology, str], shard: int, receives_ahead: int, whole_steps: bool

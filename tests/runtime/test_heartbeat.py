@@ -42,10 +42,13 @@ def test_all_is_well_while_ranks_progress(heartbeat: Heartbeat, clock: Clock) ->
 
 @pytest.mark.parametrize("silent_s", [10.0, 10.5])
 def test_a_rank_that_works_without_progress_is_named(heartbeat: Heartbeat, clock: Clock, silent_s: float) -> None:
+    """Though it beats: a thread of its process goes on while it computes for ever."""
     for rank, state in enumerate((1, WORKING, 1)):
         heartbeat.report(rank, state)
     eye = watch(heartbeat, clock)
     clock.now_s += silent_s
+    for rank in range(3):
+        heartbeat.show_life(rank)
     assert eye.failed_rank() == (None if silent_s == 10.0 else (1, "no progress for 10 s"))
 
 

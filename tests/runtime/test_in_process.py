@@ -57,7 +57,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return attention(name, topology, layer, trim=draw(st.booleans()), buffers=draw(st.integers(2, 4)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(schedules(), st.integers(0, 5), st.booleans())
 def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ahead: int, whole_steps: bool) -> None:
     """Walked by lanes or by steps; the timeline has every transfer and every kernel call once."""

@@ -131,7 +131,7 @@ def assert_close(found: Partial, expected: Partial, most: float = 1e-5) -> None:
 
 
 @given(cases(), st.sampled_from([3, 512]))
-@settings(max_examples=300)
+@settings(max_examples=150)
 @example(Case(kv_heads=0), 512)
 @example(Case(batch=0, low=-3, high=3), 512)
 def test_every_kernel_is_softmax_attention_over_the_keys_seen(case: Case, rows_at_once: int) -> None:
@@ -180,7 +180,7 @@ limits = st.integers(-15, 15)
 
 
 @given(sizes, sizes, limits, limits)
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_trim_keeps_exactly_the_rows_and_keys_of_the_mask(queries: int, keys: int, low: int, high: int) -> None:
     seen = Case(queries=queries, keys=keys, low=low, high=high).seen()
     band = trim(queries, keys, low, high)
@@ -207,7 +207,7 @@ def bottom_right(queries: int, keys: int, left: int, right: int) -> Tensor:
 
 @on_both
 @given(case=cases(), value=st.sampled_from([math.nan, math.inf, -math.inf]), in_keys=st.booleans(), data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_a_row_depends_on_the_keys_that_it_sees(
     kernel: Kernel, case: Case, value: float, in_keys: bool, data: st.DataObject
 ) -> None:

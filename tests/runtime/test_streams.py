@@ -324,7 +324,7 @@ def test_every_kernel_reads_what_was_sent(
     assert run(schedule, seed, channels=channels) == _calls(schedule)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(cases_of(st.sampled_from(DATAFLOWS), max_positions=20), st.integers(0, 2**32), st.booleans())
 def test_every_gradient_is_complete(case: Case, seed: int, channels: bool) -> None:
     assert run(case.backward, seed, channels=channels) == _calls(case.backward)

@@ -14,13 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.linux import library_variables
+from runtime.linux import host_environment, library_variables
 from runtime.ranks import torchrun
 from runtime.ranks.torchrun import COLLECTIVE_LIMIT, HIGH_PRIORITY, ON_GPUS, START_LIMIT, choose_backend, join
 from tasp_lab.core import process
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError
-from tasp_lab.prediction.provenance import host_environment
 from tests.conftest import Command
 from tests.support.ranks import as_if_by_torchrun
 

@@ -23,7 +23,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.kernel_shapes import pairs_in_band
 from tasp_lab.workload.layer import Workload
 from tests.support.strategies import attention_layers
-from tests.support.systems import schedules_for
+from tests.support.systems import names_for
 
 PASSES: Sequence[Pass] = ("forward", "backward")
 MESH = full_mesh(4)
@@ -37,7 +37,7 @@ def calls_of(schedule: Schedule) -> Sequence[Calls]:
 @given(st.data(), attention_layers())
 def test_softmax_calls_have_the_pairs_of_their_band(data: st.DataObject, layer: Workload) -> None:
     """FLOPs are two products forward and five backward, of all pairs in the band of the shape, over its heads."""
-    name = data.draw(st.sampled_from(schedules_for(layer, 4)))
+    name = data.draw(names_for(layer, 4))
     options = AttentionOptions(data.draw(st.sampled_from(PASSES)))
     for schedule in attention_schedules(name, MESH, layer, options=options):
         for shape in call_shapes(schedule.task, calls_of(schedule)).distinct:
@@ -84,7 +84,7 @@ def test_calls_of_a_ring_under_a_causal_mask() -> None:
 
 @given(st.data(), attention_layers())
 def test_ranks_are_busy_with_their_own_calls(data: st.DataObject, layer: Workload) -> None:
-    name = data.draw(st.sampled_from(schedules_for(layer, 4)))
+    name = data.draw(names_for(layer, 4))
     (schedule,) = attention_schedules(name, MESH, layer)
     flops = schedule.flops().sum(axis=0)
     assert [sum(shape.flops * n for shape, n in rank.items()) for rank in shapes_by_rank(schedule)] == flops.tolist()

@@ -85,7 +85,7 @@ def test_a_renamed_schedule_is_not_proven_again(
     def prove(_: object) -> int:
         raise AssertionError("a renamed schedule is valid already")
 
-    monkeypatch.setattr("tasp_lab.schedule.schedule.prove", prove)
+    monkeypatch.setattr("tasp_lab.schedule.proof.prove", prove)
     renamed = built.renamed("mine")
     assert (renamed.name, renamed.digest, renamed.transfers) == ("mine", expected.digest, expected.transfers)
     assert (built.name, built.digest) == ("ring-attention", before) != (renamed.name, renamed.digest)

@@ -73,7 +73,7 @@ def test_every_tree_of_sums_is_accepted(case: Case) -> None:
     assert case.schedule().transfers == sum(map(len, case.steps))
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(reductions().flatmap(spoilt))
 def test_the_proof_refuses_what_sets_of_parts_refuse(case: Case) -> None:
     if is_right(case):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
 from runtime.trials.patterns import PatternTrial
 from sim.array.engine import run
+from sim.bounds.least import least_s
 from sim.event.engine import simulate
 from tasp_lab.core.errors import RunError
 from tasp_lab.core.units import Number
@@ -78,6 +80,15 @@ def test_what_comes_to_be_added_has_a_place_of_its_own(case: Case) -> None:
         }
         staged = sorted(row.offset for row in part.receives if row not in in_place)
         assert staged == sorted(at for join in part.joins for at in join.received)
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_who_has_one_of_two_parts_must_receive_the_other(owner: int) -> None:
+    """Whichever part it has: 60 bytes at 5 bytes per second, and the latency."""
+    part, final = np.array([[0], [1]]), np.array([[owner == 0], [owner == 1]])
+    schedule = Case(part, final, (((1 - owner, owner, 0, 0, 1),),), (60,), (2,)).schedule()
+    machine = Machine(full_mesh(2, Fraction(5), Fraction(7)))
+    assert least_s(schedule, machine) == simulate(schedule, machine).time_s == 60 / 5 + 7
 
 
 def test_a_wrong_sum_is_noticed() -> None:

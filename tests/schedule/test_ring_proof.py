@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
-from tasp_lab.rings.decompose import Decomposition, decompose
+from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.problem import RingProblem
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.model import ScheduleModel
 from tasp_lab.schedule.schedule import Schedule

@@ -105,9 +105,10 @@ def _assert_same(expected: Event, found: Event) -> None:
     assert found.start_s == pytest.approx(float(expected.start_s), abs=rounding_s)
     assert found.end_s == pytest.approx(float(expected.end_s), abs=rounding_s)
     assert found.bound_by == expected.bound_by
-    lasting = [(what, seconds) for what, seconds in found.spent if seconds > rounding_s]
-    assert [what for what, _ in lasting] == [what for what, _ in expected.spent]
-    for (_, seconds), (_, exact_s) in zip(lasting, expected.spent, strict=True):
+    lasting, exact = ([(what, seconds) for what, seconds in each.spent if seconds > rounding_s]
+                      for each in (found, expected))  # fmt: skip
+    assert [what for what, _ in lasting] == [what for what, _ in exact]
+    for (_, seconds), (_, exact_s) in zip(lasting, exact, strict=True):
         assert seconds == pytest.approx(float(exact_s), abs=rounding_s)
     assert found.waited_for == expected.waited_for or _waited_not_at_all(found) or _waited_not_at_all(expected)
 

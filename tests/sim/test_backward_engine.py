@@ -51,7 +51,7 @@ def backward_cases(draw: st.DrawFn) -> tuple[Topology, Schedule]:
     return topology, passes.backward
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(backward_cases(), launches, computes)
 def test_every_transfer_and_call_begins_and_ends_when_the_reference_says(
     case: tuple[Topology, Schedule], launch_s: Fraction, compute: Compute

@@ -11,6 +11,7 @@ import pytest
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.plots.timelines import render
+from tasp_lab.prediction.recommend import DECIDED
 from tasp_lab.study.chart import chart
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.table import table
@@ -46,7 +47,7 @@ def test_a_map_has_the_winner_of_each_cell(study: StudyFolder) -> None:
     winners = {(w["model"], w["machine"], names[w["seq"]]): w for w in table(study).records()}
     for cell in chart(study, "seq", "machine").records():
         winner = winners.pop((cell["panel"], cell["row"], cell["column"]))
-        assert (cell["value"], cell["too_close"]) == (winner["winner"], bool(winner["too_close"]))
+        assert (cell["value"], cell["open"]) == (winner["winner"], winner["expected_regret"] > DECIDED)
     assert winners == {}
 
 

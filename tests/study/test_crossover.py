@@ -15,8 +15,7 @@ from tasp_lab.core.errors import StudyError
 from tasp_lab.machines.sampling import NO_SAMPLES
 from tasp_lab.study.axis import TOLERANCE, lattice
 from tasp_lab.study.crossover import CrossoverQuestion, crossover, crossover_question, crossovers, find_crossovers
-from tasp_lab.study.point import Point
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Point, Row
 from tasp_lab.study.validation import nearest
 from tasp_lab.workload.layer import Workload
 from tests.support.comparisons import by_ratio, comparison

@@ -12,8 +12,7 @@ import pytest
 
 from tasp_lab import load_study
 from tasp_lab.core.errors import StudyError
-from tasp_lab.study.run import run_study
-from tasp_lab.study.workers import dask_executor
+from tasp_lab.study.run import dask_executor, run_study
 from tests.conftest import ROOT, Tell
 from tests.study.test_run import study_file
 from tests.support.studies import SMALL, study_of
@@ -92,7 +91,7 @@ def test_the_command_line_takes_an_address(cluster: Cluster, tmp_path: Path, tel
 
 
 def test_an_address_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasp_lab.study.workers.ANSWER_S", 0.5)
+    monkeypatch.setattr("tasp_lab.study.run.ANSWER_S", 0.5)
     for address in ("tcp://127.0.0.1:9", "nowhere"):
         with (
             pytest.raises(StudyError, match=f"dask '{address}'.*expected the address of a scheduler"),

@@ -15,13 +15,12 @@ from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.question import constants_of
+from tasp_lab.prediction.question import constants_of, key_of
 from tasp_lab.prediction.ring_choice import ring_candidates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import evaluate, group_rows, groups
 from tasp_lab.study.frames import first_is_faster
-from tasp_lab.study.point import Point, key_of
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Point, Row
 from tasp_lab.workload.layer import Workload
 
 MACHINES = st.sampled_from(["full-mesh:4", "h100-4", "mi300x-4", "nodes:2x2"])
@@ -137,6 +136,6 @@ def test_of_several_rings_a_row_has_those_of_predict(sequence: int) -> None:
 def test_rows_on_ideal_links_are_exact(sampling: Sampling) -> None:
     row = evaluate(Point("torus:2x2", "zigzag-ring-attention", Workload(8192), sampling=sampling))
     assert row["time_low_s"] == row["time_high_s"] == row["time_s"]
-    assert row["order_spread"] == 0
+    assert row["setting"] == "exact"
     assert first_is_faster(row, {**row, "time_s": float(str(row["time_s"])) * 1.001}) == 1
     assert first_is_faster(row, {**row, "time_s": float(str(row["time_s"])) * (1 + 1e-13)}) == 0.5

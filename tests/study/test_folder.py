@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tasp_lab.core.errors import MissingPackageError, StudyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder, provenance
-from tasp_lab.study.needed import needed
+from tasp_lab.study.frames import needed
 from tests.conftest import Command
 from tests.support.study_folders import BASELINE, row, study_rows, write_study
 
@@ -109,9 +108,7 @@ def test_each_constant_has_its_source_and_interval(command: Command) -> None:
     assert (told["study"], told["seed"], told["command"]) == ("two machines", 3, "tasp-lab study run two.toml")
     found = {(each["machine"], each["name"]): each for each in told["constants"]}
     assert {machine for machine, _ in found} == {"h100-2x8", "mi300x-8"}
-    shown = {
-        each["name"]: each for each in json.loads(command("profile", "show", "h100-2x8", "--json").stdout)["constants"]
-    }
+    shown = {each["name"]: each for each in command.json("profile", "show", "h100-2x8")["constants"]}
     own = {name: each for (machine, name), each in found.items() if machine == "h100-2x8" and name in shown}
     assert len(own) > 10
     for name, each in own.items():

@@ -5,55 +5,56 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.prediction.interval import TIE, Interval
-from tasp_lab.prediction.residual_fit import Residual
-from tasp_lab.prediction.residuals import Regime
+from tasp_lab.prediction.interval import TIE
+from tasp_lab.prediction.paired import Rival, paired_errors
 from tasp_lab.study.frames import first_is_faster, varying, winners, with_derived
-from tasp_lab.study.rows import COLUMNS
+from tasp_lab.study.point import COLUMNS
 from tests.support.study_folders import BASELINE, MACHINES, SCHEDULES, not_applicable, row, settled
 
 times = st.floats(1e-5, 1e2)
-spreads = st.floats(0.01, 0.6)
+shares = st.floats(0, 1)
+kinds = st.sampled_from(["exact", "inside", "between", "links alone"])
 
 
-def interval(time_s: float, own: float) -> Interval:
-    regime = Regime("layer", "intra", "any", "documented", "modelled")
-    return Interval(time_s, np.zeros(0), Residual(regime, 1.3, 0.4, 0.1, own, 10, 2, regime))
+def cells_of(time_s: float, share: float, setting: str) -> dict[str, Any]:
+    return {"time_s": time_s, "exposed_s": share * time_s, "setting": setting}
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).reindex(columns=COLUMNS)
 
 
-@given(times, times, spreads, spreads)
-def test_an_order_is_as_probable_as_compare_finds_it(one_s: float, two_s: float, one: float, two: float) -> None:
-    found = first_is_faster({"time_s": one_s, "order_spread": one}, {"time_s": two_s, "order_spread": two})
-    assert found == pytest.approx(interval(one_s, one).first_is_faster(interval(two_s, two)), abs=1e-12)
+@given(times, times, shares, shares, kinds)
+def test_an_order_is_as_probable_as_compare_finds_it(
+    one_s: float, two_s: float, one: float, two: float, setting: Any
+) -> None:
+    found = first_is_faster(cells_of(one_s, one, setting), cells_of(two_s, two, setting))
+    expected = paired_errors().first_is_faster(Rival(one_s, one), Rival(two_s, two), setting)
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
-@given(times, times, st.floats(0, 0.6))
-def test_either_of_two_is_the_faster_one(one_s: float, two_s: float, spread: float) -> None:
-    one, two = ({"time_s": time_s, "order_spread": spread} for time_s in (one_s, two_s))
+@given(times, times, shares, kinds)
+def test_either_of_two_is_the_faster_one(one_s: float, two_s: float, share: float, setting: str) -> None:
+    one, two = (cells_of(time_s, share, setting) for time_s in (one_s, two_s))
     assert first_is_faster(one, two) + first_is_faster(two, one) == pytest.approx(1)
 
 
 @settings(max_examples=10)
-@given(times, spreads, spreads, times)
+@given(times, shares, shares, times)
 def test_a_speed_up_has_the_interval_of_compare(time_s: float, own: float, base: float, base_s: float) -> None:
     rows = [
-        row("h100-8", "llama-3-8b", 8192, "tasp", time_s=time_s, order_spread=own),
-        row("h100-8", "llama-3-8b", 8192, BASELINE, time_s=base_s, order_spread=base),
+        row("h100-8", "llama-3-8b", 8192, "tasp") | cells_of(time_s, own, "inside"),
+        row("h100-8", "llama-3-8b", 8192, BASELINE) | cells_of(base_s, base, "inside"),
     ]
     found = with_derived(table(rows), BASELINE).iloc[0]
-    low, middle, high = interval(base_s, base).over(interval(time_s, own))
+    low, high = paired_errors().ratio(Rival(base_s, base), Rival(time_s, own), "inside")
     shown = [found[each] for each in ("speedup_low", "speedup", "speedup_high")]
-    assert shown == pytest.approx([low, middle, high], rel=1e-6)
+    assert shown == pytest.approx([low, base_s / time_s, high], rel=1e-6)
 
 
 NARROW = {"time_s": 1.0, "time_low_s": 0.8, "time_high_s": 1.2}
@@ -71,7 +72,7 @@ SLOW = {"time_s": 2.0, "time_low_s": 1.3, "time_high_s": 3.0}
         ({"time_s": 1.0}, {"time_s": 1.1}, 1),
     ],
 )
-def test_without_a_spread_intervals_decide(one: dict[str, float], two: dict[str, float], expected: float) -> None:
+def test_without_a_setting_intervals_decide(one: dict[str, float], two: dict[str, float], expected: float) -> None:
     assert first_is_faster(one, two) == expected
 
 
@@ -82,7 +83,7 @@ def question(cells: dict[str, Any]) -> tuple[object, ...]:
 cells = st.fixed_dictionaries({
     "seq": st.sampled_from([8192, 16384]), "machine": st.sampled_from(["h100-8", "mi300x-8"]),
     "schedule": st.sampled_from(SCHEDULES), "time_s": st.sampled_from([1.0, 1.2, 2.0, 5.0]),
-    "fits": st.sampled_from([True, False, None]), "order_spread": st.sampled_from([0.02, 0.2, None]),
+    "fits": st.sampled_from([True, False, None]), "setting": st.sampled_from(["inside", "links alone"]),
 })  # fmt: skip
 
 
@@ -117,9 +118,9 @@ def test_a_row_settled_by_a_bound_wins_nothing_and_is_at_most_so_fast() -> None:
 
 
 def test_a_bound_that_is_a_little_slower_settles_no_order() -> None:
-    first = row("h100-8", "llama-3-8b", 8192, BASELINE, time_s=1.0, order_spread=0.1)
-    for bound_s, close in ((1.1, ["ulysses"]), (1.5, [])):
-        slow = settled(row("h100-8", "llama-3-8b", 8192, "ulysses", time_s=bound_s)) | {"order_spread": None}
+    first = row("h100-8", "llama-3-8b", 8192, BASELINE, time_s=1.0) | {"exposed_s": 0.1}
+    for bound_s, close in ((1.02, ["ulysses"]), (1.5, [])):
+        slow = settled(row("h100-8", "llama-3-8b", 8192, "ulysses", time_s=bound_s)) | {"setting": None}
         (found,) = winners(with_derived(table([slow, first]), None)).to_dict("records")
         assert (found["schedule"], found["too_close"], found["schedules"]) == (BASELINE, close, 2)
         assert found["second"] is None

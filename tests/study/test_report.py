@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tasp_lab.core.errors import MissingPackageError, OutputError
+from tasp_lab.prediction.recommend import DECIDED
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.report import report
 from tasp_lab.study.table import table
@@ -80,7 +81,7 @@ def test_a_page_loads_nothing(html: str) -> None:
 def test_assumptions_come_first_and_the_command_last(html: str) -> None:
     text = " ".join(Resources(html).text)
     titles = ("Assumptions", "Findings", "Pictures", "All points", "Without an answer", "Constants",
-              "How rows were settled", "Repeat")  # fmt: skip
+              "Simulated or pruned", "Repeat")  # fmt: skip
     sections = re.findall(r"<h2>(.*?)</h2>", html)
     assert sections == list(titles)
     assert "one document per sequence" in text
@@ -108,7 +109,7 @@ def test_a_page_has_every_row_reason_and_constant(html: str, tmp_path: Path) -> 
     winners = table(StudyFolder(write_study(tmp_path))).records()
     for name, fastest, clear, over, largest, _ in tables["scores"]["rows"]:
         own = [each for each in winners if each["winner"] == name]
-        assert (fastest[1], clear[1]) == (len(own), sum(not each["too_close"] for each in own))
+        assert (fastest[1], clear[1]) == (len(own), sum(each["expected_regret"] <= DECIDED for each in own))
         assert over[1] == sum(each["speedup_low"] > 1 for each in own)
         assert largest[1] == max(each["speedup"] for each in own)
     settled = {each[0]: each[2][1] for each in tables["settled"]["rows"]}
@@ -263,7 +264,7 @@ def check_tables(opened: Opened) -> None:
     assert opened.shown(time="> 1 s", machine="MI300") == count(
         lambda cells: cells["machine"] == "mi300x-8" and (cells["time_s"] or cells["bound_s"]) > 1
     )
-    assert opened.shown(settled_by="bound") == count(lambda cells: cells["status"] == "settled")
+    assert opened.shown(decided_by="bound") == count(lambda cells: cells["status"] == "settled")
     assert opened.shown(model="no such model") == 0
     assert opened.shown() == len(rows)
 

@@ -322,22 +322,3 @@ def test_the_command_line_ends_with_counts(tmp_path: Path, tell: Tell) -> None:
     assert "24 of 24 points" in err
     code, out, err = tell("study", "check", str(file), "--json")
     assert json.loads(out)["questions"] == 24
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("run", "none.toml"), "none.toml: cannot be read: No such file"),
-        (("run", "{}", "--jobs", "0"), "jobs: 0, expected 1 or more"),
-        (("run", "{}", "--jobs", "2", "--dask", "tcp://127.0.0.1:1"), "expected one of them"),
-        (("check", "/"), "cannot be read"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path: Path, tell: Tell, arguments: tuple[str, ...], said: str) -> None:
-    file = study_file(tmp_path, SMALL)
-    where = ("--output", str(tmp_path / "run")) if arguments[0] == "run" else ()
-    code, _, err = tell("study", *(each.format(file) for each in arguments), *where)
-    assert code == 2
-    assert said in err
-    assert len(err.splitlines()) == 1
-    assert not (tmp_path / "run" / RESULTS).exists()

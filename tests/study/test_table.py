@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tasp_lab.core.errors import StudyError
+from tasp_lab.prediction.recommend import DECIDED
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.table import table
 from tests.support.study_folders import BASELINE, MACHINES, MODELS, SCHEDULES, SEQUENCES, row, study_rows, write_study
@@ -48,7 +49,7 @@ def test_a_pivot_table_has_the_cell_of_each_row(study: StudyFolder) -> None:
 
 
 def test_cells_are_marked_where_their_value_is_not_all(study: StudyFolder, tmp_path: Path) -> None:
-    """A bound is a limit of a time and of a speed-up; close orders are ties; what does not fit wins nothing."""
+    """A bound is a limit of a time and of a speed-up; open questions are marked; what does not fit wins nothing."""
     where = "machine == 'mi300x-8' and model == 'llama-3-8b' and seq == 1Mi"
     cells = {cell["schedule"]: cell for cell in table(study, ["schedule"], where=where).records()}
     assert (cells["ulysses"]["time_s"], cells["ulysses"]["text"][:2]) == (None, "> ")
@@ -62,8 +63,8 @@ def test_cells_are_marked_where_their_value_is_not_all(study: StudyFolder, tmp_p
     for cell in pivot.records():
         winner = winners[cell["machine"], cell["model"], cell["seq"]]
         assert cell["winner"] == winner["winner"]
-        assert cell["text"].endswith("~") == bool(winner["too_close"])
-    assert "~ too close to call" in str(pivot)
+        assert cell["text"].endswith("~") == (winner["expected_regret"] > DECIDED)
+    assert "~ open" in str(pivot)
 
     rows = [row("h100-8", "llama-3-8b", 8192, name, time_s=time_s) for name, time_s in (("tasp", 1.0), (BASELINE, 2.0))]
     rows[0]["fits"] = False

@@ -11,8 +11,7 @@ from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.residual_fit import Residual
 from tasp_lab.prediction.residuals import Regime
 from tasp_lab.study.crossover import Comparison
-from tasp_lab.study.point import Point
-from tasp_lab.study.rows import Row
+from tasp_lab.study.point import Point, Row
 from tasp_lab.workload.layer import Workload
 
 Formula = Callable[[float], float]

@@ -46,7 +46,10 @@ class Case:
 
 @st.composite
 def reductions(draw: st.DrawFn) -> Case:
-    """Every sum is gathered along a tree that is drawn, by some of the ranks, and copied along another to some."""
+    """Every sum is gathered along a tree that is drawn, by some of the ranks, and copied along another to some.
+
+    A rank that gave its sum away may be given one again.
+    """
     ranks, blocks = draw(st.integers(2, 5)), draw(st.integers(1, 3))
     part, final = np.full((ranks, blocks), -1), np.zeros((ranks, blocks), dtype=bool)
     rows: dict[int, list[Row]] = defaultdict(list)
@@ -56,11 +59,18 @@ def reductions(draw: st.DrawFn) -> Case:
         part[having, block] = range(len(having))
         parts.append(len(having))
         ready = dict.fromkeys(having, 0)
-        while len(having) > 1:
+        gave: dict[int, int] = {}  # the step at which a rank gave its sum away
+        again = draw(st.integers(0, 2))
+        while len(having) > 1 or (again and gave):
             giver = having.pop(draw(st.integers(0, len(having) - 1)))
-            taker, step = draw(st.sampled_from(having)), ready[giver] + draw(st.integers(0, 2))
+            taker = draw(st.sampled_from([*having, *(sorted(gave) if again else [])]))
+            step = max(ready[giver], gave.get(taker, -1) + 1) + draw(st.integers(0, 2))
             rows[step].append((giver, taker, draw(st.integers(0, LANES - 1)), block, 1))
-            ready[taker] = max(ready[taker], step + 1)
+            if taker in gave:
+                del gave[taker]
+                having.append(taker)
+                again -= 1
+            ready[taker], gave[giver] = max(ready[taker], step + 1), step
         ready = {having[0]: ready[having[0]] + draw(st.integers(0, 2))}
         for rank in draw(st.lists(st.sampled_from([r for r in range(ranks) if r not in having]), unique=True)):
             source = draw(st.sampled_from(sorted(ready)))

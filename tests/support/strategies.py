@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import get_args
 
 from hypothesis import strategies as st
 
+from tasp_lab.core.choices import Decay
 from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
@@ -75,3 +77,43 @@ def cached_layers(draw: st.DrawFn, max_positions: int = 40) -> Workload:
     """Small layers of which some positions are cached, from one to all but one."""
     layer = draw(attention_layers(max_positions, packed=False).filter(lambda layer: layer.sequence > 1))
     return replace(layer, cached_keys=draw(st.integers(1, layer.sequence - 1)))
+
+
+def documents(draw: st.DrawFn, sequence: int) -> tuple[int, ...] | None:
+    """None, or documents of any lengths, some of them empty."""
+    if draw(st.booleans()):
+        return None
+    cuts = sorted(draw(st.lists(st.integers(0, sequence), max_size=5)))
+    return tuple(end - start for start, end in pairwise([0, *cuts, sequence]))
+
+
+@st.composite
+def linear_layers(draw: st.DrawFn, max_positions: int = 16) -> Workload:
+    """Small layers of linear attention: every decay, packed documents, grouped heads; under the full mask no decay."""
+    sequence, mask = draw(st.integers(1, max_positions)), draw(st.sampled_from(["full", "causal"]))
+    return Workload(
+        sequence,
+        heads=4,
+        kv_heads=draw(st.sampled_from([1, 2, 4])),
+        head_dim=draw(st.integers(1, 3)),
+        mask=mask,  # type: ignore[arg-type]
+        documents=documents(draw, sequence) if mask == "causal" else None,
+        kind="linear",
+        decay=draw(st.sampled_from(get_args(Decay))) if mask == "causal" else "none",
+    )
+
+
+@st.composite
+def hybrid_layers(draw: st.DrawFn, max_positions: int = 60, heads: int = 24) -> Workload:
+    """Small hybrids of any pattern. Heads are a multiple of most numbers of ranks, as those of Ulysses are."""
+    linear = draw(linear_layers(max_positions))
+    return replace(
+        linear,
+        batch=draw(st.integers(1, 2)),
+        heads=heads,
+        kv_heads=None,
+        head_dim=draw(st.integers(1, 2)),
+        window=draw(st.sampled_from([None, 3])) if linear.mask == "causal" else None,
+        kind="hybrid",
+        layers=draw(st.text("LS", min_size=1, max_size=5)),
+    )

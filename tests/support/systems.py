@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
+
+from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
@@ -46,10 +49,19 @@ def usp(topology: Topology, outer: Schedule, members: int) -> Schedule:
 def schedules_for(layer: Workload, world_size: int, *, variants: bool = False) -> list[str]:
     """The names of all schedules that apply to a layer on a full mesh, with or without variants of families."""
     names = attention_names_on(world_size, variants=variants)
-    return [name for name in names if _applies(name, layer, world_size)]
+    return [name for name in names if _divides(name, world_size, layer.heads, layer.kv_head_count)]
 
 
-def _applies(name: str, layer: Workload, world_size: int) -> bool:
+def names_for(layer: Workload, world_size: int) -> st.SearchStrategy[str]:
+    """One of these names."""
+    names = st.sampled_from(attention_names_on(world_size))
+    return names.filter(lambda name: _divides(name, world_size, layer.heads, layer.kv_head_count))
+
+
+@cache
+def _divides(name: str, world_size: int, heads: int, kv_heads: int) -> bool:
+    """Whether a schedule can divide so many heads: the only reason that a layer does not fit, however long it is."""
+    layer = Workload(world_size, heads=heads, kv_heads=kv_heads, head_dim=1)
     try:
         attention_schedules(name, full_mesh(world_size), layer)
     except ScheduleError as error:

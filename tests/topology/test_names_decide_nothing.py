@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sim.simulate import simulate
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.files import write_whole
-from tasp_lab.machines.catalogue import load_machine, topology_document
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.importers.survey import Branch, Leaf, pcie_links, pcie_switches
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.machines.profile import member
 from tasp_lab.plots.ring_layout import lay_out
 from tasp_lab.schedules.build import collective

@@ -26,7 +26,7 @@ def pair(bandwidth: float = 1.0, latency: float = 0.0) -> tuple[Link, ...]:
         ((), "not connected"),
         ((*pair(), Link(0, 7, 1.0, 0.0)), r"link 0->7: there is no rank 7, expected 0 to 1"),
         ((*pair(), Link(0, 1, 2.0, 0.0)), "link 0->1 is listed twice"),
-        ((*pair(), Link(1, 1, 2.0, 0.0)), "link 1->1 joins a vertex to itself"),
+        ((*pair(), Link(1, 1, 2.0, 0.0)), "link 1->1 connects a vertex with itself"),
         (pair(bandwidth=math.nan), "bandwidth_bytes_per_s is nan"),
         (pair(bandwidth=-5.0), r"bandwidth_bytes_per_s is -5.0, expected more than 0"),
         (pair(bandwidth=0.0), "expected more than 0"),

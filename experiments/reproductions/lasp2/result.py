@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from experiments.common import markdown_table
-from experiments.reproductions.ranges import Check, Range, Row, checks_text, figure_of, read_record, rows_text
+from experiments.reproductions.ranges import Check, Range, checks_text, figure_of, read_record
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
 from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
@@ -155,11 +155,6 @@ def layer_table() -> list[list[str]]:
 # The headline of LASP-2 as time per iteration: what another system's attention is predicted to take longer.
 
 
-def headline_rows() -> list[Row]:
-    """The headline as time per iteration: what the other system's attention is predicted to take longer."""
-    return [row for sequence in HEADLINES for row in (*_over_lasp(sequence), *_over_ring(sequence))]
-
-
 def chain_ms(sequence: int) -> Range:
     """What the chain of LASP takes longer than the gather of LASP-2, with kernels beside it."""
     return of_layers_ms(
@@ -181,32 +176,6 @@ def ring_ms(sequence: int, name: str) -> Range:
     return of_layers_ms(
         [float(both_passes(each, name, sequence).time_s) - as_released_s(each, sequence) for each in FABRICS]
     )
-
-
-def _over_lasp(sequence: int) -> list[Row]:
-    published, where = gap_ms(sequence, "over_lasp1_percent"), f"LASP less LASP-2, {sequence} positions"
-    chain = chain_ms(sequence)
-    parts, gain = (chain / published).text(".0%"), (chain.scaled(1e-3) / iteration_s(sequence)).text("+.1%")
-    return [
-        Row(f"{where}, kernels beside the chain", published, chain, chain,
-            f"The chain of states makes {gain}, {parts} of the gap; it does not grow with the sequence, the gap does."),
-        Row(f"{where}, every rank's kernels between two hops", published, blocked_chain_ms(sequence), chain,
-            "More than the gap: so part of the kernels runs between hops, as blocking calls force it, not all."),
-    ]  # fmt: skip
-
-
-def _over_ring(sequence: int) -> list[Row]:
-    published, rows = gap_ms(sequence, "over_ring_percent"), []
-    for name, how in (("ring-linear-attention-right", "by states of keys"), ("ring-linear-attention", "all pairs")):
-        found = [both_passes(each, name, sequence) for each in FABRICS]
-        exposed = of_layers_ms([float(each.time_s) - float(each.compute_s) for each in found])
-        rows.append(Row(
-            f"Ring Attention less LASP-2, {sequence} positions, {how}", published, ring_ms(sequence, name), exposed,
-            "Not explained: keys that go around 64 GPUs take longer than the gap at any of these rates."
-            if how != "all pairs" else
-            "Not explained: the products of all pairs alone take longer than the published iteration.",
-        ))  # fmt: skip
-    return rows
 
 
 def all_pairs_s(sequence: int) -> float:
@@ -301,11 +270,6 @@ RING_REASON = (
 GROWN_REASON = "more than gathers grows with the number of GPUs, a quarter at most with one NIC per node"
 SPLIT_REASON = "63 more gathers, each a call, cannot cost so little, so they were not made one after another"
 
-GAPS = """\
-Gains are published in percent of an iteration; rows have them as time, with an iteration from Table 6 or, at 2097152 \
-positions, where it has none, between that of half the positions and twice as long. LASP-2 is taken as released, \
-NCCL's AllGather and then the kernels."""
-
 
 def find() -> Found:
     """Predict the gains, what grows with GPUs and pieces, and hold the tables against each other."""
@@ -316,14 +280,13 @@ def find() -> Found:
         Trial("Ring Attention by states of keys", rings, ring_gains("ring-linear-attention-right"),
               "keys alone take too long"),
     )  # fmt: skip
-    rows, tables = headline_rows(), checks()
+    tables = checks()
     sections = (
-        f"## Gains as time per iteration\n\n{GAPS}\n\n{rows_text(rows)}",
-        "Both passes of one layer, ms. LASP-2 as released is NCCL's AllGather, others are messages.\n\n"
-        + markdown_table(_per_fabric(), layer_table()),
+        "## All schedules\n\nBoth passes of one layer, ms. LASP-2 as released is NCCL's AllGather, others are "
+        "messages.\n\n" + markdown_table(_per_fabric(), layer_table()),
         f"## Tables 5 and 6 held against each other\n\n{checks_text(tables)}",
     )
-    record = {"gaps": [each.record() for each in rows], "checks": [each.record() for each in tables]}
+    record = {"checks": [each.record() for each in tables]}
     return Found((*gains, *rings, *table_figures()), trials, sections, record)
 
 

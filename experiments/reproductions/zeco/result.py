@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from experiments.common import markdown_table
-from experiments.reproductions.ranges import Check, Range, Row, checks_text, figure_of, read_record, rows_text
+from experiments.reproductions.ranges import Check, Range, checks_text, figure_of, read_record
 from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
 from sim.simulate import simulate
 from tasp_lab import Workload, predict
@@ -24,69 +24,6 @@ from tasp_lab.prediction.residual_fit import residual_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
-
-# ZeCO's figures as ranges: what communication can be of them.
-
-
-def gather_rows() -> list[Row]:
-    """The published AllGather beside NCCL's own as predicted."""
-    rows = []
-    for gpus, time_ms in published("allgather_ms").items():
-        own = Range.of(library_gather_ms(gpus))
-        rows.append(Row(
-            f"AllGather, {gpus} GPUs", Range.of(time_ms), own, own,
-            f"{time_ms / own.low:.1f} times NCCL's own of these bytes, so not that alone was timed."
-        ))  # fmt: skip
-    return rows
-
-
-def scan_rows() -> list[Row]:
-    """The published All-Scan beside All-Scan on wires alone, and by NCCL's messages."""
-    rows = []
-    for gpus, time_ms in published("allscan_ms").items():
-        (wires, _), (messages, pieces) = best_scan_ms(gpus, "ideal"), best_scan_ms(gpus)
-        rows.append(Row(
-            f"All-Scan, {gpus} GPUs", Range.of(time_ms), Range(wires, messages), Range.of(wires),
-            f"Between wires alone and NCCL's messages ({pieces} pieces): a hop costs less than a launched message.",
-        ))  # fmt: skip
-    return rows
-
-
-def operator_rows() -> list[Row]:
-    """What sequence parallelism adds to the published operator, and one to two exchanges, one for each pass."""
-    gathers, scans = published("allgather_ms"), published("allscan_ms")
-    rows = []
-    for row in read_record(FOLDER / "operator.csv"):
-        gpus = int(row["gpus"] or 0)
-        chain = forward_ms(gpus, "lasp")
-        alone = row["no_sp"] or 0
-        for system, once, own, verdict in (
-            (
-                "lasp1",
-                chain,
-                chain,
-                "Predicted messages are {} of it; the rest likely is kernels that wait for each other.",
-            ),
-            (
-                "lasp2",
-                library_gather_ms(gpus),
-                gathers[gpus],
-                "The published gathers are {} of it; the rest, 12 ms even inside one node, is not communication.",
-            ),
-            (
-                "zeco",
-                best_scan_ms(gpus)[0],
-                scans[gpus],
-                "The published scans are {} of it; the rest is not communication.",
-            ),
-        ):
-            added, exchange = Range.of((row[system] or 0) - alone), Range(own, 2 * own)
-            rows.append(Row(
-                f"{system} operator less no_sp, {gpus} GPUs", added, Range(once, 2 * once), exchange,
-                verdict.format((exchange / added).text(".0%")),
-            ))  # fmt: skip
-    return rows
-
 
 # ZeCO's published figures (arXiv:2507.01004) beside predictions: gathers and scans of states on 8 to 256 H100.
 #
@@ -182,6 +119,7 @@ def schedule_table() -> list[list[str]]:
 def checks() -> list[Check]:
     """The tables held against each other and against measurements of others."""
     gathers, scans = published("allgather_ms"), published("allscan_ms")
+    chains = {gpus: forward_ms(gpus, "lasp") for gpus in (8, 32, 128)}
     one_node_ms, ten_nodes_ms = measured_ms(ONE_NODE, 2**25), measured_ms(TEN_NODES, 2**27)
     of_8_mib = ", ".join(f"{library_gather_ms(gpus, 2**23):.2f}" for gpus in GPUS)
     lasp2, zeco = (
@@ -205,11 +143,25 @@ def checks() -> list[Check]:
               f"Times of P - 2 + K equal hops fit with K = {fitted_pieces(scans):.0f}, within "
               f"{_worst_fit(scans):.0%}.",
               "Confirmed: the published times have the form of a pipeline, as `all-scan` has."),
+        Check("What sequence parallelism adds to the operator, 16384 positions per GPU, is communication.",
+              f"One to two exchanges are {operator_share('lasp1', chains).text('.0%')} of it for LASP (predicted "
+              f"chains), {operator_share('lasp2', gathers).text('.0%')} for LASP-2 (published gathers) and "
+              f"{operator_share('zeco', scans).text('.0%')} for ZeCO (published scans).",
+              "For LASP and LASP-2 most of it is not, already inside one node."),
         Check("Tokens per second and GPU, 32768 positions per GPU, against data parallelism alone.",
               f"What an iteration takes longer, beyond that on 8 GPUs, is as long as {lasp2} published gathers (LASP-2 "
               f"on 64, 128 and 256 GPUs), and {zeco} scans (ZeCO).",
               "The exchange explains the growth if there are that many exchanges, two for each of 16 to 30 layers."),
     ]  # fmt: skip
+
+
+def operator_share(system: str, exchange_ms: Mapping[int, float]) -> Range:
+    """The share that one to two exchanges have in what a system adds to the operator, on all numbers of GPUs."""
+    shares = []
+    for row in read_record(FOLDER / "operator.csv"):
+        added_ms, one_ms = (row[system] or 0) - (row["no_sp"] or 0), exchange_ms[int(row["gpus"] or 0)]
+        shares += [one_ms / added_ms, 2 * one_ms / added_ms]
+    return Range.of(*shares)
 
 
 def measured_ms(table: str, size_bytes: int) -> float:
@@ -254,15 +206,10 @@ GATHER_REASON = (
 SCAN_REASON = "a hop of the paper's own kernel takes 7 to 9 us: less than a launched message of NCCL, more than wires"
 OPERATOR_REASON = "most of it is no communication, already inside one node"
 
-OPERATOR = """\
-What sequence parallelism adds to the operator of gated linear attention, 16384 positions per GPU. Which passes were \
-timed is not known: communication is one to two of the published exchanges, for `lasp1` of the predicted chain; \
-predicted are NCCL's AllGather, `all-scan` with the best number of pieces, and `lasp`."""
-
 
 def find() -> Found:
     """Predict gathers, scans and the operator, and hold the tables against each other."""
-    rows, operators, claims = [*gather_rows(), *scan_rows()], operator_rows(), checks()
+    claims = checks()
     figures = (*gathers(), *scans(), *operator())
     trials = (
         Trial("scans on wires alone, without a library", scans(), scans("ideal"),
@@ -271,17 +218,11 @@ def find() -> Found:
         Trial("gathers of 8 MiB instead of 2 MiB", gathers(), gathers(2**23), "as if four times the bytes were moved"),
     )  # fmt: skip
     sections = (
-        f"## Gathers and scans as ranges\n\n{rows_text(rows)}",
-        "All schedules, ms; of All-Scan with the best number of pieces.\n\n"
+        "## All schedules\n\nMilliseconds; of All-Scan with the best number of pieces.\n\n"
         + markdown_table(_COLUMNS, schedule_table()),
-        f"## Operator\n\n{OPERATOR}\n\n{rows_text(operators)}",
         f"## Tables held against each other\n\n{checks_text(claims)}",
     )
-    record = {
-        "ranges": [each.record() for each in (*rows, *operators)],
-        "checks": [each.record() for each in claims],
-    }
-    return Found(figures, trials, sections, record)
+    return Found(figures, trials, sections, {"checks": [each.record() for each in claims]})
 
 
 def gathers(size_bytes: int | None = None) -> tuple[Figure, ...]:

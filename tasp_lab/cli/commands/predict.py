@@ -1,37 +1,46 @@
-"""``tasp-lab predict``: simulated times of schedules."""
+"""``tasp-lab predict``, ``compare`` and ``step``: simulated times of some schedules, all schedules, and whole steps."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
-    DEFAULT_RINGS,
-    DEFAULT_SAMPLES,
-    NO_CHANGES,
+    LAYER,
     OUTPUT,
+    PASSES,
     RUN,
+    WORK,
     Contention,
+    Csv,
     ExpressionNumbers,
     Json,
     Library,
-    LinkEdits,
     Overrides,
     Plot,
-    RingChoice,
-    SamplingChoice,
+    Scale,
     Schedules,
     ShardBytes,
     TopologyText,
     Trace,
+    Wide,
+    quantity,
+    whole,
 )
-from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
-from tasp_lab.cli.outputs import check_outputs, write_timelines
+from tasp_lab.cli.options_layer import DEFAULT_PREDICTION, PredictionChoice
+from tasp_lab.cli.outputs import check_outputs, write_rows, write_timelines
+from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, FabricKind, MatrixDtype, Preference
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.files import check_writable
 from tasp_lab.core.progress import print_progress
+
+if TYPE_CHECKING:
+    from tasp_lab.prediction.compare import Ranking, Rankings
 
 
 def predict(
@@ -40,17 +49,11 @@ def predict(
     *,
     schedule: Schedules,
     shard_bytes: ShardBytes = None,
-    layer: LayerChoice = DEFAULT_LAYER,
-    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
-    overrides: Overrides = (),
-    library: Library = "auto",
-    contention: Contention = None,
-    rings: RingChoice = DEFAULT_RINGS,
+    question: PredictionChoice = DEFAULT_PREDICTION,
     engine: Annotated[
         Literal["auto", "simpy", "array"],
         Parameter(
-            group=RUN, help="simpy: event by event; array: the same times, for large worlds; auto: whichever is faster."
+            group=RUN, help="Simulation engine, of equal times; array is for large worlds; auto: the faster one."
         ),
     ] = "auto",
     trace: Trace = None,
@@ -61,10 +64,10 @@ def predict(
             negative=(),
             show_default=False,
             group=OUTPUT,
-            help="Show the critical path, and the limit of each transfer.",
+            help="Show the critical path and the bottleneck of each transfer.",
         ),
     ] = False,
-    sampling: SamplingChoice = DEFAULT_SAMPLES,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Predict how long a collective or an attention layer takes.
@@ -73,39 +76,212 @@ def predict(
 
     Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
     """
-    from tasp_lab.machines.sampling import DEFAULT_SAMPLING
     from tasp_lab.prediction import predict as prediction
-    from tasp_lab.prediction.captions import caption
     from tasp_lab.schedules.registry import check_names
 
     with limited_memory():
-        machine, work, options = numbers.load(topology, library), layer.work(shard_bytes), layer.options()
+        layer = question.layer
+        machine, work = question.numbers.load(topology, question.library), layer.work(shard_bytes)
         check_names(schedule, work)
         check_outputs(trace=trace, plot=plot, topology=topology)
         found = prediction.predict(
             machine,
             schedule,
             work,
-            without_links=changes.without_link,
-            links=changes.link,
-            overrides=overrides,
-            **vars(rings),
-            samples=DEFAULT_SAMPLING.samples if sampling.samples is None else sampling.samples,
-            seed=sampling.seed,
-            options=options,
-            compute=layer.compute,
-            kernel=layer.kernel,
-            contention=None if contention is None else contention == "on",
-            runtime=layer.runtime,
             engine=engine,
             explain=explain,
             events=trace is not None or plot is not None,
             progress=print_progress,
+            **question.settings(),
         )
-    shown = [each for each in found if each.is_all]
-    intervals = ["" if each.interval is None else each.interval.text for each in shown]
-    title = caption(work, schedule, found.machine.topology, found.library)
-    write_timelines([each.timeline for each in shown], trace, plot, title, intervals)
+    if trace is not None or plot is not None:
+        from tasp_lab.prediction.captions import caption
+
+        shown = [each for each in found if each.is_all]
+        intervals = ["" if each.interval is None else each.interval.text for each in shown]
+        title = caption(work, schedule, found.machine.topology, found.library)
+        write_timelines([each.timeline for each in shown], trace, plot, title, intervals)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts(), wide=wide)
+
+
+def compare(
+    topology: TopologyText,
+    /,
+    *,
+    schedule: Annotated[
+        list[str] | None,
+        Parameter(name="--schedule", negative=(), group=WORK, help="Compare only these; repeatable."),
+    ] = None,
+    question: PredictionChoice = DEFAULT_PREDICTION,
+    tune: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            group=PASSES,
+            help="Search the options of each schedule for the shortest time; dtypes are not varied.",
+        ),
+    ] = False,
+    prefer: Annotated[
+        Preference, Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast.")
+    ] = "memory",
+    validate: Annotated[
+        int, whole("Also run this many of the fastest schedules, and the fastest single ring.", RUN)
+    ] = 0,
+    fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where --validate runs ranks, see validate.")] = "emulated",
+    scale: Scale = None,
+    repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
+    csv: Csv = None,
+    wide: Wide = False,
+    json: Json = False,
+) -> None:
+    """Recommend an attention schedule for a layer or a hybrid, and rank all that apply by time.
+
+    Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
+
+    Example: tasp-lab compare full-mesh:8 --seq 4Ki --heads 8 --compute timed:1000TFLOP/s --validate 2
+
+    Example: tasp-lab compare h100-2x4 --seq 16Ki --heads 8 --mask causal --tune
+
+    Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
+    """
+    from tasp_lab.prediction import compare as comparison
+
+    if validate < 0:
+        raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
+    if csv is not None:
+        check_writable(csv)
+    # Processes that run schedules would inherit the limit.
+    limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
+    with limit, Progress(lines_only=json) as shown:
+        layer = question.layer
+        machine, layers = question.numbers.load(topology, question.library), layer.workloads()
+        settings = question.settings() | {"tune": tune, "prefer": prefer, "progress": shown.line, "count": shown.count}
+        if validate:
+            from tasp_lab.machines.overrides import overridden_layer
+            from tasp_lab.validation.fabric_runs import FabricRuns
+
+            runs = FabricRuns(validate, fabric, scale, repeat)
+            for each in layers:
+                runs.check(overridden_layer(each, question.overrides), layer.compute)
+        found: Ranking | Rankings
+        if layer.kind == "all":
+            found = comparison.compare_kinds(machine, layers, schedule, **settings)
+        else:
+            found = comparison.compare(machine, layers[0], schedule, **settings)
+        found = runs.run(found, shown.line) if validate else found
+        # What only the output needs is simulated while it is made.
+        if csv is not None and found.is_reporter:
+            write_rows(found.records(), csv)
+        output = (found.to_dict() if json else found.parts()) if found.is_reporter else None
+    if isinstance(output, dict):
+        print_json(output)
+    elif output is not None:
+        print_parts(output, wide=wide)
+
+
+def step(
+    topology: TopologyText,
+    /,
+    *,
+    model: Annotated[str, Parameter(group=WORK, help="The model, such as llama-3-8b, or a model file.")],
+    seq: Annotated[str, quantity("Positions of a sequence: 8192 or 128Ki (131072).", WORK)],
+    schedule: Annotated[
+        str,
+        Parameter(
+            group=WORK,
+            help="The attention schedule of each group of ranks, as in predict; of a hybrid such as lasp-2+ulysses.",
+        ),
+    ],
+    batch: Annotated[int, whole("Sequences per group.", WORK)] = 1,
+    group: Annotated[
+        int | None,
+        whole("Ranks that share a sequence. Default: all.", WORK),
+    ] = None,
+    passes: Annotated[
+        Literal["both", "forward"],
+        Parameter(
+            name="--pass", group=WORK, help="both: a training step; forward: all layers once, without optimiser states."
+        ),
+    ] = "both",
+    fsdp: Annotated[
+        bool,
+        Parameter(
+            group=WORK,
+            help="Shard parameters, gradients and optimiser states over all ranks; else data parallelism.",
+        ),
+    ] = True,
+    checkpointing: Annotated[
+        Checkpointing,
+        Parameter(
+            group=WORK,
+            help="What the backward pass recomputes: nothing, a layer without its attention (selective), or all.",
+        ),
+    ] = "full",
+    accumulate: Annotated[int, whole("Micro-batches per step.", WORK)] = 1,
+    matrix_dtype: Annotated[
+        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
+    ] = "bf16",
+    matrix_rate: Annotated[
+        str | None,
+        Parameter(
+            group=LAYER,
+            help="Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.",
+            show_default=False,
+        ),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False),
+    ] = None,
+    kernel: Annotated[
+        str | None,
+        Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
+    ] = None,
+    buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
+    stages: Annotated[int, whole("Parts in which the keys of direct-attention arrive.", PASSES)] = DEFAULT_STAGES,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    overrides: Overrides = (),
+    library: Library = "auto",
+    contention: Contention = None,
+    json: Json = False,
+) -> None:
+    """Predict a whole step of a model: time, tokens per second, MFU and GPU memory. Less checked than layers.
+
+    Example: tasp-lab step h100-8 --model llama-3-8b --seq 128Ki --schedule tasp
+
+    Example: tasp-lab step h100-2x8 --model qwen3-8b --seq 64Ki --schedule ulysses --group 8 --checkpointing none
+
+    Example: tasp-lab step mi300x-8 --model llama-3-8b --seq 32Ki --schedule ulysses --no-fsdp --accumulate 4
+    """
+    from tasp_lab.core.units import parse_count
+    from tasp_lab.prediction.predict_step import predict_step
+    from tasp_lab.schedules.attention.options import AttentionOptions
+
+    with limited_memory():
+        found = predict_step(
+            numbers.load(topology, library),
+            model,
+            parse_count(seq, "sequence"),
+            schedule,
+            batch=batch,
+            group=group,
+            passes=passes,
+            fsdp=fsdp,
+            checkpointing=checkpointing,
+            accumulate=accumulate,
+            matrix_dtype=matrix_dtype,
+            matrix_rate=matrix_rate,
+            options=AttentionOptions(buffers=buffers, stages=stages),
+            compute=compute,
+            kernel=kernel,
+            overrides=overrides,
+            contention=None if contention is None else contention == "on",
+            progress=print_progress,
+        )
     if json:
         print_json(found.to_dict())
     else:

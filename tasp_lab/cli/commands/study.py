@@ -1,4 +1,4 @@
-"""``tasp-lab study``: many points at once, kept in a folder, and what is read from them."""
+"""``tasp-lab study``: check and run studies, and show their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasp_lab.core.progress import print_progress
 if TYPE_CHECKING:
     from tasp_lab.core.report import Report
 
-study = App(name="study", sort_key=7, help="Studies of many points: which schedule, from where on, how sure.")
+study = App(name="study", sort_key=7, help="Studies of many points: the fastest schedules, crossovers, sensitivity.")
 
 
 def tell(result: Report, json: bool) -> None:
@@ -31,8 +31,8 @@ def tell(result: Report, json: bool) -> None:
 
 # ------------------------------------------------------------------------------------------------ check and run
 
-StudyFile = Annotated[Path, Parameter(help="A study, see docs/studies.md.")]
-Yes = Annotated[bool, Parameter(negative=(), show_default=False, group=RUN, help="Also run more than 100,000 points.")]
+StudyFile = Annotated[Path, Parameter(help="The file of a study, see docs/studies.md.")]
+Yes = Annotated[bool, Parameter(negative=(), show_default=False, group=RUN, help="Run also more than 100,000 points.")]
 
 
 @study.command
@@ -41,11 +41,11 @@ def check(
     /,
     *,
     estimate: Annotated[
-        bool, Parameter(group=RUN, help="Time a point of each machine, what-if variant and schedule.")
+        bool, Parameter(group=RUN, help="Estimate the run time, by one point of each machine, variant and schedule.")
     ] = True,
     json: Json = False,
 ) -> None:
-    """Check a study without running it: names, the number of points, the time that they will take.
+    """Check the file of a study: names, number of points, estimated run time.
 
     Example: tasp-lab study check longctx.toml
     """
@@ -61,12 +61,12 @@ def run(
     /,
     *,
     output: Annotated[
-        Path | None, Parameter(group=OUTPUT, help="The folder of rows and reports; named after the study if not given.")
+        Path | None, Parameter(group=OUTPUT, help="The folder of rows and reports. Default: the name of the study.")
     ] = None,
-    jobs: Annotated[int | None, whole("Worker processes; as many as there are cores if not given.", RUN)] = None,
+    jobs: Annotated[int | None, whole("Worker processes. Default: the number of cores.", RUN)] = None,
     dask: Annotated[
         str | None,
-        Parameter(group=RUN, help="Scheduler of a Dask cluster, like tcp://host:8786, instead of --jobs."),
+        Parameter(group=RUN, help="Scheduler of a Dask cluster, such as tcp://host:8786, instead of --jobs."),
     ] = None,
     screen: Annotated[
         bool,
@@ -74,13 +74,13 @@ def run(
             negative=(),
             show_default=False,
             group=RUN,
-            help="Do not simulate a schedule whose lower bound is above the time of another one.",
+            help="Do not simulate a schedule whose lower bound exceeds the time of another.",
         ),
     ] = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Answer all points of a study that have no row yet; the same command goes on after an interrupt.
+    """Predict all points of a study that have no row yet; after an interrupt, run it again to go on.
 
     Example: tasp-lab study run longctx.toml --jobs 2
     """
@@ -100,7 +100,7 @@ def run(
     with ExitStack() as stack:
         workers: dict[str, Any] = {"jobs": usable_cores() if jobs is None else jobs}
         if dask is not None:
-            from tasp_lab.study.workers import dask_executor
+            from tasp_lab.study.run import dask_executor
 
             workers["executor"], workers["jobs"] = stack.enter_context(dask_executor(dask))
         shown = stack.enter_context(Progress(lines_only=json))
@@ -120,7 +120,7 @@ def run(
 SHOWN = Group("Shown", sort_key=1)
 FILTER = Group("Rows", sort_key=2)
 
-Folder = Annotated[Path, Parameter(help="The folder of a study that was run.")]
+Folder = Annotated[Path, Parameter(help="The folder of a study.")]
 Where = Annotated[
     str | None,
     Parameter(
@@ -131,7 +131,7 @@ Where = Annotated[
 ]
 Baseline = Annotated[
     str | None,
-    Parameter(group=FILTER, help="The schedule that speed-ups are over; that of the study if not given."),
+    Parameter(group=FILTER, help="The schedule that speed-ups refer to. Default: that of the study."),
 ]
 
 
@@ -154,8 +154,8 @@ def show(
     folder: Folder,
     /,
     *,
-    rows: Annotated[list[str] | None, names("Columns whose values are the rows of a pivot table.")] = None,
-    columns: Annotated[list[str] | None, names("Columns whose values are its columns.")] = None,
+    rows: Annotated[list[str] | None, names("Columns that become the rows of a pivot table.")] = None,
+    columns: Annotated[list[str] | None, names("Columns that become its columns.")] = None,
     value: Annotated[
         str | None,
         Parameter(
@@ -168,13 +168,13 @@ def show(
     baseline: Baseline = None,
     sort: Annotated[
         str | None,
-        Parameter(group=FILTER, allow_leading_hyphen=True, help="Sort by this column; descending with - before it."),
+        Parameter(group=FILTER, allow_leading_hyphen=True, help="Column to sort by; -NAME for descending order."),
     ] = None,
-    limit: Annotated[int | None, whole("Maximum number of rows of the table.", FILTER)] = None,
-    csv: Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the table into this file, as CSV.")] = None,
+    limit: Annotated[int | None, whole("Maximum number of rows.", FILTER)] = None,
+    csv: Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the table to this CSV file.")] = None,
     json: Json = False,
 ) -> None:
-    """Show the fastest schedule for each question of a study, or a pivot table.
+    """Show the fastest schedules of a study, or a pivot table.
 
     Example: tasp-lab study show longctx
 
@@ -202,19 +202,19 @@ def plot(
     /,
     *,
     x: Annotated[
-        str | None, Parameter(group=SHOWN, help="The axis to the right; the first with numbers if not given.")
+        str | None, Parameter(group=SHOWN, help="The horizontal axis. Default: the first with numbers.")
     ] = None,
     y: Annotated[
         str,
         Parameter(
             group=SHOWN,
-            help="A quantity, such as time_s, speedup or exposed_share; or another axis, such as machine, for a map of "
+            help="A quantity such as time_s, speedup or exposed_share, or a second axis such as machine, for a map of "
             "the fastest schedules.",
         ),
     ] = "time_s",
-    lines: Annotated[str, Parameter(group=SHOWN, help="The column whose values are lines.")] = "schedule",
+    lines: Annotated[str, Parameter(group=SHOWN, help="The column with one line per value.")] = "schedule",
     panels: Annotated[
-        list[str] | None, names("Columns whose values have a panel each; all others that vary if not given.")
+        list[str] | None, names("Columns with one panel per value. Default: all others that vary.")
     ] = None,
     where: Where = None,
     baseline: Baseline = None,
@@ -222,12 +222,12 @@ def plot(
         Path | None,
         Parameter(
             group=OUTPUT,
-            help="The file (.png, .svg or .pdf). If not given, an SVG in the folder plots of the study.",
+            help="The file (.png, .svg or .pdf). Default: an SVG in the folder plots of the study.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Draw times over lengths, with intervals and bounds, or a map of the fastest schedules over two axes.
+    """Plot times with intervals and bounds, or a map of the fastest schedules over two axes.
 
     Example: tasp-lab study plot longctx --x seq --y time_s --panels machine,model --output times.svg
 
@@ -255,7 +255,7 @@ def diff(
     *,
     json: Json = False,
 ) -> None:
-    """List what differs between two studies: points, inputs, constants, versions, times and winners.
+    """List differences of two studies: points, inputs, parameters, versions, times and winners.
 
     Example: tasp-lab study diff longctx longctx-with-my-nic
     """
@@ -273,11 +273,11 @@ def report(
     where: Where = None,
     baseline: Baseline = None,
     output: Annotated[
-        Path | None, Parameter(group=OUTPUT, help="The file; report.html in the folder of the study if not given.")
+        Path | None, Parameter(group=OUTPUT, help="The file. Default: report.html in the folder of the study.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a study as one page of HTML that opens without a network: tables that sort and filter, pictures, sources.
+    """Write a report of a study, one page of HTML that needs no network: tables, plots, sources.
 
     Example: tasp-lab study report longctx --output longctx.html
     """
@@ -299,17 +299,17 @@ def report(
 
 # -------------------------------------------------------------------------------- crossovers and sensitivities
 
-FIND = Group("Question", help="In place of what the study's [find] asks.", sort_key=2)
+FIND = Group("Question", help="Instead of [find] in the file of the study.", sort_key=2)
 
-StudyPath = Annotated[Path, Parameter(group=WORK, help="The file of a study, or the folder that it was run in.")]
-StudyFolderPath = Annotated[Path, Parameter(group=WORK, help="The folder that a study was run in.")]
+StudyPath = Annotated[Path, Parameter(group=WORK, help="The file or the folder of a study.")]
+StudyFolderPath = Annotated[Path, Parameter(group=WORK, help="The folder of a study.")]
 Between = Annotated[
     list[str] | None,
     Parameter(
         name="--between",
         negative=(),
         group=FIND,
-        help="One of the two schedules; give it twice. Braces as in the study.",
+        help="One of the two schedules; given twice.",
     ),
 ]
 Along = Annotated[
@@ -322,7 +322,7 @@ At = Annotated[
     str | None,
     Parameter(
         group=FIND,
-        help="Values of axes that choose points, like machine=h100-8,seq=128Ki; names may be left out.",
+        help="Values of axes that select points, such as machine=h100-8,seq=128Ki; names are optional.",
     ),
 ]
 Margin = Annotated[str | None, quantity("Times that differ by less count as equal, like 5%; 0 if not given.", FIND)]
@@ -332,7 +332,7 @@ From = Annotated[
         name="--from",
         allow_leading_hyphen=True,
         group=FIND,
-        help="Lower end of the axis, like 8Ki, or x0.5 for an override.",
+        help="Lower end of the axis, such as 8Ki, or x0.5 for an override.",
     ),
 ]
 To = Annotated[str | None, quantity("Upper end of the axis.", FIND)]
@@ -352,10 +352,10 @@ def crossover(
     sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
 ) -> None:
-    """Find the values of an axis at which one of two schedules stops being faster than the other.
+    """Find the values of an axis at which the faster of two schedules changes.
 
-    Values of the study are tried first, then what lies between them is bisected. The interval is where it is not sure
-    with 95 % which side of the crossover a value is on.
+    It tries the values of the study, then bisects between them. The interval contains the crossover with 95 %
+    probability.
 
     Example: tasp-lab study crossover longctx.toml
 
@@ -390,25 +390,27 @@ def sensitivity(
     /,
     *,
     at: At = None,
-    of: Annotated[str | None, Parameter(group=FIND, help="speedup (over the baseline of the study) or time.")] = None,
+    of: Annotated[
+        str | None, Parameter(group=FIND, help="What varies: speedup over the baseline of the study, or time.")
+    ] = None,
     between: Between = None,
     by: Annotated[
         str | None,
         Parameter(
-            group=FIND, help="Intervals of constants: 'source interval', 'source interval, else 20%', or 20% for all."
+            group=FIND, help="Intervals of parameters: 'source interval', 'source interval, else 20%', or 20% for all."
         ),
     ] = None,
     top: Annotated[
-        int | None, whole("Constants in the table, the largest effects first; 5 if not given.", OUTPUT)
+        int | None, whole("Number of parameters shown, the largest effects first. Default: 5.", OUTPUT)
     ] = None,
     method: Annotated[
-        str | None, Parameter(group=RUN, help="one-at-a-time (each constant at both ends) or sobol (all together).")
+        str | None, Parameter(group=RUN, help="one-at-a-time (each parameter at both ends) or sobol (all together).")
     ] = None,
-    samples: Annotated[int | None, whole("Of the design of Sobol: a power of two, 64 if not given.", RUN)] = None,
-    seed: Annotated[int, whole("Of the design of Sobol.", RUN)] = 0,
+    samples: Annotated[int | None, whole("Samples of sobol, a power of two. Default: 64.", RUN)] = None,
+    seed: Annotated[int, whole("Seed of sobol.", RUN)] = 0,
     json: Json = False,
 ) -> None:
-    """List the constants of a machine that move the answer at one point of a study, over their own intervals.
+    """List the parameters of a machine that change the result most at one point of a study.
 
     Example: tasp-lab study sensitivity longctx.toml --at machine=h100-8x8,model=llama-3-8b,seq=128Ki
 
@@ -439,16 +441,16 @@ def validate(
     folder: StudyFolderPath,
     /,
     *,
-    top: Annotated[int, whole("As many points, those nearest to a crossover first.", RUN)] = 5,
+    top: Annotated[int, whole("Number of points, those nearest to a crossover first.", RUN)] = 5,
     at: At = None,
     along: Along = None,
     between: Between = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
     json: Json = False,
 ) -> None:
-    """Run both schedules at the points nearest to a crossover on the emulated fabric, and compare with predictions.
+    """Run both schedules on the emulated fabric at the points nearest to a crossover, and compare with predictions.
 
-    The rows are written into the folder, as validated.csv and validated.json.
+    It writes validated.csv and validated.json into the folder.
 
     Example: tasp-lab study validate longctx/ --top 5
     """

@@ -84,7 +84,7 @@ def import_topology(
     machine = assemble(survey, name, options)
     if profile is None:
         if nodes != 1 or rails:
-            raise TopologyError("nodes and rails were given, but only a profile tells the network between nodes")
+            raise TopologyError("nodes and rails need a profile, which has the network between nodes")
         return machine
     return of_family(survey, machine, profile, nodes, rails=rails)
 

@@ -1,10 +1,10 @@
 """The matrix of ``nvidia-smi topo -m``.
 
-A cell says how two devices reach each other: ``NV#`` over # NVLinks, else by the nearest thing that PCIe has in common:
+A cell shows how two devices reach each other: ``NV#`` over # NVLinks, else the nearest thing that they share on PCIe:
 ``PIX`` one PCIe switch, ``PXB`` several of them, ``PHB`` or ``NODE`` the NUMA node, ``SYS`` (once ``SOC``) the way
 between NUMA nodes.
 
-**NVLink.** The matrix does not tell a cable from a switch: behind NVSwitch each cell shows all links of the GPU. So
+**NVLink.** Cables and switches look alike in the matrix: behind NVSwitch each cell shows all links of the GPU. So
 the links in a row are added up; where that is more than any GPU has (`MAX_LINKS`), they end in a switch, else they are
 cables. Both may be right for two GPUs (where it makes no difference) and for few that share a larger machine; then
 ``nvswitch`` decides.

@@ -1,7 +1,7 @@
 """The tables of ``rocm-smi --showtopo``.
 
-``Link Type between two GPUs`` says ``XGMI`` or ``PCIE``, but the former also of GPUs that reach each other over a third
-one, and ``Hops`` then still says 1. The *weight* tells: it is 15 for each xGMI link on the way (ROCm/rocm-systems#5763
+``Link Type between two GPUs`` is ``XGMI`` or ``PCIE``, but the former also for GPUs that reach each other over a third
+one, and ``Hops`` is then still 1. The *weight* differs: it is 15 for each xGMI link on the way (ROCm/rocm-systems#5763
 and #7372; an MI250X with weights of 15 and 30 in openmm/openmm#3940). So a cable is where the type is ``XGMI`` and
 the weight is 15. How many links are in parallel is not printed: one is assumed, and an MI250X has up to four.
 

@@ -1,1 +1,1 @@
-"""Communication libraries: how NCCL, RCCL and gloo turn a transfer of a schedule into a message on the wires."""
+"""Communication libraries: how NCCL, RCCL and gloo turn a transfer of a schedule into messages."""

@@ -3,8 +3,8 @@
 A *channel* is a pair of thread blocks, one per GPU, that copy a message in chunks through a small buffer. One channel
 does not fill a link, so the number of channels limits the rate of a message. The model has:
 
-- *launch*, once per step, since the messages of a step form one group; the hop latency of the *protocol*; and the time
-  in which the receiver copies the last chunk out of the buffer;
+- *launch*, once per step, since the messages of a step form one group; the hop latency of the *protocol*; and, by
+  Simple, the time in which the receiver copies the last chunk out of the buffer;
 - *protocols*: LL for short messages (4 bytes of flag per 4 bytes of payload, hence half the rate), else Simple;
 - the *channel rule*: a message starts with the number of channels that all peers can have at once, which doubles while
   the part per channel exceeds a limit, up to a maximum per peer;
@@ -12,8 +12,16 @@ does not fill a link, so the number of channels limits the rate of a message. Th
   peers served by one channel fit. It also holds inside nodes;
 - *payload*: protocols use part of a link's line rate, and more of it if a rank sends to several peers at one step.
 
-A *fused* schedule is one ring collective of the library: the protocol's base latency once, a hop latency per step, and
-the ring rate of all channels together. The protocol (LL, LL128 or Simple) is the fastest by the library's own estimate.
+A *fused* schedule is one collective of the library: the protocol's base latency once, a hop latency per step, and the
+rate of all channels together. The protocol (LL, LL128 or Simple) is the fastest by the library's own estimate, which is
+that of `tasp_lab.machines.libraries.nccl_tuning` for NCCL. Inside one domain, where it was measured (`InsideCalls`):
+
+- *LL* runs on a channel more for every 4 KiB per rank, so that small calls use few and take as long as one such piece;
+- *Simple* forwards the first half of a message while the second is under way, which hides that much of a hop's latency;
+- a rank also copies what is its own: its shard to the output, the last chunk out of the buffer;
+- *NVLS* lets the switch add and multicast. The schedule sends each shard to its owner and the sum from there to all;
+  the switch merges these messages, so a link carries (n + 1) / n of the message instead of 2 (n - 1) / n, and a channel
+  pays a latency per chunk, whose size follows that of the message.
 
 The numbers are constants of a profile, each with its source (`tasp_lab.machines.constants`).
 """
@@ -23,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
@@ -31,11 +39,11 @@ from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
+from tasp_lab.machines.libraries.nccl_tuning import Algorithm, Choice, Collective, Tuner
+from tasp_lab.machines.libraries.nccl_tuning import ProtocolName as ProtocolName
 
 INTRA_DOMAIN, INTER_DOMAIN = 0, 1
 """Places of messages: inside a domain of GPUs with peer access to each other's memory, and between domains."""
-
-ProtocolName = Literal["LL", "LL128", "Simple"]
 
 
 @dataclass(frozen=True)
@@ -166,20 +174,91 @@ RingNumbers = tuple[Any, Any, Any, Any]
 
 
 class Ring(NamedTuple):
-    """A ring collective; or several at once, whose numbers are arrays with one element per ring.
+    """A fused call; or several at once, whose numbers are arrays with one element per call.
 
     Attributes
     ----------
     base_s : latency of the call.
     hop_s : latency of a hop inside a domain and between domains, in addition to the wire's.
     bytes_per_s : the rate of one of its lanes.
-    protocol : its name; empty for several rings.
+    hidden : which part of a message's time hides the latency of its hop.
+    byte_share : bytes on a link per byte of the schedule's messages; less than 1 where the switch merges messages.
+    name : its algorithm and protocol; empty for several calls.
     """
 
     base_s: Any
     hop_s: tuple[Any, Any]
     bytes_per_s: Any
-    protocol: str = ""
+    hidden: Any = 0
+    byte_share: Any = 1
+    name: str = ""
+
+
+LL_PIECE_BYTES = 4096
+"""NCCL adds a channel to a call by LL for so many bytes per rank: 512 threads of 8 bytes, src/enqueue.cc and
+src/include/comm.h, NCCL_LL_THREAD_THRESHOLD."""
+
+
+_HIDDEN = Fraction(1, 2)
+"""What part of a message by Simple hides the latency of its hop: a chunk has two slices, and the second follows while
+the next rank forwards the first (NVIDIA/nccl, src/include/device.h, chunk and slice steps)."""
+
+MAX_COPY_BYTES = 2**28
+"""Copies inside a GPU take no longer for more bytes: calls of up to 256 MiB per rank show them, calls of 2 GiB per rank
+hardly (all_gather of 16 GiB on 8 H100 and 8 GB200). That is not explained."""
+
+
+@dataclass(frozen=True)
+class InsideCalls:
+    """Measured numbers of ring calls inside one domain.
+
+    Parameters
+    ----------
+    channels : channels of a collective.
+    ll_channel_bytes_per_s : what a channel moves by LL.
+    copy_bytes_per_s : what all channels copy inside a GPU.
+    """
+
+    channels: int
+    ll_channel_bytes_per_s: Number
+    copy_bytes_per_s: Number
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise TopologyError(f"calls inside a domain: {name} is {value}, expected more than 0")
+
+
+@dataclass(frozen=True)
+class Nvls:
+    """Measured numbers of calls that the switch adds up and multicasts.
+
+    Parameters
+    ----------
+    base_s : latency of a call.
+    chunk_s : latency of a chunk of a channel.
+    channels : thread blocks.
+    """
+
+    base_s: Number
+    chunk_s: Number
+    channels: int
+
+    def chunk_bytes(self, size_bytes: Number, ranks: int) -> int:
+        """The size of chunks, which is smaller for short messages (NVIDIA/nccl, src/enqueue.cc, calcCollChunking).
+
+        >>> [Nvls(0, 0, 16).chunk_bytes(size, 8) >> 10 for size in (2**22, 2**24, 2**27, 2**31)]
+        [16, 32, 64, 128]
+        """
+        at_once, chunk = self.channels * min(ranks, MAX_HEADS), 131072
+        for times, limit in ((64, 65536), (8, 32768), (2, 16384)):
+            if size_bytes < times * at_once * chunk and chunk > limit:
+                chunk = limit
+        return chunk
+
+
+MAX_HEADS = 32
+"""No more GPUs of a domain add up for the others (NVIDIA/nccl, src/include/device.h, NCCL_MAX_NVLS_ARITY)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +272,14 @@ class ChannelLibrary(CommLibrary):
     protocols : protocols by name.
     rule : number of channels of a message.
     ring_bytes_per_s : payload rate of all rings of a collective together, out of each rank.
-    short_bytes : largest LL message, per channel of `rule.most`.
-    ring : of a library that is bound to a fused call: its ring.
+    short_bytes : largest LL message, per channel.
+    short_by_most : whether that is per channel of `rule.most`, or per channel of the message.
+    own_copy_bytes_per_s : how fast an all-to-all copies a rank's own part; None where that is not known.
+    tuner : what chooses algorithm and protocol; None for the fastest by the numbers here.
+    inside : numbers of ring calls inside one domain; None where they are not known or there are several.
+    nvls : numbers of calls in the switch; None where it cannot add.
+    ring : of a library that is bound to a fused call: that call.
+    own_s : of a library that is bound to an all-to-all: the time of the copy of a rank's own part.
     """
 
     serial_launch: ClassVar[bool] = False
@@ -205,7 +290,13 @@ class ChannelLibrary(CommLibrary):
     rule: ChannelRule
     ring_bytes_per_s: Number
     short_bytes: int
+    short_by_most: bool = True
+    own_copy_bytes_per_s: Number | None = None
+    tuner: Tuner | None = None
+    inside: InsideCalls | None = None
+    nvls: Nvls | None = None
     ring: Ring | None = None
+    own_s: Number = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,10 +312,11 @@ class ChannelLibrary(CommLibrary):
 
     def bind(self, call: CallFacts) -> ChannelLibrary:
         """The library for one call; of a fused one, with the protocol that the library would choose."""
-        if not call.fused or not call.steps:
-            return self
-        ((protocol, rate),) = self._protocols_for([call])
-        return replace(self, ring=Ring(protocol.base_s, protocol.ring_hop_s, rate / call.lanes, protocol.name))
+        if call.fused and call.steps:
+            return replace(self, ring=self._ring(call))
+        if call.own_bytes and self.own_copy_bytes_per_s is not None:
+            return replace(self, own_s=min(call.own_bytes, MAX_COPY_BYTES) / self.own_copy_bytes_per_s)
+        return self
 
     def ring_messages(
         self, calls: Sequence[CallFacts], kinds: Sequence[tuple[int, FloatArray, bool]]
@@ -236,32 +328,71 @@ class ChannelLibrary(CommLibrary):
         calls : the calls; each has one message of each kind.
         kinds : the place of the messages of a kind, the bytes of each, and whether they belong to step 0.
         """
-        chosen = zip(self._protocols_for(calls), calls, strict=True)
-        rings = [(protocol.base_s, *protocol.ring_hop_s, rate / call.lanes) for (protocol, rate), call in chosen]
-        base_s, inside_s, between_s, bytes_per_s = np.array(rings, dtype=float).T
-        together = Ring(base_s, (inside_s, between_s), bytes_per_s)
+        rings = [(each.base_s, *each.hop_s, *each[2:5]) for each in map(self._ring, calls)]
+        base_s, inside_s, between_s, *others = np.array(rings, dtype=float).T
+        together = Ring(base_s, (inside_s, between_s), *others)
         return [self._ring_numbers(place, size_bytes, first, together) for place, size_bytes, first in kinds]
 
-    def _protocols_for(self, calls: Sequence[CallFacts]) -> list[tuple[Protocol, Number]]:
-        """The protocol of each fused call and its ring rate: the fastest one by the library's own estimate.
+    def algorithm(self, collective: Collective, size_bytes: float) -> Choice | None:
+        """What the library takes for a collective of a whole message of `size_bytes`; None where that is not known."""
+        if self.tuner is None:
+            return None
+        known: tuple[Algorithm, ...] = ("ring", "nvls") if self.nvls is not None else ("ring",)
+        return self.tuner.choose(collective, size_bytes, known)
 
-        That is base latency, consecutive hops, and bytes over the ring rate.
+    def _ring(self, call: CallFacts) -> Ring:
+        """The numbers of a fused call."""
+        if call.algorithm == "nvls":
+            return self._in_switch(call)
+        protocol = self._protocol(call)
+        shard_bytes, name = call.total_bytes / call.world_size, f"ring, {protocol.name}"
+        if self.inside is None or len(self.media) > 1:
+            rate = protocol.ring_bytes_per_s(self.ring_bytes_per_s)
+            hidden = _HIDDEN if protocol.name == "Simple" else Fraction(0)
+            return Ring(protocol.base_s, protocol.ring_hop_s, rate / call.lanes, hidden, name=name)
+        if protocol.name == "LL":
+            least_bytes = min(call.total_bytes, LL_PIECE_BYTES * call.world_size)
+            channel_bytes = max(least_bytes, call.total_bytes / self.inside.channels)
+            piece_s = channel_bytes / call.world_size / self.inside.ll_channel_bytes_per_s
+            rate, copy_s, hidden = shard_bytes / piece_s, piece_s, Fraction(0)
+        elif protocol.name == "LL128":
+            rate = self.ring_bytes_per_s * protocol.ring_share
+            copy_s, hidden = shard_bytes / rate, Fraction(0)
+        else:
+            # an AllReduce copies its last chunk; the others also their own shard, as their output is another buffer
+            copies = 1 if call.collective == "all_reduce" else 2
+            rate, hidden = self.ring_bytes_per_s, _HIDDEN
+            copy_s = copies * min(shard_bytes, MAX_COPY_BYTES) / self.inside.copy_bytes_per_s
+        return Ring(protocol.base_s + copy_s, protocol.ring_hop_s, rate / call.lanes, hidden, name=name)
+
+    def _in_switch(self, call: CallFacts) -> Ring:
+        """The numbers of an AllReduce in two steps, to the owner of a shard and from there, that the switch merges."""
+        if self.nvls is None:
+            raise TopologyError(f"library {self.name!r} does not let the switch add on this machine")
+        n = call.world_size
+        chunks = call.total_bytes / (self.nvls.channels * self.nvls.chunk_bytes(call.total_bytes, n))
+        chunks_s = chunks * self.nvls.chunk_s / call.steps
+        share = Fraction(n + 1, 2 * (n - 1))
+        medium = self.media[INTRA_DOMAIN]
+        return Ring(self.nvls.base_s, (chunks_s, 0), medium.payload_bytes_per_s, 0, share, "NVLS")
+
+    def _protocol(self, call: CallFacts) -> Protocol:
+        """The protocol of a ring: the fastest one by the library's own estimate.
+
+        Without a tuner that is base latency, consecutive hops, and bytes over the ring rate.
         """
-        rated = [(each, each.ring_bytes_per_s(self.ring_bytes_per_s)) for each in self.protocols.values()]
-        chosen = []
-        for call in calls:
-            ranks, hops = call.world_size, call.steps
-            domains = -(-ranks // self.domain_ranks)
-            between = hops * (domains - 1) // max(ranks - 1, 1)
-            sent_bytes = call.total_bytes * hops / ranks
-            best, least_s = rated[0], None
-            for protocol, rate in rated:
-                hops_s = (hops - between) * protocol.ring_hop_s[INTRA_DOMAIN] + between * protocol.ring_hop_s[-1]
-                time_s = protocol.base_s + hops_s + sent_bytes / rate
-                if least_s is None or time_s < least_s:
-                    best, least_s = (protocol, rate), time_s
-            chosen.append(best)
-        return chosen
+        if self.tuner is not None and call.collective:
+            return self.protocols[self.tuner.choose(call.collective, call.total_bytes, ("ring",)).protocol]
+        ranks, hops = call.world_size, call.steps
+        domains = -(-ranks // self.domain_ranks)
+        between = hops * (domains - 1) // max(ranks - 1, 1)
+        sent_bytes = call.total_bytes * hops / ranks
+
+        def estimate_s(protocol: Protocol) -> Number:
+            hops_s = (hops - between) * protocol.ring_hop_s[INTRA_DOMAIN] + between * protocol.ring_hop_s[-1]
+            return protocol.base_s + hops_s + sent_bytes / protocol.ring_bytes_per_s(self.ring_bytes_per_s)
+
+        return min(self.protocols.values(), key=estimate_s)
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:
         """`INTRA_DOMAIN` or `INTER_DOMAIN` for each pair."""
@@ -278,17 +409,19 @@ class ChannelLibrary(CommLibrary):
         if self.ring is not None:
             # it has no kernel calls beside it, so nobody counts its channels
             launch_s, latency_s, wire_bytes, limit = self._ring_numbers(place, size_bytes, first, self.ring)
-            return Message(launch_s, latency_s, wire_bytes, limit, f"ring, {self.ring.protocol}")
+            return Message(launch_s, latency_s, wire_bytes, limit, self.ring.name)
         medium = self.media[place]
-        protocol = self.protocols["LL" if size_bytes <= self.short_bytes * self.rule.most else "Simple"]
         channels = self.rule.channels(size_bytes, medium.min_bytes_per_channel, medium.bytes_per_channel)
+        short_bytes = self.short_bytes * (self.rule.most if self.short_by_most else channels)
+        protocol = self.protocols["LL" if size_bytes <= short_bytes else "Simple"]
         payload = medium.payload_bytes_per_s if peers == 1 else medium.many_payload_bytes_per_s
         overhead = medium.line_bytes_per_s / payload / protocol.payload_share
-        last_chunk_bytes = min(medium.chunk_bytes, size_bytes / channels)
+        # LL has no chunks: a line of 8 bytes is used as soon as its flag is there
+        last_chunk_bytes = 0 if protocol.name == "LL" else min(medium.chunk_bytes, size_bytes / channels)
         channel_bytes_per_s = medium.channel_bytes_per_s * protocol.payload_share
         return Message(
             launch_s=medium.launch_s,
-            latency_s=protocol.hop_s[place] + last_chunk_bytes / channel_bytes_per_s,
+            latency_s=protocol.hop_s[place] + last_chunk_bytes / channel_bytes_per_s + self.own_s,
             wire_bytes=size_bytes * overhead,
             max_bytes_per_s=channels * channel_bytes_per_s * overhead,
             rule=f"{channels} channel{'s' * (channels > 1)}, {protocol.name}",
@@ -299,7 +432,12 @@ class ChannelLibrary(CommLibrary):
         """A message of a fused call; of several calls at once, where `size_bytes` and `ring` are of several."""
         medium = self.media[place]
         overhead = medium.line_bytes_per_s / medium.payload_bytes_per_s
-        return ring.base_s if first else 0, ring.hop_s[place], size_bytes * overhead, ring.bytes_per_s * overhead
+        hop_s = ring.hop_s[place]
+        if place == INTRA_DOMAIN and self.inside is not None:
+            hidden_s = ring.hidden * size_bytes / ring.bytes_per_s
+            hop_s = np.maximum(hop_s - hidden_s, 0) if isinstance(hop_s, np.ndarray) else max(hop_s - hidden_s, 0)
+        wire_bytes = size_bytes * overhead * ring.byte_share
+        return ring.base_s if first else 0, hop_s, wire_bytes, ring.bytes_per_s * overhead
 
 
 @dataclass(frozen=True, kw_only=True)

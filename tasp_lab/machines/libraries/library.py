@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
+from tasp_lab.machines.libraries.nccl_tuning import Algorithm, Collective
 
 
 class CallFacts(NamedTuple):
@@ -33,6 +34,9 @@ class CallFacts(NamedTuple):
     total_bytes : of all blocks together.
     fused : whether the call is one collective of the library, rather than sends and receives.
     computes : whether kernel calls run beside it.
+    collective : what a fused call does, by the name of nccl-tests.
+    algorithm : how a fused call does it: by a ring, a tree, or in the switch.
+    own_bytes : what each rank copies to itself beside the messages.
     """
 
     world_size: int
@@ -41,6 +45,9 @@ class CallFacts(NamedTuple):
     total_bytes: int
     fused: bool = False
     computes: bool = False
+    collective: Collective | Literal[""] = ""
+    algorithm: Algorithm = "ring"
+    own_bytes: int = 0
 
 
 class Message(NamedTuple):

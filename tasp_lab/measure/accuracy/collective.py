@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from sim.library_calls import library_call
 from sim.messages import LibraryMessages
 from sim.simulate import simulate
+from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.table_accuracy import CollectiveAccuracy, SizeRow, machine_of, no_profile
@@ -13,7 +15,7 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
+from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
 from tasp_lab.timeline.critical_path import critical_path, kind_of
 
 MAX_EXPLAINED = 20_000
@@ -25,19 +27,20 @@ def evaluate_collective(
 ) -> CollectiveAccuracy:
     """A table beside its prediction by a library, if there is one."""
     machine, unknown = machine_of(table, library)
-    reason = table.reason or unknown or _mismatch(table, machine) or _out_of_scope(table)
+    reason = table.reason or unknown or _mismatch(table, machine) or _out_of_scope(table, machine)
     if reason:
         return CollectiveAccuracy(table, reason, ())
     assert machine is not None, "a table in scope has a machine"
     assert table.collective is not None, "a table in scope has a collective"
     rings = library_rings(machine.topology) if table.collective in AROUND_RINGS else None
+    algorithm = table.headers.get("algorithm", "").casefold() if table.collective == "all_reduce" else ""
     uncertainty = Uncertainty(machine, sampling, left_out_with(table))
     rows: list[SizeRow] = []
     rules: defaultdict[str, float] = defaultdict(float)
     for size_bytes, measured_s in table.rows:
         if size_bytes < machine.topology.world_size and table.collective != "sendrecv":
             continue
-        schedule = library_schedule(table.collective, machine.topology, size_bytes, rings)
+        schedule = library_call(table.collective, machine, size_bytes, rings, algorithm)
         few = schedule.transfers <= MAX_EXPLAINED
         timeline = simulate(schedule, machine, explain=few, events=few)
         counts = size_bytes >= table.from_size_bytes
@@ -94,11 +97,20 @@ def _mismatch(table: MeasuredTable, machine: Machine | None) -> str:
     return ""
 
 
-def _out_of_scope(table: MeasuredTable) -> str:
+def _out_of_scope(table: MeasuredTable, machine: Machine | None) -> str:
     """The reason why a table is out of scope: its own header, or an AllReduce that may not be a ring."""
     if stated := table.headers.get("out_of_scope"):
         return stated
-    if table.collective == "all_reduce" and table.headers.get("algorithm", "").casefold() != "ring":
-        made = table.headers.get("algorithm", "rings, trees, NVLS or SHARP: the table does not say")
-        return f"all-reduce by {made}; only `# algorithm: ring` is predicted"
+    if table.collective == "all_reduce" and not _is_modelled(table, machine):
+        made = table.headers.get("algorithm", "an algorithm that the table does not name")
+        return f"all-reduce by {made}; that is not modelled"
     return ""
+
+
+def _is_modelled(table: MeasuredTable, machine: Machine | None) -> bool:
+    """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL chooses inside a domain."""
+    stated = table.headers.get("algorithm", "").casefold()
+    library = None if machine is None else machine.comm_library
+    if stated == "ring" or not isinstance(library, ChannelLibrary) or library.tuner is None:
+        return stated == "ring"
+    return library.tuner.domains == 1 and stated in ("", "nvls")

@@ -9,6 +9,7 @@ Measured groups of the same work also show which schedule is the fastest, and wh
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,19 +22,22 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.host import busy_s
 from sim.simulate import Engine, simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE, Pass
 from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, WorkloadError
 from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
-from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
+from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
 from tasp_lab.measure.readers.layer_table import PASSES
+from tasp_lab.prediction.answer import link_rates
 from tasp_lab.prediction.inputs import with_compute, with_runtime
 from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -345,6 +349,7 @@ class LayerEvaluator:
 
     sampling: Sampling = NO_SAMPLES
     known: dict[tuple[object, ...], float] = field(default_factory=dict)
+    sums: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
 
     def evaluate(self, table: LayerTable) -> TableAccuracy:
         """A table beside its prediction; rows without one keep the reason."""
@@ -374,7 +379,30 @@ class LayerEvaluator:
         within = layer_regime(run.machine, predicted_s)
         interval = residual_interval(predicted_s, within, left_out_with(table)) if counts else None
         work = (run.machine.topology.name, run.options.passes, *layers)
-        return MeasuredRow(measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval)
+        costs = self.costs(run, predicted_s) if regime == "gpu-bound" else None
+        return MeasuredRow(
+            measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval, costs
+        )
+
+    def costs(self, run: RowRun, predicted_s: float) -> Costs:
+        """What decisions need of a row that is predicted to take `predicted_s`."""
+        sums = zip(*(self._sums(run, layer) for layer in run.layers), strict=True)
+        compute_s, bytes_per_rank, steps = (mean(each) for each in sums)
+        exposed = max(0.0, 1 - compute_s / predicted_s)
+        slowest = float(min(link_rates(run.machine.topology), default=math.inf))
+        return Costs(exposed, bytes_per_rank, steps, slowest, setting_of(run.machine))
+
+    def _sums(self, run: RowRun, layer: Workload) -> tuple[float, float, float]:
+        """Of all passes: seconds of kernel calls of the busiest rank, the most bytes that a rank sends, and steps."""
+        key, machine = run.key(layer), run.machine
+        if key not in self.sums:
+            schedules = run.passes(layer)
+            self.sums[key] = (
+                sum(float(max(busy_s(each, machine.compute, machine.rank_speeds))) for each in schedules),
+                sum(float(each.bytes_sent().sum(axis=(0, 2)).max()) for each in schedules),
+                float(sum(len(each.steps) for each in schedules)),
+            )
+        return self.sums[key]
 
     def time_s(self, run: RowRun) -> float:
         """The predicted time of all passes, the mean of all packings."""

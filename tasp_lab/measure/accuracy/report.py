@@ -1,6 +1,6 @@
-"""The accuracy report of many tables, of every kind, and how many measured times intervals hold, by regime.
+"""The accuracy report of tables of every kind, with the share of measured times inside their intervals by error class.
 
-The interval of a row has the residual of all sources but that of its table, and of a cloud without all of its provider.
+The interval of a row uses the errors of all sources but its own, and of a cloud without all of its provider.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.collective import evaluate_collective
+from tasp_lab.measure.accuracy.decisions import by_source, decision_parts, decisions_of, table_pairs
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.table_accuracy import Kind, TableAccuracy, is_inside, machines_of, on_profile, summary
@@ -98,7 +99,7 @@ def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
             columns, texts = (COLLECTIVE_COLUMNS, (0, 1, 2, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 1, 11))
             parts.append(Table(f"{title}predicted over measured", columns, cells, texts))
     if regimes := [row for each in tables for row in _regimes(each)]:
-        parts.append(Table("layers by regime", ("table", "regime", "rows", "median error", "in 15 %"), regimes, (0, 1)))
+        parts.append(Table("layers by class", ("table", "class", "rows", "median error", "in 15 %"), regimes, (0, 1)))
     if others := [(_name(each), each.reason) for each in tables if not each.in_scope]:
         parts.append(Table("not compared", ("table", "reason"), others, (0, 1)))
     if rows := [(_name(each), str(n), why) for each in tables if each.in_scope for why, n in each.left_out.items()]:
@@ -160,11 +161,15 @@ def own_tables() -> Path:
 
 @dataclass(frozen=True, repr=False)
 class AccuracyReport(Report, Sequence[TableAccuracy]):
-    """Measured tables beside their predictions, a sequence of `TableAccuracy`; `notes` are about guessed machines."""
+    """Measured tables beside their predictions, a sequence of `TableAccuracy`.
+
+    `notes` are about guessed machines; `with_pairs` adds the pairs of rows of each table of layers to the dictionary.
+    """
 
     tables: tuple[TableAccuracy, ...]
     provenance: Provenance
     notes: tuple[str, ...] = ()
+    with_pairs: bool = False
 
     @overload
     def __getitem__(self, index: int) -> TableAccuracy: ...
@@ -191,23 +196,30 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return {
             "median_relative_error": self.median_relative_error,
             "coverage": [each.to_dict() for each in self.coverage],
-            "tables": [table.to_dict() for table in self.tables],
+            "decisions": decisions_of(self.tables).to_dict(),
+            "decisions_by_source": {name: found.to_dict() for name, found in by_source(self.tables).items()},
+            "tables": [self._table(table) for table in self.tables],
             "notes": list(self.notes),
             "provenance": self.provenance.to_dict(),
         }
+
+    def _table(self, table: TableAccuracy) -> dict[str, object]:
+        has_pairs = self.with_pairs and table.kind == "layer"
+        return table.to_dict() | ({"pairs": [each.to_dict() for each in table_pairs(table)]} if has_pairs else {})
 
     def records(self) -> list[dict[str, object]]:
         """A row per table."""
         return [flat(table.to_dict()) for table in self.tables]
 
     def parts(self) -> list[Part]:
-        return [*parts_of(self.tables), *coverage_parts(self.coverage), *self.notes]
+        return [*parts_of(self.tables), *decision_parts(self.tables), *coverage_parts(self.coverage), *self.notes]
 
 
 def accuracy(
     *paths: Path | str,
     profile: str | None = None,
     sampling: Sampling = FEW_SAMPLES,
+    pairs: bool = False,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
 ) -> AccuracyReport:
@@ -220,6 +232,7 @@ def accuracy(
     profile : the machine of tables that do not name theirs, like ``h100-8``, ``h100`` (the size is then that of the
         table) or ``my.toml:2x8``; without it a log of one full node has the family of the GPUs that it lists.
     sampling : how many samples of constants intervals are made of, see `tasp_lab.prediction.uncertainty`.
+    pairs : whether the dictionary of the report has all pairs of rows that did the same work.
     progress : called with the name of each complete table, if there are several.
     count : called instead with the number of each of these tables and its name.
 
@@ -241,7 +254,7 @@ def accuracy(
     count(total, total, "")
     if not any(table.rows for table in tables):
         raise TableError(_nothing_to_compare(files, tables))
-    return AccuracyReport(tuple(tables), _provenance(tables), tuple(note for _, note in named if note))
+    return AccuracyReport(tuple(tables), _provenance(tables), tuple(note for _, note in named if note), pairs)
 
 
 def evaluate(table: AnyTable, layers: LayerEvaluator | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:

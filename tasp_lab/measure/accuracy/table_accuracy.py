@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from tasp_lab.measure.fit.cases import how_to_name, is_whole_node, suggested_pro
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, MeasuredTable
 from tasp_lab.measure.readers.table import profile_beside
 from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.paired import Setting
 
 Kind = Literal["collective", "layer", "kernel"]
 Regime = Literal["gpu-bound", "host-bound", "whole-model"]
@@ -31,13 +32,33 @@ CLOSE = (0.05, 0.15)
 """Errors up to these count as close: `within_5` and `within_15`."""
 
 
+class Costs(NamedTuple):
+    """What decisions need of a layer beside its time: of all passes, and the mean of all packings.
+
+    Attributes
+    ----------
+    exposed_share : the share of the predicted time that computing does not hide.
+    bytes_per_rank : the most that a rank sends.
+    steps : of the schedules.
+    link_bytes_per_s : the bandwidth of the slowest link.
+    setting : where schedules are compared.
+    """
+
+    exposed_share: float
+    bytes_per_rank: float
+    steps: float
+    link_bytes_per_s: float
+    setting: Setting
+
+
 @dataclass(frozen=True)
 class MeasuredRow:
     """A measured time beside its prediction, in seconds; None where there is none.
 
     `reason` is why it does not count, empty if it does. `shape` are its columns, and what it was predicted as. `work`
     is what rows share that do the same, and `schedule` how a row does it: rows of one `work` may be ranked. The
-    residual of its `interval` is without the source of the table, or without its provider. Only layers have a `regime`.
+    residual of its `interval` is without the source of the table, or without its provider. Only layers have a `regime`
+    and `costs`.
     """
 
     measured_s: float | None
@@ -48,6 +69,7 @@ class MeasuredRow:
     work: tuple[object, ...] = ()
     schedule: str = ""
     interval: Interval | None = None
+    costs: Costs | None = None
 
     @property
     def in_scope(self) -> bool:
@@ -231,8 +253,10 @@ _SUMMARY = (
 def machine_of(table: MeasuredTable, library: str = "auto") -> tuple[Machine | None, str]:
     """The machine of a table, or the reason why there is none; an impossible machine does not stop other tables.
 
-    With a header `provider` its network is that of a cloud, whatever its profile is.
+    With a header `provider` its network is that of a cloud, whatever its profile is; a header `library`, such as
+    ``nccl==2.28.9``, is its library where `library` is ``auto``.
     """
+    library = table.headers.get("library", library) if library == "auto" else library
     try:
         machine = member(table.machine, library, str(table.profile)) if table.machine else None
     except TaspLabError as error:

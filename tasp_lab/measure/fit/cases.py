@@ -80,9 +80,9 @@ def choose_for(tables: Sequence[MeasuredTable]) -> Choice:
     """
     unnamed = [table for table in tables if table.profile is None]
     if unnamed or not tables:
-        what = f"{unnamed[0].name} does" if unnamed else "tables of pairs do"
+        what = unnamed[0].name if unnamed else "tables of pairs"
         like = suggested_profile(unnamed[0]) if unnamed else ""
-        raise FitError(f"{what} not say on which machine it was measured, expected {how_to_name(like)}")
+        raise FitError(f"{what}: the machine is missing, expected {how_to_name(like)}")
     profile = choose(tables[0].machine or "").profile
     for table in tables:
         other = choose(table.machine or "").profile

@@ -1,4 +1,4 @@
-"""Calibration from tables of pairs: the payload bandwidth of links.
+"""Fit the effective bandwidth of links to tables of pairs.
 
 A single active pair uses a link, or a GPU's port into a switch, alone. With all pairs active, the figures of a mesh are
 those of its links; on a switch, the figure of a port is the sum of a row.
@@ -58,7 +58,7 @@ def pair_figures(table: PairTable, profile: Profile) -> list[PairFigure]:
     if any(figure.constant for figure in found):
         _check(found[0], profile)
     if table.latency_s is not None:
-        note = "of a kernel that waits, not of the wire"
+        note = "of a kernel that waits, not of the link"
         found += _figure(table, "latency", "", note, _others(table.latency_s))
     return found
 

@@ -1,7 +1,8 @@
 """Measurements as tables, read from CSV files and from the logs of benchmark tools.
 
-- A *table* holds the times of one collective at several sizes (`tasp_lab.measure.readers.table`). It is a CSV file with
-  headers, or a run in a log of nccl-tests or rccl-tests (`tasp_lab.measure.readers.nccl_tests`).
+- A *table* holds the times of one collective at several sizes (`tasp_lab.measure.readers.table`). It is a CSV file
+  with headers, which may have several, or a run in a log of nccl-tests or rccl-tests
+  (`tasp_lab.measure.readers.nccl_tests`).
 - A *table of layers* holds the times of whole attention calls (`tasp_lab.measure.readers.layer_table`), a *table of
   kernels* those of single calls on one GPU (`tasp_lab.measure.readers.kernel_table`). They differ in their columns.
 - A *table of pairs* holds the bandwidth between each pair of GPUs of a host (`tasp_lab.measure.readers.pairs`). It
@@ -37,7 +38,15 @@ from tasp_lab.measure.readers.pairs import (
     read_p2p_bandwidth,
     read_transfer_bench,
 )
-from tasp_lab.measure.readers.table import COLLECTIVES, MeasuredTable, Row, parse_table, read_table
+from tasp_lab.measure.readers.table import (
+    COLLECTIVES,
+    MeasuredTable,
+    Row,
+    parse_table,
+    parse_tables,
+    read_table,
+    read_tables,
+)
 
 __all__ = [
     "AnyTable",
@@ -56,7 +65,9 @@ __all__ = [
     "parse_kernel_table",
     "read_kernel_table",
     "read_table",
+    "read_tables",
     "parse_table",
+    "parse_tables",
     "read_nccl_tests",
     "parse_nccl_tests",
     "read_transfer_bench",
@@ -89,7 +100,11 @@ def parse_any_table(text: str, name: str) -> AnyTable:
 
 def find_all_tables(paths: Iterable[Path]) -> tuple[AnyTable, ...]:
     """The tables of every kind in files and folders, as `find_tables` finds those of collectives."""
-    return _find(paths, lambda path: parse_any_table(read_text(path), str(path)), read_nccl_tests)
+    return _find(paths, _read_any, read_nccl_tests)
+
+
+def _read_any(path: Path) -> tuple[AnyTable, ...]:
+    return (parse_any_table(read_text(path), str(path)),) if _is_other_table(path) else read_tables(path)
 
 
 def find_tables(
@@ -105,7 +120,7 @@ def find_tables(
     for a path that does not exist.
     """
     read_log = partial(read_nccl_tests, in_place=in_place, profile=profile)
-    return _find(paths, read_table, read_log, leave_out=_is_other_table)
+    return _find(paths, read_tables, read_log, leave_out=_is_other_table)
 
 
 def _is_other_table(path: Path) -> bool:
@@ -116,7 +131,7 @@ def _is_other_table(path: Path) -> bool:
 
 def _find(
     paths: Iterable[Path],
-    read_csv: Callable[[Path], _T],
+    read_csv: Callable[[Path], Iterable[_T]],
     read_log: Callable[[Path], Iterable[_T]],
     leave_out: Callable[[Path], bool] = lambda path: False,
 ) -> tuple[_T, ...]:
@@ -127,7 +142,7 @@ def _find(
         elif path.suffix.lower() == ".csv" and leave_out(path):
             continue
         if path.suffix.lower() == ".csv":
-            tables.append(read_csv(path))
+            tables += read_csv(path)
             continue
         runs = tuple(read_log(path))
         if is_named and not runs:

@@ -10,7 +10,8 @@ A table is stored as a CSV file with headers::
     33554432,123.38
 
 ``profile`` names a machine of the catalogue, or a profile file beside the table (`MeasuredTable.machine`); other
-headers and columns are kept as text. ``size_B`` is the size column of nccl-tests, in bytes: the output of a rank for
+headers and columns are kept as text. A file has several tables if some of `KEYS` are columns instead of headers: one
+for each combination of their cells. ``size_B`` is the size column of nccl-tests, in bytes: the output of a rank for
 all_gather, its input for reduce_scatter, its send buffer for alltoall (its own part included), and one message for
 sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
@@ -29,8 +30,13 @@ from tasp_lab.schedules.collectives.kinds import NcclTestsName
 COLLECTIVES: tuple[NcclTestsName, ...] = get_args(NcclTestsName)
 
 _REQUIRED = ("profile", "collective", "ranks")
+KEYS = ("system", "folder", "profile", "library", "collective", "ranks")
+"""Headers that a file with several tables has as columns: the measured system, the folder of its source, the machine,
+the library with its version, and what was measured."""
+
 _COLUMNS = ("size_B", "time_us")
 _FROM_SIZE = "from_size_b"
+_UNIQUE = (*_REQUIRED, "source", _FROM_SIZE)
 
 
 class Row(NamedTuple):
@@ -98,6 +104,47 @@ def read_table(path: Path) -> MeasuredTable:
     return parse_table(read_text(path), str(path))
 
 
+def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
+    """The tables in a CSV file. Raises `TableError` as `parse_table` does, and for a file that cannot be read."""
+    return parse_tables(read_text(path), str(path))
+
+
+def parse_tables(text: str, name: str) -> tuple[MeasuredTable, ...]:
+    """The tables in the text of a CSV file: one, or several if some of `KEYS` are columns.
+
+    >>> text = '''# profile: h100-8
+    ... # ranks: 8
+    ... collective,size_B,time_us
+    ... all_gather,1024,10
+    ... alltoall,1024,8
+    ... '''
+    >>> [(table.name, table.collective) for table in parse_tables(text, "t.csv")]
+    [('t.csv, all_gather', 'all_gather'), ('t.csv, alltoall', 'alltoall')]
+
+    Raises `TableError` as `parse_table` does.
+    """
+    content = parse_csv(text, name, _UNIQUE)
+    content.check_columns()
+    keys = [column for column in KEYS if column in content.columns]
+    if not keys:
+        return (_table(content),)
+    if twice := [key for key in keys if key in content.headers]:
+        raise content.places[twice[0]].error(f"{twice[0]!r} is a header and a column", "one of them")
+    groups: dict[tuple[str, ...], list[tuple[FilePosition, list[str]]]] = {}
+    columns = [column for column in content.columns if column not in keys]
+    for place, row in content.rows():
+        cells = [row[column] for column in columns]
+        groups.setdefault(tuple(row[key] for key in keys), []).append((place, cells))
+    first = content.lines[0][0]
+    tables = []
+    for values, lines in groups.items():
+        shown = " ".join(dict.fromkeys(value for value in values if value))
+        headers = {**content.headers, **dict(zip(keys, values, strict=True))}
+        places = {**content.places, **dict.fromkeys(keys, lines[0][0])}
+        tables.append(_table(CsvText(f"{name}, {shown}", headers, places, ((first, columns), *lines))))
+    return tuple(tables)
+
+
 def parse_table(text: str, name: str) -> MeasuredTable:
     """The table in the text of a CSV file.
 
@@ -116,7 +163,10 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     for a row with too few or too many cells, and for a duplicate header or column. If a required header is missing, the
     file may not be a table, and malformed rows only extend the reason.
     """
-    content = parse_csv(text, name, (*_REQUIRED, "source", _FROM_SIZE))
+    return _table(parse_csv(text, name, _UNIQUE))
+
+
+def _table(content: CsvText) -> MeasuredTable:
     headers, places = content.headers, content.places
     collective, ranks = _collective(headers, places), _ranks(headers, places)
     first = headers.get(_FROM_SIZE)
@@ -131,7 +181,7 @@ def parse_table(text: str, name: str) -> MeasuredTable:
         missing.append(str(error))
     missing += [f"no column {column!r}" for column in _COLUMNS if column not in columns] or ["no rows"] * (not rows)
     return MeasuredTable(
-        name,
+        content.name,
         headers.get("profile") or None,
         collective,
         ranks,

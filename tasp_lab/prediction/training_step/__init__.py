@@ -1,7 +1,7 @@
-"""Training steps of whole models: stacks of layers with everything that stands beside attention.
+"""Training steps of whole models: attention passes of all layers with the rest of the model.
 
-- `plan`: what is trained and how; `rates`: how fast what is no attention is, and the memory of a GPU, with sources.
-- `costs`: FLOPs and bytes of what stands between attention passes; `memory`: what each GPU holds.
-- `messages`: parameters gathered, gradients reduced; `attention_passes`: the passes of layers, in groups of ranks.
+- `plan`: the model and how it is trained; `rates`: rates of matrix products and memory of GPUs, with sources.
+- `costs`: FLOPs and bytes of everything but attention; `memory`: memory use of each GPU.
+- `messages`: gathered parameters, reduced gradients; `attention_passes`: the passes of layers, in groups of ranks.
 - `chain`: all of these as one schedule; `phases`: the forward and the backward phase of a step.
 """

@@ -1,16 +1,29 @@
-"""The forward and the backward phase of a step, as chains of so many layers."""
+"""The forward and the backward phase of a step: chains of so many layers, each one schedule.
+
+A chain has attention passes with everything beside them. Before each pass every rank makes its inputs in one
+call: all that stands between this pass and the one before, at the cost of its FLOPs and bytes. So passes follow each
+other, and nothing else holds them together.
+
+**Slots.** A layer is a slot of equally many steps. One call of it *opens* the layer: it reads the parameters of the
+layer, which are gathered from all ranks a slot earlier, on lanes of their own. There are buffers for two layers, so
+parameters of a layer are gathered while the one before is computed, and not earlier than those of the layer before that
+have been read. Gradients of the parameters of a layer are made, a part at each rank, by the call that opens the next
+slot, or by the last call; they are then reduced to their owners, also on lanes of their own.
+
+Nothing is assumed to overlap: messages of states share links, and multiprocessors, with those of attention.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray
-from tasp_lab.prediction.training_step.attention_passes import AllPasses, passes_of
-from tasp_lab.prediction.training_step.chain import Link, Slot, chain
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.prediction.training_step.attention_passes import AllPasses, AttentionPass, passes_of
 from tasp_lab.prediction.training_step.costs import (
     BACKWARD,
     NO_COST,
@@ -22,9 +35,14 @@ from tasp_lab.prediction.training_step.costs import (
     output_cost,
     stored_parameters,
 )
-from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
+from tasp_lab.prediction.training_step.messages import StatesTask, all_reduce, gather, reduce_scatter
 from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.schedule.blocks import Blocks, Kind, Pool
+from tasp_lab.schedule.calls import BlockLists, Calls, Task
+from tasp_lab.schedule.composition.sequence import ShiftedSteps, check_size, tables_joined
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, Dense, StackedTask
 from tasp_lab.topology.graph import Topology
 
 PARAMETER_BYTES, GRADIENT_BYTES = 2, 4
@@ -134,3 +152,236 @@ class Phases:
             return None
         found = reduce_scatter if self.plan.fsdp else all_reduce
         return found(self.topology, GRADIENT_BYTES * self._largest(unit))
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A call of every rank, and the pass behind it.
+
+    Parameters
+    ----------
+    flops, moved_bytes : int arrays (world_size,), the cost of the call.
+    behind : the pass; None for the last call of a chain.
+    opens, reads : whether it opens its layer; whether it reads the parameters of the layer that is open.
+    reduces : whether it makes the last part of the gradients of a layer.
+    is_backward : whether it is of the backward pass.
+    """
+
+    flops: IntArray
+    moved_bytes: IntArray
+    behind: AttentionPass | None = None
+    opens: bool = False
+    reads: bool = False
+    reduces: bool = False
+    is_backward: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The steps of the call and the pass."""
+        return 1 + (0 if self.behind is None else len(self.behind.schedule.steps))
+
+
+Slot = Sequence[Link]
+"""The calls of a layer with the passes behind them; one of them opens the layer."""
+
+
+class _Part(NamedTuple):
+    """A table of blocks of the chain, with what happens to it from a step on."""
+
+    blocks: Blocks
+    task: Task
+    initial: BoolArray
+    final: BoolArray
+    kept: BoolArray
+    steps: Sequence[Step]
+    begin: int
+
+
+def chain(
+    name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
+) -> Schedule:
+    """The schedule of a chain.
+
+    Parameters
+    ----------
+    slots, last : the layers, in the order in which they are computed, and the call behind the last of them.
+    gather : how the parameters of a layer are gathered; None if each rank has them.
+    reduction : how the gradients of a layer are reduced; None if they are not.
+
+    Raises `ScheduleError` if there are too many blocks to prove it.
+    """
+    return _Chain(name, slots, last, gather, reduction).schedule()
+
+
+class _Chain:
+    """Builds a chain: places calls and passes at steps, and blocks in tables."""
+
+    def __init__(
+        self, name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
+    ) -> None:
+        self._name, self._last = name, last
+        passes = [link.behind for slot in slots for link in slot]
+        first = passes[0]
+        assert first is not None, "only the last call has no pass behind it"
+        self._ranks, self._dtype = first.schedule.world_size, _dtype(first)
+        self._lanes = max(each.schedule.lanes for each in passes if each is not None)
+        self._gather, self._reduction = gather, reduction
+        opening = [[link.opens for link in slot].index(True) for slot in slots]
+        ahead = max(sum(link.steps for link in slot[:at]) for slot, at in zip(slots, opening, strict=True))
+        behind = max(sum(link.steps for link in slot[at:]) for slot, at in zip(slots, opening, strict=True))
+        self._slot = max(ahead + behind, 0 if gather is None else len(gather.steps))
+        self._links = [*(link for slot in slots for link in slot), last]
+        self._at = self._placed(slots, opening, ahead)
+
+    def _placed(self, slots: Sequence[Slot], opening: Sequence[int], ahead: int) -> list[int]:
+        """The step of each call; those that open layers are a slot apart."""
+        found: list[int] = []
+        for number, (slot, at) in enumerate(zip(slots, opening, strict=True)):
+            opens = (number + 1) * self._slot
+            begin = opens - sum(link.steps for link in slot[:at])
+            found += [begin + before for before in accumulate((link.steps for link in slot[:-1]), initial=0)]
+        return [*found, (len(slots) + 1) * self._slot - ahead]
+
+    def schedule(self) -> Schedule:
+        """The schedule, proven."""
+        tokens, states, passes = self._tokens(), self._states(), self._passes()
+        parts = [tokens, *states.values(), *passes]
+        first = dict(zip(map(id, parts), np.cumsum([0, *(len(each.blocks) for each in parts)]).tolist(), strict=False))
+        check_size(self._name, self._ranks, sum(len(each.blocks) for each in parts))
+        dense, calls = self._calls(tokens, states, passes, first)
+        return Schedule(
+            name=self._name,
+            world_size=self._ranks,
+            lanes=self._lanes + sum(each.lanes for each in (self._gather, self._reduction) if each is not None),
+            blocks=tables_joined([each.blocks for each in parts]),
+            initial=_side_by_side([each.initial for each in parts]),
+            final=_side_by_side([each.final for each in parts]),
+            steps=ShiftedSteps(
+                [each.steps for each in parts],
+                [each.begin for each in parts],
+                [first[id(each)] for each in parts],
+                calls,
+            ),
+            task=StackedTask([each.task for each in parts], [len(each.blocks) for each in parts], dense),
+            kept=_side_by_side([each.kept for each in parts]),
+        )
+
+    def _tokens(self) -> _Part:
+        """A block per rank that is there at the start, and one that the last call makes."""
+        blocks = Blocks.of_data(np.ones(2 * self._ranks, dtype=np.int64))
+        own, none = np.eye(self._ranks, dtype=np.bool_), np.zeros((self._ranks, self._ranks), dtype=np.bool_)
+        initial, final = _side_by_side([own, none]), _side_by_side([none, own])
+        return _Part(blocks, self._moved(blocks, initial, final), initial, final, final, (), 0)
+
+    def _states(self) -> dict[tuple[str, int], _Part]:
+        """Gathers by the link that opens a layer, reductions by the link that makes gradients."""
+        found = {}
+        for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
+            if link.opens and self._gather is not None:
+                pool = Pool("parameters", 2 * self._slot)
+                blocks = replace(self._gather.blocks, kinds=(Kind("parameters", pool=pool),))
+                nothing = np.zeros_like(self._gather.initial)
+                steps = _on_lanes(self._gather.steps, self._lanes)
+                task = self._moved(blocks, self._gather.initial, nothing)
+                found["gather", number] = _Part(
+                    blocks, task, self._gather.initial, nothing, nothing, steps, step - self._slot
+                )
+            if link.reduces and self._reduction is not None:
+                blocks, final = self._reduction.blocks, self._reduction.final
+                kept = final if self._reduction.kept is None else final | self._reduction.kept
+                lanes = self._lanes + (0 if self._gather is None else self._gather.lanes)
+                steps, nothing = _on_lanes(self._reduction.steps, lanes), np.zeros_like(final)
+                task = self._moved(blocks, nothing, final)
+                found["reduce", number] = _Part(blocks, task, nothing, final, kept, steps, step + 1)
+        return found
+
+    def _moved(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> StatesTask:
+        """The task of blocks each of which is at one rank at the start, if any, and is promised to one, if any."""
+        starts_at, ends_at = (np.where(each.any(axis=0), each.argmax(axis=0), -1) for each in (initial, final))
+        return StatesTask(blocks, self._dtype, starts_at, ends_at)
+
+    def _passes(self) -> list[_Part]:
+        found = []
+        for link, step in zip(self._links, self._at, strict=True):
+            if link.behind is None:
+                continue
+            own = link.behind.schedule
+            assert own.task is not None, "a pass has a task"
+            kept = own.initial | own.final if own.kept is None else own.initial | own.final | own.kept
+            initial = own.initial & ~link.behind.made
+            final = np.zeros_like(own.final)
+            found.append(_Part(own.blocks, own.task, initial, final, kept, own.steps, step + 1))
+        return found
+
+    def _calls(
+        self,
+        tokens: _Part,
+        states: dict[tuple[str, int], _Part],
+        passes: Sequence[_Part],
+        first: dict[int, int],
+    ) -> tuple[Dense, dict[int, Step]]:
+        """All calls, with what each reads and makes, and their steps."""
+        sources, targets, parts, steps = list[IntArray](), list[IntArray](), list[IntArray](), dict[int, Step]()
+        for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
+            read = self._read(number, tokens, states, passes)
+            made = [(tokens, tokens.final)] if link.behind is None else [(passes[number], link.behind.made)]
+            own = [_blocks_at(read, rank, first) for rank in range(self._ranks)]
+            kernel = DENSE_BACKWARD if link.is_backward else DENSE
+            params = number * self._ranks + np.arange(self._ranks)[:, None]
+            steps[step] = Step.of((), [Calls(kernel, np.arange(self._ranks), (BlockLists.of(own),), params)])
+            sources += own
+            for rank in range(self._ranks):
+                blocks, part = self._gradients(states.get(("reduce", number)), rank, first)
+                results = _blocks_at(made, rank, first)
+                targets.append(np.concatenate([results, blocks]))
+                parts.append(np.concatenate([np.zeros_like(results), part]))
+        backward = np.repeat([each.is_backward for each in self._links], self._ranks)
+        flops, moved = (
+            np.concatenate([getattr(each, name) for each in self._links]) for name in ("flops", "moved_bytes")
+        )
+        lists = BlockLists.of(sources), BlockLists.of(targets)
+        return Dense(*lists, flops, backward, moved, np.concatenate(parts)), steps
+
+    def _read(
+        self, number: int, tokens: _Part, states: dict[tuple[str, int], _Part], passes: Sequence[_Part]
+    ) -> list[tuple[_Part, BoolArray]]:
+        """What a call reads: results of the pass before it, and the parameters of the layer that is open."""
+        link = self._links[number]
+        read = [(tokens, tokens.initial)]
+        if number:
+            before = self._links[number - 1].behind
+            assert before is not None, "only the last call has no pass behind it"
+            read = [(passes[number - 1], before.schedule.final)]
+        opened = max((each for each in range(number + 1) if self._links[each].opens), default=0)
+        gathered = states.get(("gather", opened))
+        if gathered is not None and (link.opens or link.reads):
+            read.append((gathered, np.ones_like(gathered.initial)))
+        return read
+
+    def _gradients(self, reduced: _Part | None, rank: int, first: dict[int, int]) -> tuple[IntArray, IntArray]:
+        """The gradients that a rank makes in a call, and its part of each; none where no layer ends."""
+        if reduced is None or self._reduction is None:
+            none = np.zeros(0, dtype=np.int64)
+            return none, none
+        shape = self._reduction.initial.shape
+        part = np.broadcast_to(np.asarray(self._reduction.initial_part), shape)
+        return first[id(reduced)] + np.arange(shape[1]), part[rank]
+
+
+def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict[int, int]) -> IntArray:
+    """The numbers of blocks that a rank reads or makes, ascending."""
+    return np.sort(np.concatenate([np.flatnonzero(table[rank]) + first[id(part)] for part, table in tables]))
+
+
+def _on_lanes(steps: Sequence[Step], lane: int) -> list[Step]:
+    """Steps whose lanes begin with this one."""
+    return [replace(step, lane=step.lane + lane) for step in steps]
+
+
+def _dtype(first: AttentionPass) -> str:
+    assert first.schedule.task is not None, "a pass has a task"
+    return first.schedule.task.dtype
+
+
+def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:
+    return np.concatenate(tables, axis=1)

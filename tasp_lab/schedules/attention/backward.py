@@ -34,7 +34,7 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.choices import DEFAULT_BUFFERS, Direction, WireDtype
 from tasp_lab.core.choices import Dataflow as Dataflow
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import Paths

@@ -28,8 +28,8 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.choices import DEFAULT_BUFFERS as DEFAULT_BUFFERS
 from tasp_lab.core.choices import Direction
 from tasp_lab.core.errors import ScheduleError, unknown
-from tasp_lab.rings.decompose import Decomposition, decompose
-from tasp_lab.rings.rings import is_ring, over_lanes
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition, is_ring, over_lanes
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies

@@ -27,7 +27,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule

@@ -59,8 +59,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.choices import Travelling
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition
-from tasp_lab.rings.rings import loads_of_pairs
+from tasp_lab.rings.rings import Decomposition, loads_of_pairs
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule

@@ -42,7 +42,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.rings.closed_forms import balanced_rings
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule

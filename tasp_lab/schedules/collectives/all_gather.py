@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition, decompose
-from tasp_lab.rings.rings import is_ring, over_lanes, split_bytes
+from tasp_lab.rings.rings import Decomposition, is_ring, over_lanes, split_bytes
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
@@ -95,7 +94,7 @@ def ring_all_gather(
     """
     in_order = range(topology.world_size)
     if rings is None:
-        rings = np.array([in_order]) if is_ring(topology, in_order) else decompose(topology, lanes=1).rings
+        rings = np.array([in_order]) if is_ring(topology, in_order) else _searched(topology, lanes=1).rings
     shares = [Fraction(1, max(len(rings), 1))] * len(rings)
     return _around_rings("ring", topology, rings.astype(np.int64), shares, shard_bytes, chunks, fused)
 
@@ -116,12 +115,18 @@ def multi_ring_all_gather(
 
 def rings_for(name: str, topology: Topology, decomposition: Decomposition | None) -> Decomposition:
     """The rings of a schedule, by default those of `decompose`. Raises `ScheduleError` for another world size."""
-    found = decomposition or decompose(topology)
+    found = decomposition or _searched(topology)
     if found.world_size != topology.world_size:
         raise ScheduleError(
             f"schedule {name!r}: rings of {found.world_size} ranks, {topology.name} has {topology.world_size}"
         )
     return found
+
+
+def _searched(topology: Topology, lanes: int | None = None) -> Decomposition:
+    from tasp_lab.rings.decompose import decompose  # a ring in the order of ranks needs no search
+
+    return decompose(topology, lanes=lanes)
 
 
 @schedule("direct", "AllGather")

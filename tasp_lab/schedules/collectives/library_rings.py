@@ -16,6 +16,7 @@ from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.node_rings import node_rings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
+from tasp_lab.schedules.collectives.in_switch import library_switch_all_reduce
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
@@ -84,7 +85,12 @@ def library_rings(topology: Topology) -> IntArray:
 
 
 def library_schedule(
-    collective: NcclTestsName, topology: Topology, size_bytes: int, rings: IntArray | None = None, chunks: int = 1
+    collective: NcclTestsName,
+    topology: Topology,
+    size_bytes: int,
+    rings: IntArray | None = None,
+    chunks: int = 1,
+    algorithm: str = "ring",
 ) -> Schedule:
     """The schedule by which a library implements a collective.
 
@@ -95,6 +101,7 @@ def library_schedule(
     size_bytes : the nccl-tests size: the total for all_gather and reduce_scatter, the bytes that each rank sends for
         alltoall, one message for sendrecv and all_reduce.
     rings, chunks : see `around_library_rings`.
+    algorithm : of an all_reduce, ``ring``, or ``nvls`` for `library_switch_all_reduce`.
 
     >>> from tasp_lab.topology.builders import switch
     >>> schedule = library_schedule("all_gather", switch(8), 2**25)
@@ -112,4 +119,6 @@ def library_schedule(
         return send_recv(topology, size_bytes)
     if collective == "alltoall":
         return all_to_all(topology, size_bytes // n)
+    if algorithm == "nvls":
+        return library_switch_all_reduce(topology, size_bytes // n)
     return around_library_rings(collective, topology, size_bytes // n, rings, chunks)

@@ -48,6 +48,7 @@ def all_to_all(topology: Topology, chunk_bytes: int, fused: bool = False) -> Sch
         final=owned | received,
         steps=[Step(sender, receiver, offset - 1, sender * n + receiver)] if n > 1 else [],
         fused=fused,
+        own_bytes=chunk_bytes,
     )
     schedule.check_routes(topology)
     return schedule

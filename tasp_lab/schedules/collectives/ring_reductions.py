@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule

@@ -15,14 +15,16 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.composition import stacked
 from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask, moved, relayout
+from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.schedules.registry import names_of, options_for_layer
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -132,6 +134,14 @@ def layers_of(schedule: Schedule) -> list[tuple[LayerTask, BoolArray]]:
             left = each.contract.saved & ~task.contract.saved[first:end]
             found.append((each, schedule.initial[:, first:end] | left))
     return found
+
+
+def gradient_dtype_of(schedule: Schedule) -> str | None:
+    """The dtype of gradients that a pass sends, None forward; of a hybrid that of softmax layers, if there are any."""
+    tasks = [task for task, _ in layers_of(schedule)]
+    first = next((task for task in tasks if isinstance(task, AttentionTask)), tasks[0])
+    assert isinstance(first, AttentionTask | LinearTask), "there are no other layers"
+    return first.gradient_dtype
 
 
 def relayout_bytes(schedule: Schedule) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.decompose import Decomposition
+from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies

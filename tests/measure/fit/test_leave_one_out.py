@@ -108,7 +108,7 @@ def test_what_cannot_be_judged(tmp_path: Path) -> None:
         ((tmp_path / "none",), TableError, "none"),
         ((mixed,), TableError, "profile 'mi300x-8', expected one of the family 'h100'"),
         ((unnamed,), FitError, "expected --profile"),
-        ((), TaspLabError, "nothing to judge"),
+        ((), TaspLabError, "no tables: expected"),
     ]
     for paths, kind, said in refused:
         with pytest.raises(kind, match=said) as error:

@@ -184,7 +184,7 @@ def assert_bounded(machine: Machine, schedule: Schedule) -> None:
 
 
 @given(complete_topologies(6) | switch_trees() | shared_media(), layers(), schedule_names, rates, st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_no_schedule_beats_the_bound(
     topology: Topology, layer: Workload, name: str, rate: Fraction, trim: bool
 ) -> None:
@@ -196,7 +196,7 @@ def test_no_schedule_beats_the_bound(
     st.booleans(),
     st.integers(2, 4), st.sampled_from(["fp32", "input"]),
 )  # fmt: skip
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_no_backward_pass_beats_the_bound(
     topology: Topology,
     layer: Workload,
@@ -255,7 +255,7 @@ def test_compute_is_all_flops_over_all_ranks(
 
 @given(st.data(), st.integers(2, 4), layers(12), st.sampled_from(sorted(LAYOUTS)), sides,
        st.sampled_from([None, "fp32"]))  # fmt: skip
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_what_enters_weighs_no_more_than_the_lightest_cover(
     data: st.DataObject, world_size: int, layer: Workload, name: str, side: Side, dtype: str | None
 ) -> None:

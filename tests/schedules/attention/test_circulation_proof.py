@@ -32,7 +32,7 @@ def circulations(draw: st.DrawFn) -> Schedule:
     return passes.backward if draw(st.booleans()) else passes.forward
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(circulations())
 def test_what_is_proved_is_what_a_replay_finds(schedule: Schedule) -> None:
     assert isinstance(schedule.steps, CirculationSteps)
@@ -47,7 +47,7 @@ def is_accepted(schedule: Schedule, **changes: Any) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(circulations(), st.data())
 def test_the_theorem_accepts_only_what_the_replay_accepts(schedule: Schedule, data: st.DataObject) -> None:
     """With copies more or less at the start, promised or not, other parts and lanes."""

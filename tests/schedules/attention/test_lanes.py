@@ -32,7 +32,7 @@ def with_several_destinations(schedule: Schedule) -> list[tuple[int, int]]:
     return [(rank, lane) for rank, lane in pairs[count > 1].tolist()]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(complete, attention_layers(), dataflows, st.data())
 def test_the_transfers_of_a_lane_of_a_rank_have_one_destination(
     topology: Topology, layer: Workload, dataflow: Dataflow, data: st.DataObject

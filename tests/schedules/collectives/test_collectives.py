@@ -285,7 +285,7 @@ def is_accepted(schedule: Schedule, **changes: object) -> bool:
     return True
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.integers(2, 5), BUILDERS, st.integers(1, 3), st.data())
 def test_the_theorem_accepts_what_the_replay_accepts(
     n: int, build: Callable[..., Schedule], chunks: int, data: st.DataObject

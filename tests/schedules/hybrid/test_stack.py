@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.core.choices import Decay
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.composition import stacked
 from tasp_lab.schedule.composition.layers import LayerTask
-from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -27,8 +25,8 @@ from tasp_lab.schedules.registry import names_of, options_of
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, contiguous, zigzag
-from tests.support.mutations import campaign, is_right_in_orders
-from tests.support.numeric_tasks import numbers_of
+from tests.support.mutations import campaign
+from tests.support.strategies import hybrid_layers
 from tests.support.world import World
 
 LINEAR = ("lasp", "lasp-2", "all-scan", "direct-lasp-2", "ring-linear-attention")
@@ -39,32 +37,6 @@ SOFTMAX = (
 
 EVERY_LINEAR = st.sampled_from(LINEAR)
 EVERY_SOFTMAX = st.sampled_from(SOFTMAX)
-PATTERNS = st.text("LS", min_size=1, max_size=5)
-HEADS = 24
-"""A multiple of all numbers of ranks, as heads of Ulysses are."""
-
-
-@st.composite
-def hybrids(draw: st.DrawFn, max_sequence: int = 60, heads: int = HEADS) -> Workload:
-    """Hybrids of any pattern; packed documents of any lengths, empty ones too, under a causal mask."""
-    sequence = draw(st.integers(1, max_sequence))
-    mask = draw(st.sampled_from(["full", "causal"]))
-    documents = None
-    if mask == "causal" and draw(st.booleans()):
-        cuts = sorted(draw(st.lists(st.integers(0, sequence), max_size=4)))
-        documents = tuple(np.diff([0, *cuts, sequence]).tolist())
-    return Workload(
-        sequence,
-        batch=draw(st.integers(1, 2)),
-        heads=heads,
-        head_dim=draw(st.integers(1, 2)),
-        mask=mask,  # type: ignore[arg-type]
-        window=draw(st.sampled_from([None, 3])) if mask == "causal" else None,
-        documents=documents,
-        kind="hybrid",
-        decay=draw(st.sampled_from(get_args(Decay))) if mask == "causal" else "none",
-        layers=draw(PATTERNS),
-    )
 
 
 def schedules_of(
@@ -98,7 +70,7 @@ def moving_positions(linear: str, softmax: str, n: int, layer: Workload) -> int:
     return sum(a != b for a, b in zip(*map(owners, layouts), strict=True))
 
 
-@given(EVERY_LINEAR, EVERY_SOFTMAX, st.sampled_from([1, 2, 3, 8]), hybrids())
+@given(EVERY_LINEAR, EVERY_SOFTMAX, st.sampled_from([1, 2, 3, 8]), hybrid_layers())
 @settings(max_examples=60, deadline=None)
 def test_a_stack_sends_and_computes_what_its_layers_and_re_layouts_do(
     linear: str, softmax: str, n: int, layer: Workload
@@ -122,7 +94,7 @@ def test_a_stack_sends_and_computes_what_its_layers_and_re_layouts_do(
         assert [task.passing for task in tasks] == [("forward", "backward")[backward]] * len(order)
 
 
-@given(EVERY_LINEAR, EVERY_SOFTMAX, st.sampled_from([2, 3]), hybrids())
+@given(EVERY_LINEAR, EVERY_SOFTMAX, st.sampled_from([2, 3]), hybrid_layers())
 @settings(max_examples=20, deadline=None)
 def test_each_layer_begins_where_the_one_before_ends(linear: str, softmax: str, n: int, layer: Workload) -> None:
     """The passes begin and end in the layouts of the first and the last layer."""
@@ -141,18 +113,6 @@ def test_each_layer_begins_where_the_one_before_ends(linear: str, softmax: str, 
         for task, letter in ((tasks[0], order[0]), (tasks[-1], order[-1])):
             assert isinstance(task, LayerTask)
             assert owners(task.layout) == owners(layouts[letter])
-
-
-@given(EVERY_LINEAR, EVERY_SOFTMAX, st.sampled_from([1, 2, 3]), hybrids(max_sequence=9, heads=6))
-@settings(max_examples=40, deadline=None)
-def test_the_numbers_of_a_stack_are_those_of_its_layers_in_turn(
-    linear: str, softmax: str, n: int, layer: Workload
-) -> None:
-    """Executed in two random orders, forward and backward, with real numbers."""
-    found = schedules_of(linear, softmax, n, layer)
-    for schedule in found["stack"] if found else ():
-        world = World.of(schedule)
-        assert is_right_in_orders(world, numbers_of(world), 2)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -178,14 +138,6 @@ def test_calls_of_one_name_reach_the_right_layer() -> None:
         assert (task.layer_of(effects.block) == read[effects.call]).all()
         seen |= set(read.tolist())
     assert seen == {0, 1}
-
-
-@pytest.mark.parametrize("name", ["lasp-2+kv-all-gather", "all-scan+tasp", "lasp+double-ring:2x2"])
-def test_every_rank_can_lay_out_its_memory(name: str) -> None:
-    layer = Workload(40, heads=4, head_dim=2, mask="causal", kind="hybrid", layers="LSSL", decay="channel")
-    for schedule in hybrid_schedules(name, full_mesh(4), layer, None, AttentionOptions("both")):
-        parts = [rank_part(schedule, rank) for rank in range(4)]
-        assert all(len(part.calls) >= 7 for part in parts), "a call per layer, and between layers"
 
 
 def test_forward_and_backward_passes_are_a_training_step() -> None:

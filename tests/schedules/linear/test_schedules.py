@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.bounds.linear import linear_bound_s
+from sim.bounds.layers import linear_bound_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, linear_schedules
@@ -172,42 +171,6 @@ def test_left_and_right_products_of_a_ring() -> None:
         assert schedules[1].flops().sum() == 5 * within + tiles * backward
 
 
-WITHOUT_CHAINS = [name for name in LINEAR if name not in ("lasp", "all-scan")]
-"""A chain needs a causal mask."""
-
-
-@pytest.mark.parametrize(
-    ("name", "mask"), [*((name, "causal") for name in LINEAR), *((name, "full") for name in WITHOUT_CHAINS)]
-)
-def test_no_schedule_is_faster_than_the_bound(name: str, mask: Any) -> None:
-    for sequence in (64, 640):
-        for bandwidth, rate in ((Fraction(1), Fraction(10**9)), (Fraction(10**6), Fraction(100))):
-            mesh = full_mesh(4, bandwidth, Fraction(1, 100))
-            machine = Machine(mesh, compute=ComputeRate(rate))
-            layer = replace(LAYER, sequence=sequence, mask=mask)
-            for schedule in linear_schedules(name, mesh, layer, None, AttentionOptions("both")):
-                assert isinstance(schedule.task, LinearTask)
-                assert 0 < linear_bound_s(machine, schedule.task) <= simulate(schedule, machine).time_s
-
-
-@given(
-    st.sampled_from(list(LINEAR)), st.integers(2, 5), st.integers(1, 12), st.integers(1, 4), st.booleans(), st.data()
-)
-def test_the_bound_holds_for_short_chunks_of_packed_documents(
-    name: str, n: int, positions: int, head_dim: int, packed: bool, data: st.DataObject
-) -> None:
-    """Keys weigh less than a state here, or more; kernels take no time."""
-    sequence = n * positions
-    ends = [0, *sorted(data.draw(st.lists(st.integers(0, sequence), max_size=3))), sequence]
-    documents = tuple(b - a for a, b in pairwise(ends)) if packed else None
-    layer = Workload(sequence, heads=4, kv_heads=2, head_dim=4 * head_dim, mask="causal", kind="linear",
-                     documents=documents)  # fmt: skip
-    machine = Machine(full_mesh(n, Fraction(100), Fraction(1, 10)))
-    for schedule in linear_schedules(name, machine.topology, layer, None, AttentionOptions("both")):
-        assert isinstance(schedule.task, LinearTask)
-        assert linear_bound_s(machine, schedule.task) <= simulate(schedule, machine).time_s
-
-
 @pytest.mark.parametrize(("positions", "least"), [(2, "keys"), (8, "states"), (100, "states")])
 def test_the_last_rank_gets_a_state_or_the_keys_of_all_others(positions: int, least: str) -> None:
     """Three ranks, 4 heads, 2 KV heads of 16: keys of 128 bytes per position in bf16, states of 2 KiB, float32 results
@@ -243,17 +206,3 @@ def test_what_does_not_apply_is_refused() -> None:
         AttentionOptions(pieces=0)
     with pytest.raises(ScheduleError, match="has no such link"):
         linear_schedules("lasp", ring(4), LAYER, None, AttentionOptions("backward"))
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_every_rank_can_lay_out_its_memory_and_both_engines_agree(name: str) -> None:
-    """Operands of several blocks are contiguous; chains have a compute lane of their own."""
-    mesh = full_mesh(5, Fraction(1000), Fraction(1, 10))
-    machine = Machine(mesh, compute=ComputeRate(Fraction(10**5)))
-    for decay in ("head", "none") if name.startswith("ring") else ("none", "channel"):
-        for documents in (None, (9, 3, 0, 28)):
-            layer = replace(LAYER, batch=1, decay=decay, documents=documents)  # type: ignore[arg-type]
-            for schedule in linear_schedules(name, mesh, layer, None, AttentionOptions("both")):
-                assert all(len(rank_part(schedule, rank).calls) >= 1 for rank in range(5))
-                times = [simulate(schedule, machine, engine).time_s for engine in ("simpy", "array")]
-                assert float(times[0]) == pytest.approx(float(times[1]), rel=1e-9)

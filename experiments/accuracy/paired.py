@@ -1,0 +1,175 @@
+"""The errors of ratios of predicted times, which the order of two schedules depends on.
+
+``python -m experiments.accuracy.paired`` compares every pair of measured rows of one question with its prediction, fits
+`tasp_lab.prediction.paired` to all sources and without each of them, and writes
+``tasp_lab/prediction/paired_errors.toml``, and beside this module ``decisions.md`` and ``decisions.json``: what the
+picks would have cost.
+
+A fit has two parts. First the shape of the errors: the likelihood of the measured ratios, with equal weight for each
+source. Then their scale: of all factors that one gives the likeliest orders in the sources that were left out of the
+shape, one after another. So a source decides nothing that it is judged by.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, stats
+
+import tasp_lab.prediction
+from experiments.common import markdown_table
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.core.tables import Table
+from tasp_lab.measure.accuracy.decisions import by_source, decision_parts, decisions_of, measured, questions_of
+from tasp_lab.measure.accuracy.layer import LayerEvaluator
+from tasp_lab.measure.accuracy.report import own_tables
+from tasp_lab.measure.accuracy.table_accuracy import TableAccuracy
+from tasp_lab.measure.readers import LayerTable, find_all_tables
+from tasp_lab.prediction.paired import FREEDOM, PairedErrors, Setting, paired_document
+
+FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "paired_errors.toml"
+RESULTS = Path(__file__).with_name("decisions.md")
+
+START = PairedErrors(own=0.06, alike=0.01, exposed=0.3, steps=0.03, between=1.0, links_alone=4.0, pairs=0, sources=0)
+"""Where fits start, and what they are drawn to where a source says little: by half a unit of each logarithm."""
+
+MOST_PAIRS = 60
+"""Pairs of a source beyond this many add no weight: they are of few machines and kernels."""
+
+SCALES = np.exp(np.linspace(math.log(0.4), math.log(1.5), 23))
+
+
+class Rows(NamedTuple):
+    """Pairs as arrays (pairs,): logarithms of ratios, differences of exposed shares, and where they are from.
+
+    `predicted`, `measured` and `steps` are logarithms of ratios.
+    """
+
+    predicted: np.ndarray
+    measured: np.ndarray
+    exposed: np.ndarray
+    steps: np.ndarray
+    setting: np.ndarray
+    source: np.ndarray
+
+    def of(self, which: np.ndarray) -> Rows:
+        """Some of them."""
+        return Rows(*(each[which] for each in self))
+
+
+def main() -> None:
+    """Fit the errors and write them, and the table of decisions."""
+    evaluator = LayerEvaluator()
+    tables: list[TableAccuracy] = []
+    for table in find_all_tables([own_tables() / "layers"]):
+        assert isinstance(table, LayerTable), "the folder has tables of layers"
+        progress(Path(table.name).name)
+        tables.append(evaluator.evaluate(table))
+    rows = rows_of(tables)
+    sources = sorted(set(rows.source))
+    without = {source: fit(rows.of(rows.source != source)) for source in sources}
+    write_whole(FILE, paired_document(fit(rows), without))
+    write_results(tables)
+
+
+def write_results(tables: Sequence[TableAccuracy]) -> None:
+    """The table of decisions with the errors that were just written, each source without its own."""
+    from tasp_lab.prediction import paired
+
+    paired._file.cache_clear()
+    parts = [part for part in decision_parts(tables) if isinstance(part, Table)]
+    text = "\n\n".join([
+        "What picks would have cost, made by `python -m experiments.accuracy.paired`. A question is one layer on one "
+        "machine that several schedules or libraries were measured on. Errors of ratios are fitted without the source "
+        "that is shown.",
+        *(markdown_table(part.columns, part.rows) for part in parts),
+    ])  # fmt: skip
+    write_whole(RESULTS, (text + "\n").encode())
+    found = {"all": decisions_of(tables), **by_source(tables)}
+    document = {name: each.to_dict() for name, each in found.items()}
+    write_whole(RESULTS.with_suffix(".json"), json.dumps(document, indent=1).encode() + b"\n")
+
+
+def rows_of(tables: Sequence[TableAccuracy]) -> Rows:
+    """All pairs of all questions."""
+    found = []
+    for question in (question for table in tables for question in questions_of(table)):
+        for place, first in enumerate(question.rows):
+            for other, second in enumerate(question.rows[place + 1 :], place + 1):
+                one, two, costs = question.rivals[place], question.rivals[other], first.costs
+                assert costs is not None, "rows of questions have costs"
+                found.append((
+                    math.log(one.time_s / two.time_s), math.log(measured(first) / measured(second)),
+                    one.exposed_share - two.exposed_share, math.log(one.steps / two.steps),
+                    costs.setting, question.source,
+                ))  # fmt: skip
+    return Rows(*(np.array(each) for each in zip(*found, strict=True)))
+
+
+def fit(rows: Rows) -> PairedErrors:
+    """Shape and scale of the errors of some pairs."""
+    sources = sorted(set(rows.source))
+    scores = np.zeros(len(SCALES))
+    for source in sources if len(sources) > 1 else ():
+        inside = rows.of(rows.source == source)
+        spread = spreads(fit_shape(rows.of(rows.source != source)), inside)
+        ahead = np.where(inside.measured < 0, -inside.predicted, inside.predicted)
+        chances = stats.t.cdf(ahead[None, :] / np.maximum(SCALES[:, None] * spread, 1e-9), FREEDOM)
+        scores += np.log(np.maximum(chances, 1e-4)).mean(axis=1)
+    scale = float(SCALES[scores.argmax()]) if len(sources) > 1 else 1.0
+    shape = fit_shape(rows)
+    return PairedErrors(
+        own=_short(scale * shape.own), alike=_short(shape.alike), exposed=_short(scale * shape.exposed),
+        steps=_short(scale * shape.steps),
+        between=_short(shape.between), links_alone=_short(shape.links_alone), pairs=len(rows.source),
+        sources=len(sources),
+    )  # fmt: skip
+
+
+def fit_shape(rows: Rows) -> PairedErrors:
+    """The likeliest shape; each source has the weight of at most `MOST_PAIRS` pairs."""
+    counts = {source: int((rows.source == source).sum()) for source in set(rows.source)}
+    weights = np.array([min(1.0, MOST_PAIRS / counts[source]) for source in rows.source])
+    start = np.log(_numbers(START))
+    error = rows.predicted - rows.measured
+
+    def loss(logs: np.ndarray) -> float:
+        spread = np.maximum(spreads(_errors(logs), rows), 0.005)
+        likely = stats.t.logpdf(error / spread, FREEDOM) - np.log(spread)
+        return float(-(weights * likely).sum() + ((logs - start) ** 2).sum() / 4)
+
+    return _errors(optimize.minimize(loss, start, method="L-BFGS-B").x)
+
+
+def spreads(errors: PairedErrors, rows: Rows) -> np.ndarray:
+    """The scale of each pair's error, an array (pairs,)."""
+    settings: dict[Setting, float] = {
+        each: errors.factor(each) for each in ("exact", "inside", "between", "links alone")
+    }
+    factor = np.array([settings[each] for each in rows.setting])
+    own = errors.own**2 * -np.expm1(-abs(rows.predicted) / errors.alike)
+    found: np.ndarray = factor * np.sqrt(own + (errors.exposed * rows.exposed) ** 2 + (errors.steps * rows.steps) ** 2)
+    return found
+
+
+def _numbers(errors: PairedErrors) -> tuple[float, ...]:
+    return errors.own, errors.alike, errors.exposed, errors.steps, errors.between, errors.links_alone
+
+
+def _errors(logs: np.ndarray) -> PairedErrors:
+    own, alike, exposed, steps, between, links_alone = map(float, np.exp(logs))
+    return PairedErrors(own, alike, exposed, steps, between, links_alone, pairs=0, sources=0)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""``tasp-lab validate``, ``gpu-check`` and ``doctor``: schedules on processes, GPUs step by step, and this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.options import (
+    OUTPUT,
+    RUN,
+    WORK,
+    Backend,
+    Json,
+    Plot,
+    Scale,
+    Schedules,
+    ShardBytes,
+    TopologyText,
+    Trace,
+    whole,
+)
+from tasp_lab.cli.options_layer import DEFAULT_QUESTION, QuestionChoice
+from tasp_lab.cli.outputs import check_outputs, write_timelines
+from tasp_lab.core.choices import BackendKind, FabricKind, TransportKind
+from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.progress import print_progress
+
+if TYPE_CHECKING:
+    from tasp_lab.validation.doctor import Examination
+    from tasp_lab.validation.gpu_check import Record
+
+
+def validate(
+    topology: TopologyText,
+    /,
+    *,
+    schedule: Schedules,
+    shard_bytes: ShardBytes = None,
+    question: QuestionChoice = DEFAULT_QUESTION,
+    fabric: Annotated[
+        FabricKind,
+        Parameter(
+            group=RUN,
+            help="Where ranks run. emulated: network namespaces with shaped links; local: plain processes; torchrun: "
+            "the processes of a torchrun job.",
+        ),
+    ] = "emulated",
+    scale: Scale = None,
+    repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
+    transport: Annotated[TransportKind, Parameter(group=RUN, help="How ranks send blocks.")] = "auto",
+    backend: Backend = "auto",
+    trace: Trace = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Run a collective or an attention layer on real processes and compare it with its prediction.
+
+    Example: tasp-lab validate full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 1MiB
+
+    Example: tasp-lab validate full-mesh:8 --schedule ring-attention --schedule tasp --seq 8192 --compute timed:2e9
+    """
+    from tasp_lab.prediction.captions import caption
+    from tasp_lab.prediction.inputs import edited
+    from tasp_lab.schedules.registry import check_names
+    from tasp_lab.validation import validate as comparison
+
+    layer, changes = question.layer, question.changes
+    machine = question.numbers.load(topology, "ideal")  # the fabric has a library of its own
+    work = layer.work(shard_bytes)
+    check_names(schedule, work)
+    if layer.runtime is not None:
+        raise ProfileError(f"runtime {layer.runtime!r}: ranks run on their own, expected none; see predict and compare")
+    check_outputs(trace=trace, plot=plot, topology=topology)
+    found = comparison.validate(
+        machine,
+        schedule,
+        work,
+        **question.settings(),
+        fabric=fabric,
+        scale=scale,
+        repeats=repeat,
+        transport=transport,
+        backend=backend,
+        progress=print_progress,
+    )
+    if not found.is_reporter:
+        return
+    shown = [run for run in found.runs if run.prediction.is_all]
+    timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
+    title = caption(work, schedule, edited(machine.topology, changes.without_link, changes.link))
+    write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())
+
+
+def gpu_check(
+    machine: Annotated[
+        str | None,
+        Parameter(
+            group=WORK, help="The machine, such as h100-8, or a topology file. Default: a full mesh of the ranks."
+        ),
+    ] = None,
+    /,
+    *,
+    quick: Annotated[
+        bool, Parameter(group=RUN, negative=(), show_default=False, help="Smaller sizes and fewer runs.")
+    ] = False,
+    backend: Annotated[
+        BackendKind,
+        Parameter(group=RUN, help="auto: nccl (RCCL on AMD); gloo checks the logic on CPUs."),
+    ] = "auto",
+    output: Annotated[
+        Path, Parameter(group=OUTPUT, help="The folder of the record, gpu-check.json and gpu-check.txt.")
+    ] = Path("gpu-check"),
+    json: Json = False,
+) -> None:
+    """Check the GPUs of a torchrun job step by step, and stop at the first failure.
+
+    Example: torchrun --nproc-per-node 8 -m tasp_lab.cli gpu-check h100-8 --quick
+    """
+    from tasp_lab.validation.gpu_check import gpu_check as check
+
+    def show(record: Record) -> None:
+        if json:
+            print_json(record.to_dict())
+        else:
+            print_parts(record.parts())
+
+    found = check(machine, quick=quick, output=output, backend=backend, progress=print_progress, show=show)
+    if found.is_reporter:
+        show(found)
+
+
+def doctor(*, json: Json = False) -> None:
+    """Report installed libraries and what this machine can run.
+
+    It also prints the folders of the imported packages.
+
+    Example: tasp-lab doctor
+    """
+    from tasp_lab.validation.doctor import examine
+
+    examination = examine()
+    if json:
+        print_json(examination)
+    else:
+        print_examination(examination)
+
+
+def print_examination(examination: Examination) -> None:
+    """Print the examination as lines of name and finding."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for name, finding in examination.items():
+        if isinstance(finding, dict):
+            console.print(Text(name, style="bold"))
+            for key, value in finding.items():
+                console.print(Text(f"  {key}: {value if value is not None else 'not installed'}"))
+        else:
+            console.print(Text.assemble((name, "bold"), f": {finding}"))

@@ -1,0 +1,326 @@
+"""``tasp-lab topologies``, ``profile`` and ``decompose``: machines, their constants, and the rings of topologies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from tasp_lab.cli.console import Document, print_json, print_parts, print_table
+from tasp_lab.cli.memory import limited_memory
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    DEFAULT_RINGS,
+    MACHINE,
+    NO_CHANGES,
+    ExpressionNumbers,
+    Json,
+    LinkEdits,
+    RingChoice,
+    TopologyText,
+    plot,
+    quantity,
+)
+from tasp_lab.cli.outputs import check_outputs, write_picture
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.progress import on_one_line, print_progress
+from tasp_lab.core.units import format_bandwidth, format_time
+
+if TYPE_CHECKING:
+    from tasp_lab.machines.machine import Machine
+    from tasp_lab.machines.profile import Profile
+
+
+topologies = App(name="topologies", sort_key=1)
+
+
+@topologies.default
+def show_topologies(
+    name: TopologyText | None = None,
+    /,
+    *,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    changes: LinkEdits = NO_CHANGES,
+    json: Json = False,
+) -> None:
+    """List the machines of the catalogue, or show one topology.
+
+    With a name, print its links and the source of each parameter; `--json` prints a topology file.
+
+    Example: tasp-lab topologies h100-8
+    """
+    if name is not None:
+        from tasp_lab.prediction.inputs import as_machine
+
+        _show_machine(as_machine(numbers.load(name, "ideal"), "auto", changes.without_link, changes.link), json)
+        return
+    if numbers.given:
+        raise QuantityError(numbers.refusal())
+    if changes != NO_CHANGES:
+        raise QuantityError("--without-link and --link apply to one topology only")
+    _list_catalogue(json)
+
+
+def _list_catalogue(json: bool) -> None:
+    from tasp_lab.machines.catalogue import catalogue_names, load_machine
+    from tasp_lab.machines.profile import profile_names
+    from tasp_lab.topology.expressions import expression_forms
+
+    machines = [(each, load_machine(each, library="ideal")) for each in catalogue_names()]
+    if json:
+        print_json({"topologies": [
+            {"name": each, "world_size": m.topology.world_size, "summary": m.summary} for each, m in machines
+        ]})  # fmt: skip
+        return
+    rows = [(each, str(m.topology.world_size), m.summary) for each, m in machines]
+    print_table("machines", ("name", "ranks", "summary"), rows, texts=(0, 2))
+    print(f"families, with any number of nodes: {', '.join(f'{each}-NODESxRANKS' for each in profile_names())}")
+    print(f"expressions: {', '.join(expression_forms().values())}")
+
+
+@topologies.command(name="import")
+def import_file(
+    file: Path,
+    /,
+    *,
+    link_bandwidth: Annotated[str | None, quantity("Bandwidth of one NVLink or xGMI link, one way.", MACHINE)] = None,
+    pcie_bandwidth: Annotated[str | None, quantity("Bandwidth of one PCIe link, one way.", MACHINE)] = None,
+    cpu_bandwidth: Annotated[str | None, quantity("Bandwidth between two NUMA nodes, one way.", MACHINE)] = None,
+    nvswitch: Annotated[
+        bool | None, Parameter(group=MACHINE, help="Whether NVLinks lead to switches. Default: detected.")
+    ] = None,
+    pcie: Annotated[
+        bool | None, Parameter(group=MACHINE, help="Whether to include PCIe. Default: where it is needed.")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        Parameter(
+            group=MACHINE,
+            help="A family, such as h100, or a profile of your own: the file has its wiring, and the machine gets its "
+            "library, kernels, constants and NICs.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int,
+        Parameter(
+            group=MACHINE, help="Number of nodes like that of the file, connected by their NICs; with --profile."
+        ),
+    ] = 1,
+    rails: Annotated[
+        bool,
+        Parameter(group=MACHINE, negative=(), show_default=False, help="One switch per rail, for NICs of equal place."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
+
+    `--json` prints a topology file.
+
+    Example: nvidia-smi topo -m > topo.txt; tasp-lab topologies import topo.txt --json > machine.json
+
+    Example: tasp-lab topologies import topo.txt --profile h100 --nodes 4 --json > cluster.json
+    """
+    from tasp_lab.machines.importers import read_topology
+
+    machine = read_topology(
+        file,
+        link_bandwidth=link_bandwidth,
+        pcie_bandwidth=pcie_bandwidth,
+        cpu_bandwidth=cpu_bandwidth,
+        nvswitch=nvswitch,
+        pcie=pcie,
+        profile=profile,
+        nodes=nodes,
+        rails=rails,
+    )
+    _show_machine(machine, json)
+
+
+def _show_machine(machine: Machine, json: bool) -> None:
+    from tasp_lab.machines.machine_file import topology_document
+
+    if json:
+        print_json(topology_document(machine))
+    else:
+        _print_machine(machine)
+
+
+def _print_machine(machine: Machine) -> None:
+    topology = machine.topology
+    if machine.summary:
+        print(machine.summary)
+    kinds = Counter(
+        (
+            "rank to rank"
+            if isinstance(link.source, int) and isinstance(link.destination, int)
+            else "to or from a switch",
+            format_bandwidth(link.bandwidth_bytes_per_s),
+            format_time(link.latency_s),
+        )
+        for link in topology.listed_links()
+    )
+    rows = [(ends, str(count), bandwidth, latency) for (ends, bandwidth, latency), count in kinds.items()]
+    print_table(f"{topology.name}: {topology.world_size} ranks", ("links", "count", "bandwidth", "latency"), rows)
+    for constant in machine.parameters.values():
+        print(f"{constant.name} = {constant.value}\n    {constant.source}")
+
+
+profile = App(name="profile", sort_key=8, help="Machines with their communication library, constant by constant.")
+
+
+@profile.command(name="list")
+def list_profiles(*, json: Json = False) -> None:
+    """List the system families that have a profile.
+
+    Example: tasp-lab profile list
+    """
+    from tasp_lab.machines.profile import load_profile, profile_names
+
+    profiles = [load_profile(name) for name in profile_names()]
+    if json:
+        print_json({"profiles": [
+            {"name": p.name, "summary": p.summary, "library": p.library, "ranks_per_node": p.ranks_per_node}
+            for p in profiles
+        ]})  # fmt: skip
+        return
+    rows = [(p.name, p.library, str(p.ranks_per_node), p.summary) for p in profiles]
+    print_table("profiles", ("family", "library", "ranks per node", "summary"), rows, texts=(0, 1, 3))
+
+
+@profile.command(name="show")
+def show_profile(name: str, /, *, json: Json = False) -> None:
+    """Show every parameter of a machine with value, meaning and source.
+
+    NAME is a family (h100), a machine (h100-8, h100-10x8), or a profile file.
+
+    Example: tasp-lab profile show h100-8
+    """
+    from tasp_lab.machines.profile import find_profile
+
+    found, machine = find_profile(name)
+    if json:
+        print_json(_profile_document(found, machine))
+    else:
+        _print_profile(found, machine)
+
+
+def _profile_document(profile: Profile, machine: Machine) -> Document:
+    """A profile with every constant: its text, its value in SI units, its meaning and its source."""
+    from tasp_lab.machines.constants import CONSTANTS
+    from tasp_lab.machines.intervals import interval_fields
+
+    return {
+        "profile": profile.name,
+        "machine": machine.topology.name,
+        "ranks": machine.topology.world_size,
+        "summary": profile.summary,
+        "library": profile.library,
+        "constants": [
+            {
+                "name": constant.name,
+                "text": constant.text,
+                "at": constant.at_text or None,
+                "value": profile.parameters.numbers[constant.name],
+                "unit": CONSTANTS[constant.name].unit,
+                **interval_fields(constant, profile.parameters.numbers[constant.name]),
+                "meaning": CONSTANTS[constant.name].meaning,
+                "source": constant.source,
+            }
+            for constant in profile.parameters.values()
+        ],
+        "kernels": _kernels(machine),
+    }
+
+
+def _kernels(machine: Machine) -> list[Document]:
+    """Every kernel of the accelerator, by pass and head dimension, with its constants; the default ones first."""
+    from tasp_lab.machines.compute import kernel_constants, kernels_on
+
+    return [
+        {
+            "name": kernel.name,
+            "default": number == 0,
+            "pass": variant.passing,
+            "head_dim": variant.head_dim,
+            "peak_flops_per_s": kernel.peak_rate(variant.passing, variant.head_dim),
+            "assumed": kernel.assumption(variant.passing, variant.head_dim) or None,
+            "constants": [
+                {"name": each.name, "text": each.text, "source": each.source}
+                for each in kernel_constants(kernel, variant.passing, variant.head_dim)
+            ],
+        }
+        for number, kernel in enumerate(kernels_on(machine.accelerator))
+        for variant in kernel.file.variants
+    ]
+
+
+def _print_profile(profile: Profile, machine: Machine) -> None:
+    """A profile for people."""
+    from tasp_lab.machines.constants import CONSTANTS
+    from tasp_lab.machines.intervals import interval_text
+
+    print(f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}")
+    for constant in profile.parameters.values():
+        at = "" if constant.at is None else f" at {constant.at_text}"
+        value = f"{constant.text}{at}{interval_text(constant)}"
+        print(f"\n{constant.name} = {value}    {CONSTANTS[constant.name].meaning}\n    {constant.source}")
+    _print_kernels(machine)
+
+
+def _print_kernels(machine: Machine) -> None:
+    """The kernels, a line for each pass and head dimension; ``--json`` has all their constants."""
+    from tasp_lab.core.units import format_flops, format_time
+    from tasp_lab.machines.compute import kernels_on
+
+    for number, kernel in enumerate(kernels_on(machine.accelerator)):
+        print(f"\nkernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")
+        for variant in kernel.file.variants:
+            assumed = kernel.assumption(variant.passing, variant.head_dim)
+            peak, rate = kernel.peak_rate(variant.passing, variant.head_dim), variant.rate
+            low, high = (format_flops(peak * end / rate.value) for end in (rate.low, rate.high))
+            print(
+                f"    {variant.passing}, head dimension {variant.head_dim}: up to "
+                f"{format_flops(peak)} ({low} to {high}), tiles of "
+                f"{variant.design.rows} x {variant.design.columns}, launch {format_time(variant.launch_s.value)}; "
+                f"{assumed or variant.rate.source}"
+            )
+
+
+def decompose(
+    topology: TopologyText,
+    /,
+    *,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    changes: LinkEdits = NO_CHANGES,
+    rings: RingChoice = DEFAULT_RINGS,
+    plot: Annotated[Path | None, plot("the rings")] = None,
+    json: Json = False,
+) -> None:
+    """Decompose a topology into rings and compare them with the AllGather bound.
+
+    The rings are those with the highest total bandwidth.
+
+    Example: tasp-lab decompose full-mesh:5 --without-link 0-3
+    """
+    from tasp_lab.prediction import decompose as decomposition
+
+    with limited_memory():
+        machine = numbers.load(topology, "ideal")
+        check_outputs(plot=plot, topology=topology)
+        found = decomposition.decompose(
+            machine,
+            without_links=changes.without_link,
+            links=changes.link,
+            **vars(rings),
+            progress=print_progress,
+        )
+    if plot is not None:
+        from tasp_lab.plots.rings import draw_decomposition
+
+        write_picture(draw_decomposition(found, on_one_line(f"Rings of {found.topology.name}")), plot)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())

@@ -1,0 +1,250 @@
+"""``tasp-lab accuracy`` and ``calibrate``: measured tables beside their predictions, and constants from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.options import DEFAULT_SAMPLES, MACHINE, OUTPUT, RUN, WORK, Backend, Json, SamplingChoice, Scale, plot
+from tasp_lab.cli.outputs import check_outputs, write_picture
+from tasp_lab.core.choices import FabricKind
+from tasp_lab.core.errors import OutputError, QuantityError
+from tasp_lab.core.files import check_writable
+from tasp_lab.core.progress import print_progress
+
+
+def accuracy(
+    *paths: Annotated[Path, Parameter(group=WORK, help="Files and folders. Default: the tables of tasp-lab.")],
+    profile: Annotated[
+        str | None,
+        Parameter(
+            group=MACHINE,
+            help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8.",
+        ),
+    ] = None,
+    plot: Annotated[Path | None, plot("measured and predicted times")] = None,
+    pairs: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            group=OUTPUT,
+            help="With --json, list all pairs of rows that did the same work, with both ratios and the probability.",
+        ),
+    ] = False,
+    sampling: SamplingChoice = DEFAULT_SAMPLES,
+    json: Json = False,
+) -> None:
+    """Compare measured tables with their predictions.
+
+    A table of a collective is a log of nccl-tests, or a CSV with the columns size_B and time_us under header lines: #
+    profile: h100-2x8, # collective: all_gather, # ranks: 16, # source: ... Tables of attention layers and of kernels
+    are recognised by their columns. Tables that cannot be compared are listed with the reason.
+
+    Example: tasp-lab accuracy my-cluster/
+
+    Example: tasp-lab accuracy all_gather.log --profile h100-8
+    """
+    from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
+    from tasp_lab.measure import accuracy as report
+
+    check_outputs(plot=plot)
+    chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
+    with Progress(lines_only=json) as shown:
+        found = report.accuracy(*paths, profile=profile, sampling=chosen, pairs=pairs, count=shown.count)
+    if plot is not None:
+        from tasp_lab.plots.accuracy import draw_rows, draw_tables
+
+        collectives = [table for table in found if table.rows and isinstance(table, report.CollectiveAccuracy)]
+        only = len(collectives) == sum(bool(table.rows) for table in found)
+        write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())
+
+
+_FILES = Group("Files", help="Without --fabric.", sort_key=2)
+
+
+def calibrate(
+    *measurements: Annotated[
+        str,
+        Parameter(
+            group=WORK,
+            help="Logs of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest, CSV tables, or folders of "
+            "them; with --fabric a machine.",
+        ),
+    ],
+    profile: Annotated[
+        str | None,
+        Parameter(
+            group=_FILES, help="The profile to start from, and the machine of logs: h100-8, h100-2x8 or my.toml:2x8."
+        ),
+    ] = None,
+    fit: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=_FILES,
+            negative=(),
+            show_default=False,
+            help="A parameter to fit, repeatable. Default: all that the measurements identify.",
+        ),
+    ] = (),
+    algorithm: Annotated[
+        Literal["ring"] | None,
+        Parameter(group=_FILES, help="The algorithm of AllReduce if the measurement does not name it."),
+    ] = None,
+    in_place: Annotated[
+        bool, Parameter(group=_FILES, negative=(), show_default=False, help="Use in-place columns of logs.")
+    ] = False,
+    judge: Annotated[
+        bool,
+        Parameter(
+            group=_FILES,
+            negative=(),
+            show_default=False,
+            help="Write no profile: predict each collective of the files by a fit to all others.",
+        ),
+    ] = False,
+    kernels: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=_FILES,
+            consume_multiple=True,
+            negative=(),
+            show_default=False,
+            help="Fit an attention kernel to tables of its times, or live: time it on this machine.",
+        ),
+    ] = (),
+    fabric: Annotated[
+        FabricKind | None, Parameter(group=RUN, help="Measure running ranks instead of reading files, see validate.")
+    ] = None,
+    scale: Scale = None,
+    backend: Backend = "auto",
+    output: Annotated[
+        Path | None,
+        Parameter(group=OUTPUT, help="File of the profile (.toml), or with --fabric of the machine (.toml, .json)."),
+    ] = None,
+    force: Annotated[
+        bool,
+        Parameter(
+            group=OUTPUT,
+            negative=(),
+            show_default=False,
+            help="Also write a fit that predicts no better than the profile.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Fit a profile to your own measurements, or measure a machine.
+
+    Prints the parameters that the measurements identify, with confidence intervals. A fit that predicts no better
+    than the profile, on all rows or on held-out rows, is not written; the exit code is 2. With --fabric, it measures
+    links and launch cost between pairs of ranks and writes a machine.
+
+    Example: tasp-lab calibrate all_gather.log sendrecv.log --profile h100-8 --output my.toml
+
+    Example: tasp-lab calibrate --judge my-cluster/
+
+    Example: tasp-lab calibrate --kernels times.csv --profile h100-8 --output kernel.toml
+
+    Example: tasp-lab calibrate full-mesh:4 --fabric emulated --output my.json
+    """
+    from tasp_lab.measure import calibrate as calibration
+
+    if judge:
+        _check_judge(
+            {
+                "fabric": fabric,
+                "scale": scale,
+                "output": output,
+                "backend": backend != "auto",
+                "kernels": kernels,
+                "force": force,
+            }
+        )
+        _judge(measurements, profile, fit, algorithm, in_place, json)
+        return
+    if force and (output is None or fabric is not None):
+        raise QuantityError("--force: for a fit to files that --output writes")
+    _check_output((*measurements, *kernels), output, (".toml",) if fabric is None else (".toml", ".json"))
+    if kernels:
+        others = {"measurements": measurements, "--fit": fit, "--algorithm": algorithm, "--fabric": fabric}
+        _fit_kernel(kernels, profile, [name for name, value in others.items() if value], output, force, json)
+        return
+    found = calibration.calibrate(
+        *measurements,
+        profile=profile,
+        fit=fit,
+        algorithm=algorithm,
+        in_place=in_place,
+        fabric=fabric,
+        scale=scale,
+        backend=backend,
+        progress=print_progress,
+    )
+    if not found.is_reporter:
+        return
+    if not json:
+        print_parts(found.parts())
+    if output is not None:
+        if isinstance(found, calibration.FileCalibration):
+            found.save(output, force)
+        else:
+            found.save(output)
+    if json:
+        print_json(found.to_dict() | {"output": None if output is None else str(output)})
+    elif output is not None:
+        print_progress(f"{'profile' if fabric is None else 'machine'}: {output}")
+
+
+def _check_judge(given: Mapping[str, object]) -> None:
+    if unused := [f"--{option}" for option, value in given.items() if value]:
+        raise QuantityError(f"{', '.join(unused)}: not with --judge, which writes no profile and runs no ranks")
+
+
+def _judge(
+    measurements: Sequence[str], profile: str | None, fit: Sequence[str], algorithm: str | None, in_place: bool,
+    json: bool,
+) -> None:  # fmt: skip
+    from tasp_lab.measure.leave_one_out import leave_one_out
+
+    found = leave_one_out(
+        *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
+    )
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts())
+
+
+def _fit_kernel(
+    tables: Sequence[str], profile: str | None, others: Sequence[str], output: Path | None, force: bool, json: bool
+) -> None:
+    from tasp_lab.measure.calibrate_kernels import calibrate_kernels
+
+    if others:
+        raise QuantityError(f"{others[0]}: not with --kernels, which takes tables of kernel times only")
+    found = calibrate_kernels(tables, profile, print_progress)
+    if not json:
+        print_parts(found.parts())
+    if output is not None:
+        found.save(output, force)
+    if json:
+        print_json(found.to_dict() | {"output": None if output is None else str(output)})
+
+
+def _check_output(measurements: Sequence[str], output: Path | None, endings: tuple[str, ...]) -> None:
+    if output is None:
+        return
+    if output.suffix.lower() not in endings:
+        raise OutputError(f"cannot write {output}: expected a name that ends in {' or '.join(endings)}")
+    if os.path.realpath(output) in {os.path.realpath(text) for text in measurements}:
+        raise OutputError(f"cannot write {output}: --output would replace what it is made from")
+    check_writable(output)

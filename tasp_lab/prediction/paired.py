@@ -1,0 +1,204 @@
+"""How sure the order of two predicted times on one machine is, and what it costs to take the wrong one.
+
+Schedules on one machine share most of what a prediction is wrong about: the kernel, the clock, the links. Only the rest
+decides which of them is faster. ``paired_errors.toml`` has how large that rest is, fitted to ratios of times that were
+measured on one machine (`python -m experiments.accuracy.paired`)::
+
+    variance of log(measured ratio / predicted ratio)
+        = own**2 * (1 - exp(-|log predicted ratio| / alike))
+          + (exposed * difference of exposed shares)**2 + (steps * log ratio of steps)**2
+
+- *own*: two schedules behave differently. Those that are predicted to take nearly the same time mostly do the same, so
+  their errors are alike as well, with a correlation that decays over a log ratio of `alike`.
+- *exposed*: an error of the network is shared, but counts only in the share of the time that computing does not hide.
+- *steps*: what each step costs beside its calls and messages is shared too; schedules have different numbers of them.
+
+All are multiplied by a factor between domains, and by one where links alone are modelled, without a communication
+library. Errors have the tails of Student's t. Where links are ideal, times are exact.
+
+All comparisons of a ranking use common samples: `expected_regrets` draws the errors of all schedules together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.residuals import spans_domains
+
+Setting = Literal["exact", "inside", "between", "links alone"]
+"""Where schedules are compared: on ideal links, inside a domain, between domains, or by links alone.
+
+The last is for machines without a library model, and for nodes on PCIe, which such rows were measured on.
+"""
+
+FREEDOM = 4
+"""Degrees of freedom of the errors' Student's t: few sources were measured, and some of their rows are far off."""
+
+DRAWS = 4096
+"""Common samples of the errors of all schedules; the least expected regret is then known to about a tenth of itself."""
+
+EQUAL = 1e-9
+"""Times whose logarithms differ by less are equal: the same operations in another order."""
+
+
+class Rival(NamedTuple):
+    """What the comparison needs of a prediction.
+
+    Attributes
+    ----------
+    time_s : the predicted time.
+    exposed_share : the share of it that computing does not hide.
+    steps : of the schedules of all passes.
+    """
+
+    time_s: float
+    exposed_share: float
+    steps: float = 1
+
+
+class PairedErrors(msgspec.Struct, frozen=True):
+    """The errors of ratios of predicted times, see the module.
+
+    Attributes
+    ----------
+    own, alike, exposed, steps : standard deviations and the decay of a correlation, all of logarithms.
+    between, links_alone : factors of the standard deviations.
+    pairs, sources : how many they were fitted to.
+    """
+
+    own: float
+    alike: float
+    exposed: float
+    steps: float
+    between: float
+    links_alone: float
+    pairs: int
+    sources: int
+
+    def factor(self, setting: Setting) -> float:
+        """What the standard deviations are multiplied by; 0 where times are exact.
+
+        Links alone were measured inside nodes, so they have no second factor between domains.
+        """
+        return {"exact": 0.0, "inside": 1.0, "between": self.between, "links alone": self.links_alone}[setting]
+
+    def spread(self, first: Rival, second: Rival, setting: Setting) -> float:
+        """The scale of the error of the logarithm of a ratio of times."""
+        apart = abs(math.log(first.time_s / second.time_s))
+        own = self.own**2 * -math.expm1(-apart / self.alike)
+        exposed = (self.exposed * (first.exposed_share - second.exposed_share)) ** 2
+        steps = (self.steps * math.log(first.steps / second.steps)) ** 2
+        return self.factor(setting) * math.sqrt(own + exposed + steps)
+
+    def first_is_faster(self, first: Rival, second: Rival, setting: Setting) -> float:
+        """The probability that the first one takes less time, 0 to 1."""
+        ahead, spread = math.log(second.time_s / first.time_s), self.spread(first, second, setting)
+        if abs(ahead) < EQUAL:
+            return 0.5
+        return below_t(ahead / spread) if spread else float(ahead > 0)
+
+    def ratio(self, first: Rival, second: Rival, setting: Setting, share: float = 0.95) -> tuple[float, float]:
+        """The ends of the interval of first over second, 1 - `share` to `share`."""
+        centre, reach = math.log(first.time_s / second.time_s), quantile_t(share) * self.spread(first, second, setting)
+        return math.exp(centre - reach), math.exp(centre + reach)
+
+    def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
+        """How much longer than the fastest each one is expected to take, a float array (rivals,).
+
+        >>> errors = PairedErrors(0.05, 0.02, 0.3, 0.1, 1.0, 4.0, pairs=0, sources=0)
+        >>> errors.expected_regrets([Rival(1.0, 0.0), Rival(1.5, 0.0)], "exact").tolist()
+        [0.0, 0.5]
+        """
+        regrets: FloatArray = self.relative_times(rivals, setting).mean(axis=0) - 1
+        return regrets
+
+    def relative_times(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
+        """The time of each one over the least time, in each common sample: a float array (draws, rivals)."""
+        log_times = np.log([each.time_s for each in rivals])
+        shares, steps = (np.array([each[place] for each in rivals]) for place in (1, 2))
+        drawn, network, step = _normal(len(rivals))
+        apart = abs(log_times[:, None] - log_times)
+        covariance = self.own**2 / 2 * np.exp(-apart / self.alike)
+        own = drawn @ np.linalg.cholesky(covariance + 1e-12 * np.eye(len(rivals))).T
+        shared = self.exposed * network[:, None] * shares + self.steps * step[:, None] * np.log(steps)
+        logs = log_times + self.factor(setting) * (own + shared)
+        relative: FloatArray = np.exp(logs - logs.min(axis=1, keepdims=True))
+        return relative
+
+    def network_samples(self, rivals: int) -> FloatArray:
+        """The error of the network in each common sample of so many rivals, a float array (draws,)."""
+        return _normal(rivals)[1]
+
+
+class _File(msgspec.Struct, frozen=True):
+    """The data file: fitted to all sources, and without each of them."""
+
+    all: PairedErrors
+    without: dict[str, PairedErrors]
+
+
+@cache
+def _file() -> _File:
+    data = (files("tasp_lab.prediction") / "paired_errors.toml").read_bytes()
+    return msgspec.toml.decode(data, type=_File)
+
+
+def paired_errors(without: str = "") -> PairedErrors:
+    """The errors fitted to all sources but one; a source that is not among them leaves out nothing."""
+    return _file().without.get(without, _file().all)
+
+
+def paired_document(everything: PairedErrors, without: dict[str, PairedErrors]) -> bytes:
+    """The text of the data file."""
+    return msgspec.toml.encode(_File(everything, without))
+
+
+def setting_of(machine: Machine) -> Setting:
+    """Where the schedules of a machine are compared."""
+    if machine.has_ideal_links:
+        return "exact"
+    if machine.comm_library.name in ("ideal", "measured") or "pcie" in machine.topology.switch_kinds.values():
+        return "links alone"
+    return "between" if spans_domains(machine) else "inside"
+
+
+def below_t(value: float) -> float:
+    """The probability that Student's t with `FREEDOM` degrees is below a value.
+
+    >>> round(below_t(2.132), 3), below_t(0.0)
+    (0.95, 0.5)
+    """
+    # the closed form for four degrees of freedom: scipy takes longer to import than all comparisons take
+    share = value / math.sqrt(value * value + 4)
+    return 0.5 + 0.75 * share * (1 - share * share / 3)
+
+
+def quantile_t(share: float) -> float:
+    """The value below which Student's t with `FREEDOM` degrees is with a probability.
+
+    >>> round(quantile_t(0.95), 3)
+    2.132
+    """
+    alpha = 4 * share * (1 - share)
+    root = math.sqrt(alpha)
+    size = 2 * math.sqrt(max(math.cos(math.acos(root) / 3) / root - 1, 0.0))
+    return math.copysign(size, share - 0.5)
+
+
+@cache
+def _normal(rivals: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Common samples with the tails of Student's t: of each rival, (draws, rivals), of network and steps, (draws,)."""
+    generator = np.random.default_rng(0)
+    # cut at three standard deviations per unit: the mean of the exponential of Student's t is infinite
+    tails = np.minimum(np.sqrt(FREEDOM / generator.chisquare(FREEDOM, DRAWS)), 3)
+    network, step = generator.standard_normal((2, DRAWS)) * tails
+    return generator.standard_normal((DRAWS, rivals)) * tails[:, None], network, step

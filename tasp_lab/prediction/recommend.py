@@ -1,0 +1,400 @@
+"""Which schedule to take: a decision from a ranking, how sure it is, and what it costs to be wrong.
+
+The *expected regret* of a schedule is how much longer than the fastest it is expected to take, over common samples of
+the errors of all schedules (`tasp_lab.prediction.paired`). Of the schedules whose expected regret is within `TIE` of
+the least, the recommendation is
+
+1. the one with the fewest buffers,
+2. of these that with the least bytes on the busiest link,
+3. of these one that a library ships;
+
+`prefer` puts one of these criteria, or the time, first. A question is *decided* if the expected regret of the
+recommendation is at most `DECIDED`: one schedule is clearly faster, or several tie. Else it is *open*, and the
+recommendation names what to measure::
+
+    found = compare("h100-8", Workload(65536, heads=32, mask="causal"))
+    found.recommendation.schedule, found.recommendation.expected_regret
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from sim.host import busy_s
+from sim.simulate import engine_of, simulate
+from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.choices import Preference
+from tasp_lab.core.units import format_size_about, format_time
+from tasp_lab.machines.compute import KernelCompute, with_kernel
+from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
+from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
+from tasp_lab.schedule.schedule import Schedule
+
+TIE = 0.01
+"""Schedules whose expected regret is within this of the least are taken to be equally fast."""
+
+DECIDED = 0.02
+"""A question is decided if the expected regret of the recommendation is at most this."""
+
+NEAR = 0.02
+"""Schedules whose predicted time is within this of the shortest are counted as near it."""
+
+SLOWER = (1 / 2, 1 / 4, 1 / 8)
+"""Speeds of the network, as shares of the real one, at which the recommendation is checked."""
+
+CHECKED = 3
+"""As many rivals are simulated on slower networks: those that send least."""
+
+MOST_TRANSFERS = 40_000
+"""Larger schedules are not simulated again on slower networks."""
+
+
+OTHER_KERNEL = 0.2
+"""Another kernel of the GPU is named if it changes the time of the recommendation by more than this."""
+
+
+class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a library runs a schedule.
+
+    Attributes
+    ----------
+    schedules : a regular expression that matches the whole name of a schedule.
+    library, version : the library, and the version whose code or documents were read.
+    text : the flags or calls; groups of the expression and {ranks} fill it.
+    source : where that stands.
+    masks : the masks that it is for; all if empty.
+    """
+
+    schedules: str
+    library: str
+    version: str
+    text: str
+    source: str
+    masks: tuple[str, ...] = ()
+
+    def filled(self, name: str, mask: str, ranks: int) -> Switch | None:
+        """The switch of a schedule; None if it is not for it."""
+        match = re.fullmatch(self.schedules, name)
+        if match is None or (self.masks and mask not in self.masks):
+            return None
+        groups = {group: value or "" for group, value in match.groupdict().items()}
+        return msgspec.structs.replace(self, text=self.text.format(ranks=ranks, **groups))
+
+    def to_dict(self) -> dict[str, str]:
+        """The object of ``--json``."""
+        return {"library": self.library, "version": self.version, "text": self.text, "source": self.source}
+
+
+class _Switches(msgspec.Struct, frozen=True):
+    switches: tuple[Switch, ...]
+
+
+@cache
+def _switches() -> tuple[Switch, ...]:
+    data = (files("tasp_lab.prediction") / "switches.toml").read_bytes()
+    return msgspec.toml.decode(data, type=_Switches).switches
+
+
+def switches_of(name: str, mask: str, ranks: int) -> list[Switch]:
+    """What switches a schedule on in libraries that ship it; empty if none does.
+
+    >>> [each.text for each in switches_of("usp:8x4", "causal", 32)][0].split(" --")[1:]
+    ['cp-comm-type a2a+p2p', 'hierarchical-context-parallel-sizes 8 4']
+    >>> switches_of("tasp", "causal", 8)
+    []
+    """
+    filled = (each.filled(name, mask, ranks) for each in _switches())
+    return [each for each in filled if each is not None]
+
+
+class CostsOf(NamedTuple):
+    """What decides between schedules that are expected to be equally fast."""
+
+    buffer_bytes: float
+    link_bytes: float
+    is_shipped: bool
+    time_s: float
+    schedule: str
+
+
+def choose(expected_regrets: Sequence[float], costs_of: Callable[[int], CostsOf], prefer: Preference = "memory") -> int:
+    """The place of the recommended schedule: of those within `TIE` of the least expected regret, the preferred one.
+
+    `costs_of` is asked for those alone.
+
+    >>> found = [CostsOf(3, 1, True, 1.0, "a"), CostsOf(2, 2, False, 1.0, "b"), CostsOf(1, 1, True, 2.0, "c")]
+    >>> choose([0.0, 0.005, 1.0], found.__getitem__), choose([0.0, 0.005, 1.0], found.__getitem__, "library")
+    (1, 0)
+    """
+    least = min(expected_regrets)
+
+    def order(number: int) -> tuple[object, ...]:
+        costs = costs_of(number)
+        keys = {"memory": costs.buffer_bytes, "bytes": costs.link_bytes, "library": not costs.is_shipped}
+        first = keys.pop(prefer, costs.time_s)
+        return (first, *keys.values(), costs.schedule)
+
+    return min((number for number, regret in enumerate(expected_regrets) if regret <= least + TIE), key=order)
+
+
+@dataclass(frozen=True, eq=False)
+class Recommendation:
+    """A decision between answers to one question.
+
+    Parameters
+    ----------
+    answers : those that apply, the fastest first.
+    prefer : what decides between schedules that are expected to be equally fast.
+    """
+
+    answers: tuple[Answer, ...]
+    prefer: Preference = "memory"
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Where the schedules are compared."""
+        return setting_of(self.answers[0].passes[0].machine)
+
+    @cached_property
+    def _errors(self) -> PairedErrors:
+        return paired_errors()
+
+    @cached_property
+    def _relative(self) -> FloatArray:
+        """Times over the least one in each common sample, less one, a float array (draws, answers)."""
+        return self._errors.relative_times(self._rivals, self.setting) - 1
+
+    @cached_property
+    def _rivals(self) -> list[Rival]:
+        return [each.rival for each in self.answers]
+
+    @cached_property
+    def expected_regrets(self) -> list[float]:
+        """The expected regret of each answer."""
+        return [float(each) for each in self._relative.mean(axis=0)]
+
+    @cached_property
+    def number(self) -> int:
+        """The place of the recommended answer among the answers."""
+
+        def costs_of(number: int) -> CostsOf:
+            answer = self.answers[number]
+            shipped = bool(self.switches_of(answer))
+            return CostsOf(answer.buffer_bytes, answer.link_bytes, shipped, float(answer.time_s), answer.schedule)
+
+        return choose(self.expected_regrets, costs_of, self.prefer)
+
+    @property
+    def answer(self) -> Answer:
+        """The recommended answer."""
+        return self.answers[self.number]
+
+    @property
+    def schedule(self) -> str:
+        """The recommended schedule."""
+        return self.answer.schedule
+
+    @property
+    def expected_regret(self) -> float:
+        """How much longer than the fastest it is expected to take, as a share."""
+        return self.expected_regrets[self.number]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether that is at most `DECIDED`."""
+        return self.expected_regret <= DECIDED
+
+    @property
+    def margin(self) -> float:
+        """Its predicted time over the shortest one, less one."""
+        return float(self.answer.time_s / self.answers[0].time_s) - 1
+
+    @property
+    def near(self) -> list[Answer]:
+        """The answers whose predicted time is within `NEAR` of the shortest."""
+        return [each for each in self.answers if each.time_s <= (1 + NEAR) * self.answers[0].time_s]
+
+    def switches_of(self, answer: Answer) -> list[Switch]:
+        """What switches the schedule of an answer on in libraries that ship it."""
+        if not isinstance(answer.question.schedule, str):
+            return []
+        return switches_of(answer.schedule, answer.layer.mask, answer.world_size)
+
+    # Robustness.
+
+    @cached_property
+    def slower(self) -> tuple[float | None, str]:
+        """The speed of the network, as a share, down to which the recommendation stays within `DECIDED` of the best.
+
+        And what is faster below it; the share is None where it was not simulated, and 0 where nothing was found down
+        to the last of `SLOWER`. Slowing the network is simulated as speeding up the kernels.
+        """
+        sends_less = [each for each in self.answers if each.link_bytes < self.answer.link_bytes]
+        rivals = sorted(sends_less, key=lambda each: float(each.time_s))[:CHECKED]
+        passes = [each for answer in (self.answer, *rivals) for each in answer.passes]
+        if any(each.schedule.transfers > MOST_TRANSFERS for each in passes):
+            return None, ""
+        holds = 1.0
+        for share in SLOWER:
+            own_s = _time_s(self.answer, share)
+            times = {each.schedule: _time_s(each, share) for each in rivals}
+            fastest = min(times, key=lambda name: times[name], default="")
+            if fastest and own_s > (1 + DECIDED) * times[fastest]:
+                return holds, fastest
+            holds = share
+        return 0.0, ""
+
+    @cached_property
+    def other_kernel(self) -> tuple[str, float] | None:
+        """The fastest other kernel of this GPU, and the time of the recommendation with it.
+
+        None if no other changes that by more than `OTHER_KERNEL`, or if the kernel is unknown.
+        """
+        passes = self.answer.passes
+        machine = passes[0].machine
+        if not isinstance(machine.compute, KernelCompute) or self.answer.layer.kind != "softmax":
+            return None
+        found: dict[str, Machine] = {}
+        for name in kernel_names(str(machine.accelerator)):
+            kernel = attention_kernel(str(machine.accelerator), name)
+            known = {variant.passing for variant in kernel.file.variants}  # serving engines have forward alone
+            measured = not kernel.note  # else its rate is that of another GPU, in proportion to the peaks
+            if measured and name != machine.compute.kernel.file.kernel and known >= {"forward", "backward"}:
+                found[name] = with_kernel(machine, name)
+        if not found:
+            return None
+
+        def compute_s(name: str) -> float:
+            return sum(float(max(busy_s(each.schedule, found[name].compute, machine.rank_speeds))) for each in passes)
+
+        fastest = min(found, key=compute_s)
+        time_s = sum(float(_simulated_s(self.answer, each.schedule, found[fastest])) for each in passes)
+        changes = abs(time_s / float(self.answer.time_s) - 1) > OTHER_KERNEL
+        return (fastest, time_s) if changes else None
+
+    # What to measure.
+
+    @cached_property
+    def to_measure(self) -> tuple[str, float]:
+        """The one measurement that would lower the expected regret most, and the expected regret after it.
+
+        Of an open question either a rival beside the recommendation at this size, or the bandwidth of the network.
+        """
+        relative, here = self._relative, self.number
+        options: list[tuple[float, str]] = []
+        for number, answer in enumerate(self.answers):
+            if number != here:
+                after = float(np.minimum(relative[:, here], relative[:, number]).mean())
+                options.append((after, f"{self.schedule} and {answer.schedule} at this size"))
+        if self.setting != "exact":
+            network = self._errors.network_samples(len(self.answers))
+            groups = np.array_split(np.argsort(network), 16)
+            after = float(np.mean([relative[group].mean(axis=0).min() for group in groups]))
+            options.append((after, "the bandwidth that messages between ranks reach"))
+        if not options:
+            return "", self.expected_regret
+        after, what = min(options)
+        return what, after
+
+    # In words.
+
+    @cached_property
+    def why(self) -> str:
+        """The reason, in a sentence."""
+        chosen, count = self.answer, len(self.near)
+        if len(self.answers) == 1:
+            return "it is the only one that applies"
+        if count == 1:
+            second = self.answers[1]
+            slower = float(second.time_s / self.answers[0].time_s) - 1
+            return f"it is {slower:.1%} faster than the next, {second.schedule}"
+        largest = max(self.near, key=lambda each: each.buffer_bytes)
+        ahead = "is the fastest" if self.number == 0 else f"is within {max(self.margin, 0.001):.1%} of the fastest"
+        tied = f" ({count} schedules are within {NEAR:.0%})" if chosen in self.near else ""
+        words = f"it {ahead}{tied}, and needs {format_size_about(chosen.buffer_bytes)} of buffers"
+        if largest.buffer_bytes > 1.1 * chosen.buffer_bytes:
+            words += f" ({largest.schedule}: {format_size_about(largest.buffer_bytes)})"
+        return words
+
+    def lines(self) -> list[str]:
+        """The recommendation as lines: what to use and why, how sure that is, what changes it, how to switch it on."""
+        found = [f"Use {self.schedule}: {self.why}."]
+        found.append(self._sureness())
+        share, rival = self.slower if len(self.answers) > 1 else (None, "")
+        if rival and share is not None:
+            at = "as it is" if share == 1 else f"at least {share:g} times as fast"
+            found.append(f"It holds while the network is {at}; below that {rival} is faster.")
+        elif share == 0.0:
+            found.append(f"It holds on a network down to {SLOWER[-1]:g} times as fast.")
+        if self.other_kernel is not None:
+            name, time_s = self.other_kernel
+            took = format_time(float(self.answer.time_s))
+            found.append(f"With --kernel {name} it would take {format_time(time_s)} instead of {took}.")
+        switches = self.switches_of(self.answer)
+        found += [f"{each.library}: {each.text}" for each in switches]
+        if isinstance(self.answer.question.schedule, str):
+            ships = "" if switches else "No library that is known here ships it. "
+            found.append(f'{ships}tasp-lab: runtime.attention(q, k, v, schedule="{self.schedule}")')
+        return found
+
+    def _sureness(self) -> str:
+        if self.setting == "exact":
+            return "Links are ideal, so predicted times are exact."
+        regret = f"expected regret {self.expected_regret:.1%}"
+        if self.is_decided:
+            return f"Decided: {regret}."
+        what, after = self.to_measure
+        rival = max((each for each in self.answers if each is not self.answer), key=self._chance)
+        low, high = self._errors.ratio(self.answer.rival, rival.rival, self.setting)
+        return (
+            f"Open: {regret}. {self.schedule} takes {low:.2f} to {high:.2f} times as long as {rival.schedule}. Measure "
+            f"{what} to lower it to {after:.1%}."
+        )
+
+    def _chance(self, rival: Answer) -> float:
+        return self._errors.first_is_faster(rival.rival, self.answer.rival, self.setting)
+
+    def to_dict(self) -> dict[str, object]:
+        """The field `recommendation` of ``--json``."""
+        share, rival = self.slower
+        what, after = self.to_measure
+        return {
+            "recommended": self.schedule,
+            "why": self.why,
+            "prefer": self.prefer,
+            "expected_regret": self.expected_regret,
+            "margin": self.margin,
+            "is_decided": self.is_decided,
+            "near": [each.schedule for each in self.near],
+            "network_share": share,
+            "below_network_share": rival or None,
+            "other_kernel": None if self.other_kernel is None else self.other_kernel[0],
+            "other_kernel_time_s": None if self.other_kernel is None else self.other_kernel[1],
+            "to_measure": None if self.is_decided or not what else what,
+            "expected_regret_then": None if self.is_decided or not what else after,
+            "switches": [each.to_dict() for each in self.switches_of(self.answer)],
+        }
+
+
+def _time_s(answer: Answer, share: float) -> float:
+    """The time on a network that is `share` times as fast: as of kernels sped up instead, over `share`."""
+    total_s = 0.0
+    for each in answer.passes:
+        machine = replace(each.machine, compute=each.machine.compute.scaled(1 / share))
+        total_s += _simulated_s(answer, each.schedule, machine) / share
+    return total_s
+
+
+def _simulated_s(answer: Answer, schedule: Schedule, machine: Machine) -> float:
+    engine = engine_of(schedule, machine, answer.question.engine)
+    return float(simulate(schedule, machine, engine, events=False).time_s)

@@ -1,0 +1,111 @@
+"""A recommendation: of the schedules that are expected to be equally fast, the one that is preferred."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from tasp_lab.core.choices import Preference
+from tasp_lab.prediction.compare import Ranking, compare
+from tasp_lab.prediction.recommend import DECIDED, TIE, Recommendation, switches_of
+from tasp_lab.schedules.registry import ATTENTION
+from tasp_lab.workload.layer import Workload
+
+LAYER = Workload(16384, heads=16, kv_heads=8, mask="causal")
+NAMES = ["ulysses", "zigzag-ring-attention", "direct-attention", "kv-all-gather", "tasp", "usp:2x4"]
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Ranking:
+    return compare("h100-8", LAYER, NAMES)
+
+
+@pytest.mark.parametrize("prefer", get_args(Preference))
+def test_the_preferred_of_those_that_tie(ranking: Ranking, prefer: Preference) -> None:
+    found = Recommendation(tuple(each for each in ranking.candidates if each.applies), prefer)
+    least = min(found.expected_regrets)
+    tied = [
+        answer
+        for answer, regret in zip(found.answers, found.expected_regrets, strict=True)
+        if regret <= least + TIE
+    ]  # fmt: skip
+    assert found.answer in tied
+    costs = {
+        "memory": lambda answer: answer.buffer_bytes,
+        "bytes": lambda answer: answer.link_bytes,
+        "library": lambda answer: not found.switches_of(answer),
+        "time": lambda answer: answer.time_s,
+    }
+    assert costs[prefer](found.answer) == min(map(costs[prefer], tied))
+
+
+def test_it_is_decided_by_the_expected_regret(ranking: Ranking) -> None:
+    found = ranking.recommendation
+    assert found is not None
+    assert found.is_decided == (found.expected_regret <= DECIDED)
+    assert found.margin >= 0
+    assert found.schedule in [each.schedule for each in found.answers]
+
+
+def test_json_has_the_decision_and_the_regret_of_each_row(ranking: Ranking) -> None:
+    document = json.loads(json.dumps(ranking.to_dict(), default=str))
+    assert document["recommended"] == ranking.recommendation.schedule  # type: ignore[union-attr]
+    regrets = {row["schedule"]: row["expected_regret"] for row in document["results"]}
+    assert document["expected_regret"] == regrets[document["recommended"]]
+    assert document["expected_regret"] <= min(regrets.values()) + TIE
+    assert {"why", "margin", "is_decided", "switches", "network_share"} <= set(document)
+
+
+def test_the_recommendation_comes_first(ranking: Ranking) -> None:
+    assert ranking.parts()[0].startswith(f"Use {ranking.recommendation.schedule}: ")  # type: ignore
+
+
+def test_ideal_links_are_exact() -> None:
+    found = compare("full-mesh:4", LAYER, ["ulysses", "ring-attention"]).recommendation
+    assert found is not None
+    assert found.expected_regret == 0
+    assert found.is_decided
+
+
+def test_slower_networks_favour_who_sends_less() -> None:
+    found = compare("h100-8", LAYER, ["ulysses", "zigzag-ring-attention"]).recommendation
+    assert found is not None
+    share, rival = found.slower
+    assert share is not None
+    assert 0 <= share <= 1
+    if rival:
+        (other,) = (each for each in found.answers if each.schedule == rival)
+        assert other.link_bytes < found.answer.link_bytes
+
+
+def test_a_measurement_lowers_the_regret_of_an_open_question(ranking: Ranking) -> None:
+    what, after = ranking.recommendation.to_measure  # type: ignore[union-attr]
+    assert what
+    assert 0 <= after <= ranking.recommendation.expected_regret  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "library"),
+    [
+        ("zigzag-ring-attention", "causal", "Megatron-LM with Transformer Engine"),
+        ("ring-attention", "full", "ring-flash-attn"),
+        ("kv-all-gather", "causal", "PyTorch"),
+        ("usp:4x2", "causal", "yunchang"),
+        ("direct-attention", "causal", "MagiAttention"),
+    ],
+)
+def test_libraries_ship_schedules(name: str, mask: str, library: str) -> None:
+    assert library in {each.library for each in switches_of(name, mask, 8)}
+
+
+def test_every_switch_is_of_a_schedule_and_has_a_source() -> None:
+    from tasp_lab.prediction.recommend import _switches
+
+    names = [*ATTENTION, "usp:2x4", "usp:2x4:zigzag-ring-attention", "kv-all-gather"]
+    for switch in _switches():
+        filled = [switch.filled(name, mask, 8) for name in names for mask in ("causal", "full")]
+        assert any(filled), switch.schedules
+        assert switch.source
+        assert all("{" not in each.text for each in filled if each)

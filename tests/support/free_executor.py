@@ -1,0 +1,86 @@
+"""Stand-ins that cost a rank nothing, so that tests count what the executor itself does: a library and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from runtime.executor.messages import Message, Wait
+from runtime.executor.views import Views
+from runtime.kernels.partials import Gradients, Partial
+from tasp_lab.schedule.rank_part import CallRow, RankPart
+from tasp_lab.schedule.schedule import Schedule
+
+
+class Nothing:
+    """A library that sends nothing and waits for nothing."""
+
+    channels = False
+    short_bytes = 0
+
+    def __init__(self, whole_steps: bool) -> None:
+        self.whole_steps, self.receives_ahead = whole_steps, 0 if whole_steps else 4
+        self.sent = 0
+
+    def open(self, *_: object, **__: object) -> None:
+        """No-op."""
+
+    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
+        return torch.empty(part.memory_bytes, dtype=torch.uint8, device=device)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """No-op: the memory is free when nothing uses it."""
+
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        return [_at_once] * len(messages)
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        self.sent += len(messages)
+        return [_at_once] * len(messages)
+
+
+def _at_once() -> None:
+    """A wait that is over."""
+
+
+class Zeros:
+    """Kernel calls on bytes that add zeros, made beforehand."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._zeros = [torch.zeros(size, dtype=torch.uint8) for size in schedule.block_bytes.tolist()]
+
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+        return [(self._zeros[place.block],) for place in row.adds]
+
+    def bound(self, blocks: Sequence[int]) -> Views:
+        return [self._zeros[blocks[0]]]
+
+    def sent(self, block: int) -> Views:
+        return [self._zeros[block]]
+
+
+class FreeKernel:
+    """An attention kernel whose results are zeros, made once."""
+
+    name = "free"
+
+    def __init__(self) -> None:
+        self._zeros: dict[torch.Size, torch.Tensor] = {}
+
+    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+        return None
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, low: int, high: int
+    ) -> Partial:
+        return Partial(self._of(q.shape), self._of(q.shape[:3]))
+
+    def backward(
+        self, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+        lse: torch.Tensor, *, scale: float, low: int, high: int,
+    ) -> Gradients:  # fmt: skip
+        return Gradients(self._of(q.shape), self._of(k.shape), self._of(v.shape))
+
+    def _of(self, shape: torch.Size) -> torch.Tensor:
+        return self._zeros.setdefault(shape, torch.zeros(shape))
