@@ -1,7 +1,8 @@
 """What the code of kernels fixes: tiles, places on an SM, order of dispatch, split-KV. Each with its source.
 
 Where a kernel's code is closed (cuDNN) or assembly (aiter), `designs` lists the candidates, of which a fit takes the
-one that agrees best with its tables.
+one that agrees best with its tables. Only calls with fewer tiles than SMs tell a tile alone on its SM from two in turn:
+those of H200 and GB200 leave the candidates of cuDNN forward on Hopper and Blackwell.
 
 A kernel of a serving engine reads keys and values from the pages of a KV cache, which the engine fills before:
 ``vllm-flash-attention-2`` is FlashAttention-2 with pages, and vLLM's copy into them.
@@ -130,9 +131,13 @@ def _designs(arch: Architecture, kernel: str, passing: Literal["forward", "backw
         split: SplitRule = "fill" if kernel == "cudnn" else "never"
         tall = _candidates((128,), (2,), _BEST, split) + _candidates((256,), (1,), _BEST, split)
         pairs = [msgspec.structs.replace(each, group=2) for each in _candidates((128,), (2,), _BEST, split)]
+        if kernel == "cudnn":
+            return tall if head_dim <= 128 else pairs
         return _candidates((128,), (1,), _BEST, split) + (tall if head_dim <= 128 else pairs)
     if head_dim > 128:
         return _candidates((64, 128), (1,), _BEST)
+    if kernel == "cudnn" and passing == "forward" and arch == "hopper":
+        return _candidates((128,), (1,), _BEST)
     return _candidates((128,), (1, 2), _BEST)
 
 

@@ -119,6 +119,16 @@ def test_short_eager_calls_tell_no_rate() -> None:
             assert model.time_s(row.shapes[0]) == pytest.approx(row.measured_s, rel=0.25)
 
 
+def test_calls_with_fewer_tiles_than_sms_follow_from_the_design_of_the_generation() -> None:
+    """cuDNN on H200, 41 calls of a prefill in chunks, by H100's constants, whose own tables have no such call."""
+    table = read_kernel_table(Path(tasp_lab.measure.tables.__path__[0]) / "kernels" / "cudnn_prefill_h200.csv")
+    model = borrowed_kernel("h200", "cudnn")
+    calls = [(row.shapes[0], row.measured_s) for row in table.rows if row.shapes[0].head_dim == 128]
+    few = [(shape, time_s) for shape, time_s in calls if -(-shape.queries // 128) * shape.heads <= 132]
+    assert len(few) == 41
+    assert np.mean([abs(model.time_s(shape) / time_s - 1) for shape, time_s in few]) < 0.15
+
+
 def test_engines_have_the_kernels_of_their_architecture() -> None:
     assert "vllm-flash-attention-2" in kernel_names("l20")
     assert "vllm-flash-attention-3" in kernel_names("h200")
