@@ -27,6 +27,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
 BLACKWELL = ("blackwell", "blackwell-ultra")
 _FA2 = "Dao-AILab/flash-attention, csrc/flash_attn/src/flash_{pass_}_launch_template.h"
 _FA3 = "Dao-AILab/flash-attention, hopper/tile_size.h and hopper/tile_scheduler.hpp"
+_FA3_PAGED = f"{_FA3}, flash_prepare_scheduler.cu: with pages heads of a KV head are packed, and keys are split"
 _FA3_BACKWARD = "Dao-AILab/flash-attention, hopper/flash_bwd_launch_template.h: with a mask the longest tiles first"
 _BEST = "closed source: the candidate that agrees best with the tables"
 _SPLIT_KERNEL = (
@@ -100,11 +101,12 @@ def _paged(arch: Architecture, core: str, head_dim: int) -> list[Design]:
     if core == "flash-attention-3" and arch in ("ampere", "ada"):
         eight_warps = arch == "ada" and head_dim > 96
         columns = 112 if head_dim <= 64 else 128 if eight_warps else 64 if head_dim <= 128 else 96
-        return [_design(128, columns, 1 if eight_warps or head_dim > 128 else 2, "listed", "never", _FA3)]
+        slots = 1 if eight_warps or head_dim > 128 else 2
+        return [_design(128, columns, slots, "listed", "flash-attention-3", _FA3_PAGED, packs_heads=True)]
     if core == "flash-attention-3":
         rows = 192 if head_dim <= 96 else 128
         columns = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
-        return [_design(rows, columns, 1, "reversed", "never", _FA3)]
+        return [_design(rows, columns, 1, "reversed", "flash-attention-3", _FA3_PAGED, packs_heads=True)]
     if arch in BLACKWELL and core in ("", "trtllm-gen"):
         return [_design(256, 128, 1, "listed", "never", _TRTLLM_GEN)]
     return _designs(arch, core, "forward", head_dim)
