@@ -267,9 +267,9 @@ class Recommendation:
         found: dict[str, Machine] = {}
         for name in kernel_names(str(machine.accelerator)):
             kernel = attention_kernel(str(machine.accelerator), name)
-            known = {variant.passing for variant in kernel.file.variants}  # serving engines have forward alone
+            serves = any(variant.design.key_bytes for variant in kernel.file.variants)  # copies keys into a cache
             measured = not kernel.note  # else its rate is that of another GPU, in proportion to the peaks
-            if measured and name != machine.compute.kernel.file.kernel and known >= {"forward", "backward"}:
+            if measured and name != machine.compute.kernel.file.kernel and not serves:
                 found[name] = with_kernel(machine, name)
         if not found:
             return None
