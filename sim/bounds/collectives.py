@@ -13,7 +13,8 @@ the complete sum, each of the k - 1 others has sent a contribution; after that e
 2 (k - 1) times the message enters some part. The partitions used are single ranks and, for each bandwidth, the groups
 joined by faster links, such as nodes (`_parts`). The message must also leave any set of ranks once; the narrowest is
 found by `tasp_lab.topology.cuts.ring_cut`. On a full mesh and on a switch, rings reach this bound up to the latencies
-of their steps.
+of their steps. A switch that adds and multicasts merges contributions and splits sums, so there each part receives the
+message once.
 
 **AllToAll and SendRecv** are bounded for direct messages: each follows its route, whole or cut in any way, but is never
 forwarded by another rank. Then all messages of a constraint must pass it, and the last byte takes one of their
@@ -81,12 +82,20 @@ def _reversed(topology: Topology) -> Topology:
     return replace(topology, links=links, shared=shared)
 
 
-def all_reduce_bound_s(topology: Topology, shard_bytes: int) -> Number:
-    """Lower bound of AllReduce of a message of `shard_bytes` times the number of ranks, in seconds."""
+def all_reduce_bound_s(topology: Topology, shard_bytes: int, in_switch: bool = False) -> Number:
+    """Lower bound of AllReduce of a message of `shard_bytes` times the number of ranks, in seconds.
+
+    With `in_switch` switches may add and multicast: then each part receives the sum, and no more.
+
+    >>> from fractions import Fraction
+    >>> from tasp_lab.topology.builders import switch
+    >>> [all_reduce_bound_s(switch(8, Fraction(10), Fraction(1)), 100, each) for each in (False, True)]
+    [Fraction(141, 1), Fraction(81, 1)]
+    """
     n = topology.world_size
     message_bytes = n * shard_bytes
     times = [message_bytes / ring_cut(topology).bandwidth_bytes_per_s]
-    times += [2 * (parts - 1) * message_bytes / into for parts, into in _parts(topology)]
+    times += [(parts if in_switch else 2 * (parts - 1)) * message_bytes / into for parts, into in _parts(topology)]
     for group in topology.shared:
         behind = len(ranks_behind(topology, group))
         messages = 2 * (n - 1) if behind == n else behind
@@ -159,10 +168,10 @@ _BOUNDS_S: Mapping[CollectiveKind, Callable[[Topology, int], Number]] = {
 }
 
 
-def collective_bound_s(kind: CollectiveKind, topology: Topology, shard_bytes: int) -> Number:
+def collective_bound_s(kind: CollectiveKind, topology: Topology, shard_bytes: int, in_switch: bool = False) -> Number:
     """Lower bound of a collective in seconds, exact for exact bandwidths.
 
-    `shard_bytes` is that of `tasp_lab.schedules.collectives.kinds`.
+    `shard_bytes` is that of `tasp_lab.schedules.collectives.kinds`; `in_switch` as of `all_reduce_bound_s`.
 
     >>> from fractions import Fraction
     >>> from tasp_lab.topology.builders import full_mesh, switch
@@ -172,4 +181,6 @@ def collective_bound_s(kind: CollectiveKind, topology: Topology, shard_bytes: in
     >>> [collective_bound_s("AllToAll", each, 100) for each in (mesh, star)]       # L + S/B, L + (n-1)S/P
     [Fraction(11, 1), Fraction(71, 1)]
     """
+    if in_switch and kind == "AllReduce" and topology.world_size > 1:
+        return all_reduce_bound_s(topology, shard_bytes, in_switch)
     return _BOUNDS_S[kind](topology, shard_bytes) if topology.world_size > 1 else 0

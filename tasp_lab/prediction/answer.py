@@ -170,7 +170,8 @@ class PassAnswer:
         if isinstance(self.work, Workload):
             return least_s(self.schedule, machine)
         kind = self.collective or kind_of([self.schedule.name])
-        return collective_bound_s(kind, machine.topology, self.work)
+        in_switch = getattr(machine.comm_library, "nvls", None) is not None
+        return collective_bound_s(kind, machine.topology, self.work, in_switch)
 
     @cached_property
     def bytes_sent(self) -> IntArray:

@@ -6,9 +6,10 @@ from collections import defaultdict
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sim.bounds.collectives import collective_bound_s
 from sim.library_calls import library_call
 from sim.simulate import simulate
 from tasp_lab.core.errors import ProfileError
@@ -131,3 +132,15 @@ def test_a_ring_call_inside_a_domain_is_its_closed_form(collective: Collective, 
     schedule = library_call(collective, machine, size)
     if schedule.algorithm == "ring":
         assert float(simulate(schedule, machine).time_s) == pytest.approx(expected_s, rel=1e-9)
+
+
+@given(power=st.integers(12, 36), name=st.sampled_from(["h100-8", "h100-4", "b200-8", "gb300-4"]))
+@example(power=36, name="h100-8")
+def test_a_switch_that_adds_may_beat_the_bound_of_rings_but_not_its_own(power: int, name: str) -> None:
+    machine, size = load_machine(name), 2**power
+    schedule = library_call("all_reduce", machine, size, algorithm="nvls")
+    time_s = float(simulate(schedule, machine).time_s)
+    shard = size // machine.topology.world_size
+    assert time_s >= float(collective_bound_s("AllReduce", machine.topology, shard, in_switch=True))
+    if (power, name) == (36, "h100-8"):  # faster than any ring can be
+        assert time_s < float(collective_bound_s("AllReduce", machine.topology, shard))
