@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from experiments.reproductions.layers import (
     links_alone,
     trials_of,
     with_full_mask,
-    with_network_of,
     without_merges,
 )
 from experiments.reproductions.registry import NAMES, reproduction
@@ -148,7 +146,6 @@ def test_rows_outside_have_the_first_reason_that_names_them(rows: list[Row]) -> 
 CHANGES: dict[str, tuple[Change, int]] = {
     "no library is no slower": (links_alone, -1),
     "no merges are no slower": (without_merges, -1),
-    "links of A800 are no faster": (partial(with_network_of, profile="a800"), 1),
     "a full mask is as it was": (with_full_mask, 0),
 }
 

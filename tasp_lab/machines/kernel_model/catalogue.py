@@ -41,8 +41,8 @@ _KERNEL_ALIASES = {
 }
 _DEFAULTS = {"mi300x": "flash-attention-2-ck", "mi355x": "aiter-asm"}
 _WIDER = 0.26
-"""A rate taken from another GPU by data sheets is known within this share, as nine of ten of 42 kernels are whose GPU
-was left out (experiments/results/kernel_accuracy.md)."""
+"""A rate taken from another GPU by data sheets is known within this share, as 39 of 42 kernels are whose GPU was left
+out (experiments/results/kernel_accuracy.md)."""
 
 
 def gpu_alias(name: str) -> str:
