@@ -6,8 +6,8 @@
 picks would have cost.
 
 A fit has two parts. First the shape of the errors: the likelihood of the measured ratios, with equal weight for each
-source. Then their scale: of all factors that one gives the likeliest orders in the sources that were left out of the
-shape, one after another. So a source decides nothing that it is judged by.
+source. Then their scale: the least one with which calls at 95 % are right in 95 % of the sources that were left out of
+the shape, one after another. A source decides nothing that it is judged by: what judges it is fitted without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from experiments.common import markdown_table
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.tables import Table
-from tasp_lab.measure.accuracy.decisions import by_source, decision_parts, decisions_of, measured, questions_of
+from tasp_lab.measure.accuracy.decisions import CALLED, by_source, decision_parts, decisions_of, measured, questions_of
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.accuracy.table_accuracy import TableAccuracy
@@ -42,7 +42,7 @@ START = PairedErrors(own=0.06, alike=0.01, exposed=0.3, steps=0.03, between=1.0,
 MOST_PAIRS = 60
 """Pairs of a source beyond this many add no weight: they are of few machines and kernels."""
 
-SCALES = np.exp(np.linspace(math.log(0.4), math.log(1.5), 23))
+SCALES = np.exp(np.linspace(math.log(0.4), math.log(1.5), 45))
 
 
 class Rows(NamedTuple):
@@ -114,22 +114,35 @@ def rows_of(tables: Sequence[TableAccuracy]) -> Rows:
 
 def fit(rows: Rows) -> PairedErrors:
     """Shape and scale of the errors of some pairs."""
-    sources = sorted(set(rows.source))
-    scores = np.zeros(len(SCALES))
-    for source in sources if len(sources) > 1 else ():
-        inside = rows.of(rows.source == source)
-        spread = spreads(fit_shape(rows.of(rows.source != source)), inside)
-        ahead = np.where(inside.measured < 0, -inside.predicted, inside.predicted)
-        chances = stats.t.cdf(ahead[None, :] / np.maximum(SCALES[:, None] * spread, 1e-9), FREEDOM)
-        scores += np.log(np.maximum(chances, 1e-4)).mean(axis=1)
-    scale = float(SCALES[scores.argmax()]) if len(sources) > 1 else 1.0
-    shape = fit_shape(rows)
+    shape, scale = fit_shape(rows), fit_scale(rows)
     return PairedErrors(
         own=_short(scale * shape.own), alike=_short(shape.alike), exposed=_short(scale * shape.exposed),
-        steps=_short(scale * shape.steps),
-        between=_short(shape.between), links_alone=_short(shape.links_alone), pairs=len(rows.source),
-        sources=len(sources),
+        steps=_short(scale * shape.steps), between=_short(shape.between), links_alone=_short(shape.links_alone),
+        pairs=len(rows.source), sources=len(set(rows.source)),
     )  # fmt: skip
+
+
+def fit_scale(rows: Rows) -> float:
+    """The least factor of the shape from which on calls keep their promise; 1 for a single source.
+
+    A call is an order with a probability of at least `CALLED` in a source that the shape was fitted without. Each
+    source has the weight of at most `MOST_PAIRS` pairs.
+    """
+    sources = sorted(set(rows.source))
+    if len(sources) == 1:
+        return 1.0
+    called, right = np.zeros(len(SCALES)), np.zeros(len(SCALES))
+    for source in sources:
+        inside = rows.of(rows.source == source)
+        spread = np.maximum(spreads(fit_shape(rows.of(rows.source != source)), inside), 1e-9)
+        chances = stats.t.cdf(-inside.predicted / (SCALES[:, None] * spread), FREEDOM)
+        sure = np.maximum(chances, 1 - chances) >= CALLED
+        weight = min(1.0, MOST_PAIRS / len(inside.source))
+        called += weight * sure.sum(axis=1)
+        right += weight * (sure & ((chances > 0.5) == (inside.measured < 0))).sum(axis=1)
+    broken = np.flatnonzero(right < CALLED * called)
+    first = min(broken[-1] + 1, len(SCALES) - 1) if len(broken) else 0
+    return float(SCALES[first])
 
 
 def fit_shape(rows: Rows) -> PairedErrors:

@@ -109,7 +109,7 @@ def test_payloads_and_ring_rates_follow_the_line_and_others_do_not() -> None:
     wide = faster(h100, "link_bandwidth", 3)
     names = ("link_payload", "link_many_payload", "link_channel_rate", "ring_rate")
     assert [wide.parameters.numbers[name] for name in names] == pytest.approx(
-        [1112.4e9, 1035e9, 61.8e9, 3 * 367.1e9], rel=1e-12
+        [1112.4e9, 1035e9, 61.8e9, 3 * h100.parameters.numbers["ring_rate"]], rel=1e-12
     )
 
 

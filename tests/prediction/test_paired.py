@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from scipy import stats
 
-from experiments.accuracy.paired import Rows, fit, spreads
+from experiments.accuracy.paired import Rows, fit, fit_scale, fit_shape, spreads
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.paired import (
     FREEDOM,
@@ -113,8 +113,23 @@ def test_a_fit_finds_errors_that_were_planted() -> None:
     steps = generator.normal(0, 1, len(sources))
     rows = Rows(predicted, predicted, exposed, steps, np.repeat("inside", len(sources)), sources)
     noise = spreads(ERRORS, rows) * generator.standard_t(FREEDOM, len(sources))
-    found = fit(rows._replace(measured=predicted + noise))
-    assert found.own == pytest.approx(ERRORS.own, rel=0.3)
-    assert found.exposed == pytest.approx(ERRORS.exposed, rel=0.5)
-    assert found.steps == pytest.approx(ERRORS.steps, rel=0.3)
+    measured = rows._replace(measured=predicted + noise)
+    shape = fit_shape(measured)
+    assert shape.own == pytest.approx(ERRORS.own, rel=0.2)
+    assert shape.exposed == pytest.approx(ERRORS.exposed, rel=0.3)
+    assert shape.steps == pytest.approx(ERRORS.steps, rel=0.2)
+    found, scale = fit(measured), fit_scale(measured)
     assert (found.pairs, found.sources) == (len(sources), 4)
+    assert found.own == pytest.approx(scale * shape.own, rel=1e-3)
+    assert scale < 1  # whoever knows the errors calls with more than the 95 % that the scale is for
+
+
+def test_a_scale_that_breaks_its_promise_is_not_taken() -> None:
+    generator, sources = np.random.default_rng(2), np.repeat(np.array(["a", "b", "c"]), 300)
+    predicted = generator.normal(0, 0.1, len(sources))
+    zero = np.zeros(len(sources))
+    # in one source the order is drawn, so every call of it is right half of the time
+    measured = np.where(sources == "c", generator.normal(0, 0.1, len(sources)), predicted)
+    rows = Rows(predicted, measured, zero, zero, np.repeat("inside", len(sources)), sources)
+    exact = rows._replace(measured=predicted * 1.001)
+    assert fit_scale(rows) > fit_scale(exact)

@@ -40,8 +40,9 @@ _KERNEL_ALIASES = {
     "tlx-fa": "triton-tlx",
 }
 _DEFAULTS = {"mi300x": "flash-attention-2-ck", "mi355x": "aiter-asm"}
-_WIDER = 0.35
-"""A rate taken from another GPU by data sheets is known within this share."""
+_WIDER = 0.26
+"""A rate taken from another GPU by data sheets is known within this share, as nine of ten of 42 kernels are whose GPU
+was left out (experiments/results/kernel_accuracy.md)."""
 
 
 def gpu_alias(name: str) -> str:

@@ -1,7 +1,8 @@
 """What the code of kernels fixes: tiles, places on an SM, order of dispatch, split-KV. Each with its source.
 
 Where a kernel's code is closed (cuDNN) or assembly (aiter), `designs` lists the candidates, of which a fit takes the
-one that agrees best with its tables.
+one that agrees best with its tables. Only calls with fewer tiles than SMs tell a tile alone on its SM from two in turn:
+those of H200 and GB200 leave the candidates of cuDNN forward on Hopper and Blackwell.
 
 A kernel of a serving engine reads keys and values from the pages of a KV cache, which the engine fills before:
 ``vllm-flash-attention-2`` is FlashAttention-2 with pages, and vLLM's copy into them.
@@ -26,6 +27,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
 BLACKWELL = ("blackwell", "blackwell-ultra")
 _FA2 = "Dao-AILab/flash-attention, csrc/flash_attn/src/flash_{pass_}_launch_template.h"
 _FA3 = "Dao-AILab/flash-attention, hopper/tile_size.h and hopper/tile_scheduler.hpp"
+_FA3_PAGED = f"{_FA3}, flash_prepare_scheduler.cu: with pages heads of a KV head are packed, and keys are split"
 _FA3_BACKWARD = "Dao-AILab/flash-attention, hopper/flash_bwd_launch_template.h: with a mask the longest tiles first"
 _BEST = "closed source: the candidate that agrees best with the tables"
 _SPLIT_KERNEL = (
@@ -99,11 +101,12 @@ def _paged(arch: Architecture, core: str, head_dim: int) -> list[Design]:
     if core == "flash-attention-3" and arch in ("ampere", "ada"):
         eight_warps = arch == "ada" and head_dim > 96
         columns = 112 if head_dim <= 64 else 128 if eight_warps else 64 if head_dim <= 128 else 96
-        return [_design(128, columns, 1 if eight_warps or head_dim > 128 else 2, "listed", "never", _FA3)]
+        slots = 1 if eight_warps or head_dim > 128 else 2
+        return [_design(128, columns, slots, "listed", "flash-attention-3", _FA3_PAGED, packs_heads=True)]
     if core == "flash-attention-3":
         rows = 192 if head_dim <= 96 else 128
         columns = 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
-        return [_design(rows, columns, 1, "reversed", "never", _FA3)]
+        return [_design(rows, columns, 1, "reversed", "flash-attention-3", _FA3_PAGED, packs_heads=True)]
     if arch in BLACKWELL and core in ("", "trtllm-gen"):
         return [_design(256, 128, 1, "listed", "never", _TRTLLM_GEN)]
     return _designs(arch, core, "forward", head_dim)
@@ -130,9 +133,13 @@ def _designs(arch: Architecture, kernel: str, passing: Literal["forward", "backw
         split: SplitRule = "fill" if kernel == "cudnn" else "never"
         tall = _candidates((128,), (2,), _BEST, split) + _candidates((256,), (1,), _BEST, split)
         pairs = [msgspec.structs.replace(each, group=2) for each in _candidates((128,), (2,), _BEST, split)]
+        if kernel == "cudnn":
+            return tall if head_dim <= 128 else pairs
         return _candidates((128,), (1,), _BEST, split) + (tall if head_dim <= 128 else pairs)
     if head_dim > 128:
         return _candidates((64, 128), (1,), _BEST)
+    if kernel == "cudnn" and passing == "forward" and arch == "hopper":
+        return _candidates((128,), (1,), _BEST)
     return _candidates((128,), (1, 2), _BEST)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelConstant, KernelFile, Passing, Variant
 from tasp_lab.machines.kernel_model.tiles import last_begins, makespan, splits, tile_columns
@@ -207,11 +209,15 @@ def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShap
     rows, heads = _tile_queries(design, shape)
     parts = 1
     if shape.passing == "forward" and not (design.split == "fill" and _is_masked(shape)):
-        parts = splits(design.split, heads, shape.queries, shape.keys, shape.head_dim, sms, rows)
+        parts = splits(design.split, heads, shape.queries, shape.keys, shape.head_dim, sms, rows, shape.batch)
     height = 1.0
     if parts > 1 and design.split == "flash-attention-2":
         rows, height = rows / 2, 0.5
-    costs = tile_columns(shape, rows, design.columns, parts)
+    if design.split == "flash-attention-3":  # parts of the keys that a tile sees, not of all keys
+        blocks = tile_columns(shape, rows, design.columns) / design.columns
+        costs = np.tile(np.ceil(blocks / parts) * design.columns, parts)
+    else:
+        costs = tile_columns(shape, rows, design.columns, parts)
     costs[costs > 0] += tile_columns_cost
     if design.order == "reversed":
         costs = costs[::-1]

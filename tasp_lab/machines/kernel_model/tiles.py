@@ -49,14 +49,23 @@ def tile_columns(shape: KernelShape, rows: float, columns: int, splits: int = 1)
     return np.asarray(np.maximum(inside, 0) * columns, float).ravel()
 
 
-SplitRule = Literal["never", "flash-attention-2", "fill"]
+SplitRule = Literal["never", "flash-attention-2", "flash-attention-3", "fill"]
 """``fill``: as many parts as fill the SMs (flash_attn/cute/interface.py, num_splits_heuristic)."""
 
 _MAX_SPLITS = 128
 
 
-def splits(rule: SplitRule, heads: int, queries: int, keys: int, head_dim: int, sms: int, rows: float) -> int:
-    """The number of parts that a kernel chooses for a forward call."""
+def splits(
+    rule: SplitRule, heads: int, queries: int, keys: int, head_dim: int, sms: int, rows: float, batch: int = 1
+) -> int:
+    """The number of parts that a kernel chooses for a forward call; `heads` are those of all of `batch`."""
+    if rule == "flash-attention-3":
+        # hopper/heuristics.h bounds the parts by the tiles of one sequence, hopper/flash_prepare_scheduler.cu then
+        # gives an SM a tenth more blocks than its share
+        tiles, blocks = heads * math.ceil(queries / rows), math.ceil(keys / 128)
+        if tiles >= 0.8 * batch * sms or blocks <= 4:
+            return 1
+        return math.ceil(blocks / math.ceil(1.1 * tiles * blocks / sms))
     if rule == "flash-attention-2":
         block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
         return _flash_attention_2(heads * math.ceil(queries / 64), 2 * sms, math.ceil(keys / block))

@@ -143,6 +143,8 @@ def search(generation: Generation, link_bytes_per_s: float) -> tuple[int, float]
 
     >>> search("hopper", 370.8e9), search("blackwell", 721.8e9), search("ampere", 240e9)
     ((12, 30000000000.0), (16, 45000000000.0), (12, 20000000000.0))
+    >>> search("hopper", 1e9)
+    (1, 1000000000.0)
     """
     speeds = _SPEEDS.get(generation, _SPEEDS["volta"])
     total = link_bytes_per_s / _GB
@@ -153,6 +155,8 @@ def search(generation: Generation, link_bytes_per_s: float) -> tuple[int, float]
         fitting = int(total / slower + 1e-9)
         if fitting * slower > count * speed:
             count, speed = fitting, slower
+    if not count:  # slower than all of its speeds: a fit may try such links
+        return 1, link_bytes_per_s
     few = generation in ("volta", "ampere") or speed >= 50 or count <= 4
     if speed >= 25 and few:
         count, speed = 2 * count, speed / 2

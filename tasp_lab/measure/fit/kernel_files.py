@@ -28,6 +28,8 @@ _FORWARD_OF = {"aiter-asm-a16": "aiter-asm", "cudnn-deterministic": "cudnn"}
 """Kernels that differ backward only."""
 
 _WIDER = 0.25
+_EAGER_LEAST_S = 1e-3
+"""Shorter eager calls are bound by their host, which takes some tenths of a millisecond, and tell no rate."""
 
 
 class Rows(msgspec.Struct):
@@ -44,12 +46,12 @@ class Rows(msgspec.Struct):
 def kernel_rows(tables: Iterable[KernelTable]) -> dict[Key, dict[Passing, Rows]]:
     """Rows by GPU and kernel, then pass; rows of both passes at once are left out.
 
-    Eager calls, with the host's share in their times, fit only what no table of kernel times does.
+    Eager calls, with the host's share in their times, fit only what no table of kernel times does; short ones nothing.
     """
     found: dict[str, dict[tuple[str, str, Passing], Rows]] = {"kernel": {}, "eager": {}}
     for table in tables:
         for row in table.rows:
-            if len(row.shapes) == 1:
+            if len(row.shapes) == 1 and (table.timing == "kernel" or row.measured_s >= _EAGER_LEAST_S):
                 shape = row.shapes[0]
                 kept = found[table.timing].setdefault((row.gpu, row.kernel, shape.passing), Rows([], {}))
                 kept.times.append(KernelTime(shape, row.measured_s, table.name))

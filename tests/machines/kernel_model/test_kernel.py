@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.kernel import call_parts
 from tasp_lab.machines.kernel_model.tiles import splits, tile_columns
 from tasp_lab.measure.readers.kernel_table import attention_shape
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
@@ -96,6 +97,27 @@ def test_flash_attention_2_splits_keys_only_for_few_tiles() -> None:
     assert splits("flash-attention-2", 1, 8192, 8192, 128, 108, 128) > 1
     assert splits("flash-attention-2", 1, 16384, 16384, 128, 108, 128) == 1
     assert splits("flash-attention-2", 1, 64, 128, 128, 108, 128) == 1
+
+
+def test_flash_attention_3_gives_an_sm_a_tenth_more_blocks_than_its_share() -> None:
+    """H100, 3072 queries: 24 tiles of 24 blocks of one head are 4.8 blocks per SM, so 5 at a time; 128 tiles fill the
+    SMs of a sequence. Four blocks are never split."""
+    assert splits("flash-attention-3", 1, 3072, 3072, 128, 132, 128) == 5
+    assert splits("flash-attention-3", 1, 128 * 128, 3072, 128, 132, 128) == 1
+    assert splits("flash-attention-3", 1, 3072, 512, 128, 132, 128) == 1
+    assert splits("flash-attention-3", 8, 3072, 3072, 128, 132, 128, batch=8) == 1
+
+
+def test_parts_of_split_keys_are_of_what_a_tile_sees() -> None:
+    """FlashAttention-3 under a causal mask: five parts of the longest tile, 24 blocks, take as long as 5 blocks."""
+    kernel = attention_kernel("h100", "vllm-flash-attention-3")
+    variant = kernel.variant("forward", 128)
+    shape = attention_shape("forward", "bf16", 1, 1, 1, 128, 3072, 3072, causal=True)._replace(kernel="", flops=0)
+    tiles = tile_columns(shape, variant.design.rows, variant.design.columns)
+    longest = (-(-tiles.max() / 128 // 5) * 128 + variant.tile_columns.value) * variant.design.rows
+    speed = variant.rate.value / 132 * variant.masked.value * variant.split.value
+    parts = call_parts(kernel.gpu, variant, shape)
+    assert parts.rate_s + parts.waves_s == pytest.approx(longest * 4 * 128 / speed)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tasp_lab.machines.kernel_model.catalogue import borrowed_kernel
 from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
 from tasp_lab.machines.kernel_model.designs import designs
 from tasp_lab.machines.kernel_model.kernel import call_parts
+from tasp_lab.measure.fit.kernel_files import kernel_rows
 from tasp_lab.measure.readers.kernel_table import KernelRow, attention_shape, read_kernel_table
 
 SERVING = read_kernel_table(Path(tasp_lab.measure.tables.__path__[0]) / "kernels" / "serving_prefill.csv")
@@ -103,6 +104,29 @@ def test_slow_tensor_cores_hide_exponentials() -> None:
 def test_a_kernel_that_follows_from_no_other_gpu_is_one_line() -> None:
     with pytest.raises(ProfileError, match="kernel tensorrt-llm on a100: measured on no other GPU that is like it"):
         borrowed_kernel("a100", "tensorrt-llm")
+
+
+def test_short_eager_calls_tell_no_rate() -> None:
+    """GB200: FlashAttention-2 of heads of 64 was timed in one eager call of 0.16 ms, which its host bounds. So GB200
+    has no rate of its own there, and that of its longer calls predicts the kernel times of B200."""
+    kernels = Path(tasp_lab.measure.tables.__path__[0]) / "kernels"
+    rows = kernel_rows([read_kernel_table(kernels / "linear_fla_readme_gb200.csv")])["gb200", "flash-attention-2"]
+    assert min(row.time_s for row in rows["forward"].times) >= 1e-3
+    assert {row.shape.head_dim for row in rows["forward"].times} == {128, 256}
+    model = borrowed_kernel("b200", "flash-attention-2")
+    for row in read_kernel_table(kernels / "fa_1589_b200.csv").rows:
+        if row.kernel == "flash-attention-2":
+            assert model.time_s(row.shapes[0]) == pytest.approx(row.measured_s, rel=0.25)
+
+
+def test_calls_with_fewer_tiles_than_sms_follow_from_the_design_of_the_generation() -> None:
+    """cuDNN on H200, 41 calls of a prefill in chunks, by H100's constants, whose own tables have no such call."""
+    table = read_kernel_table(Path(tasp_lab.measure.tables.__path__[0]) / "kernels" / "cudnn_prefill_h200.csv")
+    model = borrowed_kernel("h200", "cudnn")
+    calls = [(row.shapes[0], row.measured_s) for row in table.rows if row.shapes[0].head_dim == 128]
+    few = [(shape, time_s) for shape, time_s in calls if -(-shape.queries // 128) * shape.heads <= 132]
+    assert len(few) == 41
+    assert np.mean([abs(model.time_s(shape) / time_s - 1) for shape, time_s in few]) < 0.15
 
 
 def test_engines_have_the_kernels_of_their_architecture() -> None:

@@ -288,6 +288,11 @@ def test_all_reduce_that_may_be_no_ring_is_left_out() -> None:
     assert len(cases_of(tables, Choice(H100, ""), by_rings=True)) == 2
 
 
+def test_all_reduce_inside_a_domain_is_what_nccl_chooses() -> None:
+    tables = [table("all_reduce", np.ones(len(SIZES))), table("sendrecv", np.ones(len(SIZES)))]
+    assert len(cases_of(tables, Choice(H100, ""))) == len(cases_of(tables, Choice(H100, ""), by_rings=True)) == 2
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, which is the current one."""
