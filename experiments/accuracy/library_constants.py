@@ -113,7 +113,9 @@ _WHAT = {
     **dict.fromkeys(SWITCH, "all_reduce of 8 ranks in the switch"),
 }
 _BORROWED = "other tables of the generation, and the geometric mean of the other generations, rates by NVLink"
-_NO_LL128 = "assumed: the geometric mean of Ampere and Hopper, as NCCL 2.29.2 takes no LL128 in the tables of b200_sxm"
+_NO_LL128 = (
+    "assumption: the geometric mean of Ampere and Hopper, as NCCL 2.29.2 takes no LL128 in the tables of b200_sxm"
+)
 _FIXED = {
     "message_hop_ll": ("0.6us", "NVIDIA/nccl 5067397c, src/graph/tuning.cc, hwLat, NVLink, Ring, LL"),
     "message_hop_ll128": ("1.9us", "NVIDIA/nccl 5067397c, src/graph/tuning.cc, hwLat, NVLink, Ring, LL128"),

@@ -61,6 +61,9 @@ def test_a_faster_link_or_nic_makes_no_best_prediction_slower(
     schedules are faster than either.
     """
     before, after = times_s(family, size, shard_bytes), times_s(family, size, shard_bytes, name, factor)
+    # NCCL chooses by its own estimates, which follow a link and may be wrong; RCCL's are predicted times
+    if load_profile(family).library == "nccl":
+        before, after = ({name: each[name] for name in each if name != "library-ring"} for each in (before, after))
     assert min(after.values()) <= min(before.values()) * ROUNDING
     for schedule, time_s in before.items():
         assert shard_bytes < 32 * MIB or after[schedule] <= time_s * ROUNDING, schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -122,6 +122,8 @@ def cases_of(
         if reason := _left_out(table, by_rings, choice):
             progress(f"{table.name}: left out, {reason}")
             continue
+        if by_rings and table.collective == "all_reduce":
+            table = replace(table, headers={**table.headers, "algorithm": "ring"})
         found.append(_case(table, choice))
     return tuple(found)
 

@@ -280,6 +280,14 @@ def test_in_place_columns_and_two_runs_in_a_file(tmp_path: Path) -> None:
     assert measured(in_place) == pytest.approx(2 * measured(found.cases), rel=1e-3)
 
 
+def test_all_reduce_that_may_be_no_ring_is_left_out() -> None:
+    notes: list[str] = []
+    tables = [table("all_reduce", np.ones(len(SIZES)), size="2x8"), table("sendrecv", np.ones(len(SIZES)))]
+    assert [case.collective for case in cases_of(tables, Choice(H100, ""), progress=notes.append)] == ["sendrecv"]
+    assert "all-reduce" in notes[0]
+    assert len(cases_of(tables, Choice(H100, ""), by_rings=True)) == 2
+
+
 def test_all_reduce_inside_a_domain_is_what_nccl_chooses() -> None:
     tables = [table("all_reduce", np.ones(len(SIZES))), table("sendrecv", np.ones(len(SIZES)))]
     assert len(cases_of(tables, Choice(H100, ""))) == len(cases_of(tables, Choice(H100, ""), by_rings=True)) == 2
