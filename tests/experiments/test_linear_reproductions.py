@@ -116,6 +116,6 @@ def test_exchanges_are_counted_from_the_growth_of_an_iteration() -> None:
     assert zeco.exchanges(made, bound, exchange) == pytest.approx([50, 50, 50])
 
 
-def test_the_scan_lies_between_wires_and_messages_on_one_node() -> None:
+def test_the_scan_takes_longer_than_its_messages_on_one_node() -> None:
     (wires, _), (messages, _) = zeco.best_scan_ms(8, "ideal"), zeco.best_scan_ms(8)
-    assert wires < zeco.published("allscan_ms")[8] < messages
+    assert wires < messages < zeco.published("allscan_ms")[8]
