@@ -35,4 +35,4 @@ def test_a_hybrid_gives_a_period_or_as_many_as_asked_for(tell: Tell) -> None:
 def test_compare_takes_one(tell: Tell) -> None:
     code, out, err = tell("compare", "full-mesh:2", *SHORT, "--model", "qwen3-8b", "--schedule", "tasp")
     assert code == 0, err
-    assert out.startswith("Causal attention, forward, 2048 positions, 32 heads (8 KV)")
+    assert "\nCausal attention, forward, 2048 positions, 32 heads (8 KV)" in out
