@@ -26,7 +26,7 @@ from experiments.common import markdown_table
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.tables import Table
-from tasp_lab.measure.accuracy.decisions import CALLED, by_source, decision_parts, decisions_of, measured, questions_of
+from tasp_lab.measure.accuracy.decisions import CALLED, decision_parts, decisions_of, measured, questions_of
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.accuracy.table_accuracy import TableAccuracy
@@ -91,8 +91,7 @@ def write_results(tables: Sequence[TableAccuracy]) -> None:
         *(markdown_table(part.columns, part.rows) for part in parts),
     ])  # fmt: skip
     write_whole(RESULTS, (text + "\n").encode())
-    found = {"all": decisions_of(tables), **by_source(tables)}
-    document = {name: each.to_dict() for name, each in found.items()}
+    document = {name: each.to_dict() for name, each in decisions_of(tables).items()}
     write_whole(RESULTS.with_suffix(".json"), json.dumps(document, indent=1).encode() + b"\n")
 
 

@@ -27,7 +27,7 @@ from tasp_lab.topology.expressions import (
 )
 
 ENDINGS = (".json", ".toml")
-"""Of the names of machine files."""
+"""How the names of machine files end."""
 
 
 def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, *, library: str = "auto") -> Machine:

@@ -426,8 +426,7 @@ class Answer:
     @property
     def rival(self) -> Rival:
         """What comparisons with other answers need."""
-        time_s = max(float(self.time_s), 1e-30)
-        return Rival(time_s, min(1.0, max(0.0, float(self.exposed_s) / time_s)), self.steps)
+        return Rival.of(max(float(self.time_s), 1e-30), float(self.exposed_s), self.steps)
 
     @property
     def steps(self) -> int:

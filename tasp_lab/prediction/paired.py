@@ -32,6 +32,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.interval import EQUAL
 from tasp_lab.prediction.residuals import spans_domains
 
 Setting = Literal["exact", "inside", "between", "links alone"]
@@ -45,9 +46,6 @@ FREEDOM = 4
 
 DRAWS = 4096
 """Common samples of the errors of all schedules; the least expected regret is then known to about a tenth of itself."""
-
-EQUAL = 1e-9
-"""Times whose logarithms differ by less are equal: the same operations in another order."""
 
 
 class Rival(NamedTuple):
@@ -63,6 +61,11 @@ class Rival(NamedTuple):
     time_s: float
     exposed_share: float
     steps: float = 1
+
+    @classmethod
+    def of(cls, time_s: float, exposed_s: float, steps: float = 1) -> Rival:
+        """The rival that takes `time_s`, of which computing does not hide `exposed_s`; both in seconds."""
+        return cls(time_s, min(1.0, max(0.0, exposed_s / time_s)), max(steps, 1))
 
 
 class PairedErrors(msgspec.Struct, frozen=True):

@@ -165,7 +165,7 @@ ENOUGH_FREEDOM = 4
 """With fewer degrees of freedom a variance is filled up with that of other regimes."""
 
 ASSUMED_VARIANCE = math.log(1.3) ** 2
-"""Of machines around their middle, where no two of a kind were measured: an assumption."""
+"""The variance between machines where no two of a kind were measured: an assumption."""
 
 
 @dataclass(frozen=True)

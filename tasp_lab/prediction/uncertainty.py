@@ -8,7 +8,7 @@ by bisection, and equal seeds give equal intervals.
 Links that are stated without a machine (`Machine.has_ideal_links`) are exact: no measured time could differ from them.
 There samples of kernel rates are all that is uncertain.
 
-Two schedules are compared on the same samples, so what they have in common cancels (`first_is_faster`).
+The order of two schedules follows from the errors that they do not share instead (`tasp_lab.prediction.paired`).
 """
 
 from __future__ import annotations

@@ -344,8 +344,7 @@ def rival_of(row: Cells) -> Rival | None:
     time_s, exposed_s, steps = row.get("time_s"), row.get("exposed_s"), row.get("steps")
     if time_s is None or exposed_s is None or row.get("setting") is None:
         return None
-    exposed = min(1.0, max(0.0, float(exposed_s) / float(time_s)))
-    return Rival(float(time_s), exposed, 1 if steps is None else max(float(steps), 1.0))
+    return Rival.of(float(time_s), float(exposed_s), 1 if steps is None else float(steps))
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:

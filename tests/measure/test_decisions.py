@@ -36,7 +36,7 @@ THREE = question(
 def test_the_regret_is_that_of_the_pick() -> None:
     assert THREE.pick == 1
     assert THREE.regret(THREE.pick) == pytest.approx(0.5)
-    assert Decisions((THREE,), ()).regrets == [pytest.approx(0.5)]
+    assert Decisions((THREE,)).regrets == [pytest.approx(0.5)]
 
 
 def test_simple_rules_pick_by_name_or_by_bytes() -> None:
@@ -76,5 +76,5 @@ def test_perfect_predictions_have_no_regret_to_speak_of(found: list[tuple[float,
 
 
 def test_figures_of_no_questions_are_null() -> None:
-    found = Decisions((), ()).to_dict()
+    found = Decisions(()).to_dict()
     assert (found["questions"], found["mean_regret"], found["brier"]) == (0, None, None)

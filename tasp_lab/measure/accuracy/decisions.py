@@ -24,18 +24,17 @@ import numpy as np
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
 from tasp_lab.measure.inputs import left_out_with
+from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import PairedErrors, Rival, paired_errors
+from tasp_lab.prediction.recommend import DECIDED
 
-CALLED = 0.95
+CALLED = TIE
 """An order is called from this probability on."""
-
-DECIDED = 0.02
-"""A question is decided if the expected regret of its pick is at most this."""
 
 CLOSE = 0.02
 """Picks within this share of the measured best count as near it."""
 
-ALPHA_S, BETA_SHARE = 10e-6, 1.0
+ALPHA_S = 10e-6
 """The alpha-beta rule: 10 us per message on the busiest rank, and its bytes at the bandwidth of its slowest link."""
 
 
@@ -209,7 +208,11 @@ class Decisions:
     """The questions of some tables, their pairs, and how good the picks were."""
 
     questions: tuple[Question, ...]
-    pairs: tuple[Pair, ...]
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """The pairs of all questions."""
+        return [pair for question in self.questions for pair in pairs_of(question.rows, question.errors)]
 
     @cached_property
     def regrets(self) -> list[float]:
@@ -262,28 +265,23 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def decisions_of(tables: Iterable[TableAccuracy]) -> Decisions:
-    """The decisions of all tables of layers."""
-    questions = [question for table in tables for question in questions_of(table)]
-    pairs = [pair for question in questions for pair in pairs_of(question.rows, question.errors)]
-    return Decisions(tuple(questions), tuple(pairs))
-
-
-def by_source(tables: Iterable[TableAccuracy]) -> dict[str, Decisions]:
-    """The decisions of each source on each machine family, like ``UltraAttn on a800``."""
-    groups: defaultdict[str, list[TableAccuracy]] = defaultdict(list)
+def decisions_of(tables: Iterable[TableAccuracy]) -> dict[str, Decisions]:
+    """The decisions of each source on each machine family, like ``UltraAttn on a800``, and of ``all`` tables."""
+    groups: defaultdict[str, list[Question]] = defaultdict(list)
     for table in tables:
-        if questions_of(table):
-            groups[f"{Path(left_out_with(table.table)).name} on {table.profile or 'several'}"].append(table)
-    return {name: decisions_of(group) for name, group in groups.items()}
+        for question in questions_of(table):
+            groups[f"{Path(question.source).name} on {table.profile or 'several'}"].append(question)
+    found = {name: Decisions(tuple(questions)) for name, questions in groups.items()}
+    everything = tuple(question for each in found.values() for question in each.questions)
+    return found | {"all": Decisions(everything)}
 
 
 def decision_parts(tables: Sequence[TableAccuracy]) -> list[Part]:
     """What the picks would have cost, by source, beside simple rules; nothing without questions."""
-    everything = decisions_of(tables)
+    figures = decisions_of(tables)
+    everything = figures["all"]
     if not everything.questions:
         return []
-    figures = {**by_source(tables), "all": everything}
     columns = (
         "regret of the pick", "questions", "mean", "90 %", "largest", "within 2 %", "decided", "pairs",
         "called at 95 %", "of these right", "Brier",

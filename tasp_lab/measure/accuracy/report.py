@@ -21,7 +21,7 @@ from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.collective import evaluate_collective
-from tasp_lab.measure.accuracy.decisions import by_source, decision_parts, decisions_of, table_pairs
+from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, table_pairs
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.table_accuracy import (
@@ -322,12 +322,13 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return left_out_of(self.tables)
 
     def to_dict(self) -> dict[str, object]:
+        decisions = {name: found.to_dict() for name, found in decisions_of(self.tables).items()}
         return {
             "left_out": [each.to_dict() for each in self.left_out],
             "median_relative_error": self.median_relative_error,
             "coverage": [each.to_dict() for each in self.coverage],
-            "decisions": decisions_of(self.tables).to_dict(),
-            "decisions_by_source": {name: found.to_dict() for name, found in by_source(self.tables).items()},
+            "decisions": decisions.pop("all"),
+            "decisions_by_source": decisions,
             "tables": [self._table(table) for table in self.tables],
             "notes": list(self.notes),
             "provenance": self.provenance.to_dict(),
