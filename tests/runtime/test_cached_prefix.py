@@ -54,7 +54,7 @@ def arguments(layer: Workload) -> Any:
 
 
 LAYERS_ON = {3: LAYERS[::2], 4: LAYERS[1::2]}
-"""Those that run on so many ranks."""
+"""The layers that run on 3 and on 4 ranks."""
 
 
 def errors_of_rank() -> list[tuple[float, float]]:

@@ -52,7 +52,7 @@ MASKS = ("full", "causal")
 BOTH = AttentionOptions("both")
 
 DECAYS = (0.5, 1.0, 0.8, 0.25)
-"""Of the states of each KV head of a linear layer, per position."""
+"""Decay per position of the state of each KV head of a linear layer."""
 
 few, more = settings(max_examples=5, deadline=None), settings(max_examples=10, deadline=None)
 rates, launches = st.fractions(1, 100, max_denominator=7), st.fractions(0, 3, max_denominator=5)
@@ -223,7 +223,7 @@ def test_what_enters_a_rank_is_no_less_than_any_schedule_must_send(name: str, la
 def test_no_schedule_is_faster_than_its_bound_and_both_engines_agree(
     name: str, machine: Machine, data: st.DataObject
 ) -> None:
-    """Of work that is mostly sending, or mostly computing."""
+    """Machines on which work is mostly sending, or mostly computing."""
     work = data.draw(works(name, 24))
     if not applies(name, work):
         return

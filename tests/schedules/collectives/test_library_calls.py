@@ -124,7 +124,7 @@ def test_two_trees_use_every_node_and_share_the_work(count: int) -> None:
 @given(count=st.integers(1, 5), ranks=st.integers(1, 4), shard=st.integers(2, 2**22))
 @settings(max_examples=25)
 def test_a_tree_sends_each_byte_up_and_down_once_per_hop(in_switch: bool, count: int, ranks: int, shard: int) -> None:
-    """Of n ranks all but the root give each chunk once and receive its sum once: 2 (n - 1) messages of bytes."""
+    """Each rank but the root gives every chunk once and receives its sum once: 2 (n - 1) messages of bytes."""
     if count * ranks < 2:
         return
     found = library_tree_all_reduce(nodes(count, ranks, "switch"), shard, in_switch=in_switch)
