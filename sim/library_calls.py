@@ -56,8 +56,8 @@ def cliff_near(collective: Collective, machine: Machine, size_bytes: int) -> str
 
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> print(cliff_near("all_gather", load_machine("b200-8"), 2**24).replace("; ", "\n"))
-    near a cliff of nccl 2.29.2: ring, LL128 below 12.62 MiB takes 0.49 times as long
-    with 2.23, 2.28, 2.29.7 it is ring, LL128, 0.53 times
+    near a cliff of nccl 2.29.2: ring, LL128 below 12.62 MiB takes 0.48 times as long
+    with 2.23, 2.28, 2.29.7 it is ring, LL128, 0.52 times
     >>> cliff_near("all_gather", load_machine("b200-8"), 2**28)
     ''
     """
