@@ -143,7 +143,7 @@ def careful(what: str, file: str) -> Iterator[None]:
     except SystemExit as error:
         raise ScheduleError(f"{what}{_line(error, file)}: exits Python, expected schedules") from None
     except TaspLabError as error:
-        text = first_line(error).removeprefix(what).lstrip(":, ")
+        text = re.sub(r"^schedule '[^']*'[:,] *", "", first_line(error))  # the name is in `what`
         raise ScheduleError(f"{what}{_line(error, file)}: {text}") from error
     except Exception as error:
         text = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
@@ -153,7 +153,7 @@ def careful(what: str, file: str) -> Iterator[None]:
 
 def _line(error: BaseException, file: str) -> str:
     """The line of the file that an error is about, with a comma before it: the innermost one that ran."""
-    line = getattr(error, "line", None) if isinstance(error, ScheduleError) else None
+    line = error.line if isinstance(error, ScheduleError) else None
     if isinstance(error, SyntaxError) and error.filename == file:
         line = error.lineno
     if line is None:
