@@ -129,7 +129,8 @@ def chunked_ulysses(
     task = layer_task(workload, n, "contiguous", options, groups=n * stages)
     writer = LayerWriter(name, topology, task, {KEYS: None, QUERIES: None, RESULTS: None})
 
-    assert task.first_head is not None and task.heads is not None, "there are several groups"
+    assert task.first_head is not None, "there are several groups"
+    assert task.heads is not None, "there are several groups"
     group = task.first_head // task.heads
 
     def of_group(blocks: list[int], stage: int, rank: int) -> list[int]:
