@@ -53,7 +53,7 @@ class Costs(NamedTuple):
     steps: float
     link_bytes_per_s: float
     setting: Setting
-    rate_variance: float
+    rate_variance: float = 0.0
 
 
 @dataclass(frozen=True)
