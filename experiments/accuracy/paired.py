@@ -26,11 +26,12 @@ from experiments.common import markdown_table
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.core.tables import Table
-from tasp_lab.measure.accuracy.decisions import CALLED, decision_parts, decisions_of, measured, questions_of
+from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, measured, questions_of
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.accuracy.table_accuracy import TableAccuracy
 from tasp_lab.measure.readers import LayerTable, find_all_tables
+from tasp_lab.measure.scores import CALLED
 from tasp_lab.prediction.paired import FREEDOM, PairedErrors, Setting, paired_document
 
 FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "paired_errors.toml"

@@ -40,9 +40,9 @@ def test_the_regret_is_that_of_the_pick() -> None:
 
 
 def test_simple_rules_pick_by_name_or_by_bytes() -> None:
-    picks = {name: rule(THREE) for name, rule in RULES.items()}
+    picks = {name: rule(THREE.ways) for name, rule in RULES.items()}
     assert picks == {"always ring": 0, "always Ulysses": 1, "always USP": 2, "least bytes": 1, "alpha-beta": 2}
-    assert RULES["always USP"](question(*THREE.rows[:2])) is None
+    assert RULES["always USP"](THREE.ways[:2]) is None
 
 
 def test_pairs_have_the_lines_of_their_rows() -> None:
