@@ -198,7 +198,9 @@ class Comparison:
 
         By the errors that the two do not share (`tasp_lab.prediction.paired`).
         """
-        rows = [{**self.row(schedule, index), "schedule": schedule} for schedule in self.schedules]
+        rows: list[dict[str, Any]] = [
+            {**self.row(schedule, index), "schedule": schedule} for schedule in self.schedules
+        ]
         first, second = map(rival_of, rows)
         if first is None or second is None:
             return 0
