@@ -343,6 +343,19 @@ def is_own(name: str) -> bool:
     return all((ATTENTION if each in ATTENTION else LINEAR)[each] is _OWN.get(each) for each in families)
 
 
+@cache
+def family_of(name: str) -> str:
+    """What the schedules of one builder have in common: the file that registers it; of any other schedule its name.
+
+    >>> family_of("zigzag-ring-attention") == family_of("tasp"), family_of("usp:8x4"), family_of("mine")
+    (True, 'usp', 'mine')
+    """
+    if is_hybrid(name):
+        return "+".join(map(family_of, name.split("+")))
+    declared = _declared().get(name.partition(":")[0])
+    return declared.module.rpartition(".")[2] if declared else name
+
+
 def one_name(name: str) -> str:
     """The one name of schedules that are the same: USP with one group is Ulysses, with groups of one its ring.
 
