@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
+from importlib import import_module
 from operator import add
 from typing import TYPE_CHECKING, Literal
 
@@ -278,9 +279,8 @@ class Answer:
         """The row of its table, in a notebook."""
         if not self.passes:
             return to_html([repr(self)])
-        from tasp_lab.prediction.columns import table_of, view_of  # which read answers
-
-        return to_html([table_of(self.topology, view_of(self), [self], lambda each: None)])
+        columns = import_module("tasp_lab.prediction.columns")  # which stand above answers
+        return to_html([columns.table_of(self.topology, columns.view_of(self), [self], lambda each: None)])
 
     def plot(self) -> Figure:
         """A picture of its timeline, both passes one after the other, see `tasp_lab.plots.timelines`.

@@ -23,7 +23,7 @@ from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptio
 from tasp_lab.schedules.build import attention_schedules, collective, linear_schedules
 from tasp_lab.schedules.collectives.conditions import collectives_of
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, with_article
-from tasp_lab.schedules.registry import KINDS, check_names, kind_of, registered_name
+from tasp_lab.schedules.registry import KINDS, check_names, is_own, kind_of, registered_name
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
@@ -67,7 +67,10 @@ def build_schedules(
 
             return hybrid_schedules(name, topology, work, decomposition, options)
         build = attention_schedules if work.kind == "softmax" else linear_schedules
-        return build(name, topology, work, decomposition, options)
+        built = build(name, topology, work, decomposition, options)
+        for each in () if is_own(name) else built:
+            _check_layer(each, work)
+        return built
     except TooManyBlocksError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
 

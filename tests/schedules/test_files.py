@@ -183,7 +183,7 @@ BUILDER = HEAD + '@schedule("x", "AllGather")\ndef x(topology, shard_bytes):\n'
         (DOUBLING.replace('"doubling"', '"x"').replace("= topology.world_size", "= 8"),
          "schedule 'bad.py:x' is for 8 ranks, full-mesh:4 has 4"),
         (DOUBLING.replace('"doubling"', '"x"').replace("shard_bytes))", "2 * shard_bytes))"),
-         "schedule 'bad.py:x' is an AllGather of 128 B per rank, expected 64 B"),
+         "schedule 'bad.py:x' is not an AllGather of 64 B, but an AllGather of 128 B, by its start"),
         (DOUBLING.replace('"doubling"', '"x"').replace("width + i)", "width + i ^ 1)"),
          "schedule 'bad.py:x', line 16: step 0: rank 0 sends block 1 to rank 1 on lane 0: rank 0 does not hold"),
     ],
@@ -253,3 +253,12 @@ def test_a_builder_that_differs_between_ranks_is_refused() -> None:
     with pytest.raises(RunError, match=r"'mine.py:doubling': its builder gives another schedule here than on rank 0"):
         _agreed(FirstRank(), [own])  # type: ignore[arg-type]
     _agreed(FirstRank(), [of_first])  # type: ignore[arg-type]
+
+
+def test_a_schedule_of_another_layer_is_refused(folder: Path) -> None:
+    text = ATTENTION_FILE.replace(
+        "topology, workload, options, split", "topology, replace(workload, heads=8), options, split"
+    )
+    (folder / "layer.py").write_text("from dataclasses import replace" + text)
+    with pytest.raises(ScheduleError, match=r"'layer.py:two:2x2' is for a layer with heads 8, expected 4"):
+        tasp_lab.predict("full-mesh:4", "layer.py:two:2x2", LAYER)
