@@ -30,6 +30,8 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
+from tasp_lab.schedules.registry import ScheduleSpec
+from tasp_lab.topology.graph import Topology
 
 COLLECTIVES: dict[str, CollectiveKind] = {
     "allgather": "AllGather",
@@ -187,6 +189,20 @@ def read(path: Path, shard_bytes: int) -> Schedule:
         raise ScheduleError(f"{path}: {error}") from None
 
 
+def spec(name: str) -> ScheduleSpec:
+    """The file of a name as a schedule of the registry. Raises `ScheduleError` as `read` does."""
+
+    def build(topology: Topology, shard_bytes: int) -> Schedule:
+        schedule = read(Path(name), shard_bytes).renamed(name)
+        schedule.check_routes(topology)
+        return schedule
+
+    try:
+        return ScheduleSpec(_kind(_parse(Path(name))), build)
+    except _FileError as error:
+        raise ScheduleError(f"{name}: {error}") from None
+
+
 class _FileError(Exception):
     """Something that the file has wrong; the message says where."""
 
@@ -197,7 +213,7 @@ def _parse(path: Path) -> ElementTree.Element:
             raise _FileError(f"{path.stat().st_size:,} bytes, expected at most {MAX_FILE_BYTES:,}")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise _FileError(error.strerror or str(error)) from None
+        raise _FileError(f"{error.strerror or error}, expected MSCCL XML") from None
     except UnicodeDecodeError:
         raise _FileError("no text in UTF-8, expected MSCCL XML") from None
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
@@ -209,6 +225,13 @@ def _parse(path: Path) -> ElementTree.Element:
     if root.tag != "algo":
         raise _FileError(f"the element is <{root.tag}>, expected <algo> of MSCCL XML")
     return root
+
+
+def _kind(root: ElementTree.Element) -> CollectiveKind:
+    text = (root.get("coll") or "").replace("_", "").casefold()
+    if text not in COLLECTIVES:
+        raise _FileError(unknown("collective", root.get("coll") or "", COLLECTIVES))
+    return COLLECTIVES[text]
 
 
 def _number(element: ElementTree.Element, name: str, where: str, low: int, high: int) -> int:
@@ -237,10 +260,7 @@ _BUFFERS = {"i": "i", "o": "o", "s": "s", "input": "i", "output": "o", "scratch"
 class _Reader:
     def __init__(self, name: str, root: ElementTree.Element, shard_bytes: int) -> None:
         self.name, self.shard_bytes = name, shard_bytes
-        text = (root.get("coll") or "").replace("_", "").casefold()
-        if text not in COLLECTIVES:
-            raise _FileError(unknown("collective", root.get("coll") or "", COLLECTIVES))
-        self.kind = COLLECTIVES[text]
+        self.kind = _kind(root)
         self.n = _number(root, "ngpus", "<algo>", 1, 1024)
         chunks = _number(root, "nchunksperloop", "<algo>", 1, MAX_CHUNKS)
         if self.kind != "AllReduce" and chunks % self.n:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.conditions import collectives_of
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce
 from tasp_lab.topology.builders import full_mesh
+from tests.conftest import Command
 from tests.formats.msccl_interpreter import DeadlockError, expected, parse, run
 from tests.formats.worlds import SHARD_BYTES, schedules, written
 
@@ -180,3 +182,22 @@ def test_fused_steps_are_read(tmp_path: Path) -> None:
     assert [str(step) for step in schedule.steps] == [
         "0->1 lane 0 block 0 given\n0->1 lane 0 block 1 given", "1->0 lane 0 block 0\n1->0 lane 0 block 1",
     ]  # fmt: skip
+
+
+def test_a_file_is_a_schedule_by_its_name(command: Command) -> None:
+    """What `export` writes, `predict` takes: the same bytes around the same rings, in the same time."""
+    written = command(
+        "export", "full-mesh:4", "--schedule", "ring-all-reduce", "--format", "msccl-xml", "--output", "p.xml"
+    )
+    assert written.returncode == 0, written.stderr
+    line = "predict full-mesh:4 --schedule ring-all-reduce --schedule p.xml --shard-bytes 1MiB --samples 0 --json"
+    done = command(*line.split())
+    assert done.returncode == 0, done.stderr
+    own, foreign = json.loads(done.stdout)["schedules"]
+    assert foreign["time_s"] == pytest.approx(own["time_s"], rel=1e-9)
+
+
+def test_a_file_is_for_collectives_only(command: Command) -> None:
+    (command.folder / "p.xml").write_text(GOOD)
+    told = command.refused("compare", "full-mesh:2", "--seq", "4Ki", "--heads", "8", "--schedule", "p.xml")
+    assert "schedule 'p.xml' is an AllGather, expected one for softmax attention" in told

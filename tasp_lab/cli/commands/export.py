@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from tasp_lab.cli.console import print_json
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
@@ -16,6 +17,7 @@ from tasp_lab.cli.options import (
     OUTPUT,
     WORK,
     ExpressionNumbers,
+    Json,
     LinkEdits,
     RingChoice,
     ShardBytes,
@@ -51,6 +53,7 @@ def export(
     output: Annotated[
         Path | None, Parameter(group=OUTPUT, help="The file. Default: standard output, of chakra none.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Write a collective, or the data that a layer moves, as a plan of another engine.
 
@@ -85,10 +88,25 @@ def export(
         sought = RingOptions(**vars(rings))
         found = sought.find(machine.topology) if uses_rings(schedule) else None
         files = export_schedule(machine, schedule, work, format, found, layer.options())
+    written = {}
     for suffix, content in files.items():
-        if output is None:
-            sys.stdout.write(content.decode())
-        else:
-            write_whole(output.with_name(output.name + suffix), content)
-    if output is not None:
-        print_progress(f"{format}: {output}" + (f".0.et and {len(files) - 1} more" if format == "chakra" else ""))
+        if output is not None:
+            path = output.with_name(output.name + suffix)
+            write_whole(path, content)
+            written[str(path)] = len(content)
+    if json:
+        print_json(
+            {"format": format, "files": written} if output is not None else {"format": format, "text": _text(files)}
+        )
+    elif output is None:
+        sys.stdout.write(_text(files))
+    else:
+        print_progress(
+            f"{format}: {', '.join([*written][:1])}" + (f" and {len(written) - 1} more" * (len(written) > 1))
+        )
+
+
+def _text(files: dict[str, bytes]) -> str:
+    """The text of the one file of a format."""
+    (content,) = files.values()
+    return content.decode()
