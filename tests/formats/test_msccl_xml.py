@@ -193,7 +193,7 @@ def test_a_file_is_a_schedule_by_its_name(command: Command) -> None:
     line = "predict full-mesh:4 --schedule ring-all-reduce --schedule p.xml --shard-bytes 1MiB --samples 0 --json"
     done = command(*line.split())
     assert done.returncode == 0, done.stderr
-    own, foreign = json.loads(done.stdout)["schedules"]
+    own, foreign = json.loads(done.stdout)["predictions"]
     assert foreign["time_s"] == pytest.approx(own["time_s"], rel=1e-9)
 
 
