@@ -281,7 +281,7 @@ def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
 def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
     """The winners."""
     columns = [*map(title_of, axes), "winner", "time", "interval", "speed-up", "interval",
-               "recommended", "expected regret", "bottleneck", "share of bound", "exposed share"]  # fmt: skip
+               "recommended", "expected regret", "bottleneck"]  # fmt: skip
     rows = [
         [
             *(cell(axis, row[axis]) for axis in axes),
@@ -292,7 +292,7 @@ def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
             range_of("speedup", row["speedup_low"], row["speedup_high"]),
             cell("recommended", row["recommended"]),
             cell("expected_regret", row["expected_regret"]),
-            *(cell(column, row[column]) for column in ("bottleneck", "bound_share", "exposed_share")),
+            cell("bottleneck", row["bottleneck"]),
         ]
         for row in winners
     ]
@@ -429,7 +429,7 @@ def hover_text(row: Cells) -> str:
     return "<br>".join(lines)
 
 
-LARGEST_RATIO = 4.0
+LARGEST_RATIO = 10.0
 """The vertical axis of ratios ends there at first; a double click on it shows all."""
 
 RATIO_TICKS = (1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 10, 20, 50, 100, 200, 500, 1000)

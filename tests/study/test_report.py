@@ -154,7 +154,7 @@ def test_a_page_of_some_rows_says_which(folder: StudyFolder) -> None:
     page = report(folder, where=where, baseline="tasp").html()
     assert f"Only rows where  {where}" in " ".join(Resources(page).text)
     assert len(data_of(page)["tables"]["points"]["rows"]) == 2 * len(MODELS) * 3
-    assert "speed-up over tasp" in page
+    assert "speed-ups over <b>tasp</b>" in page
 
 
 def test_equal_studies_have_equal_pages(folder: StudyFolder, html: str) -> None:
