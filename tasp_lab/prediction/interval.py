@@ -16,6 +16,9 @@ from tasp_lab.prediction.residuals import Regime, Residual, residual_of
 TIE = 0.95
 """A ranking with a smaller probability is too close to call."""
 
+DECIDED = 0.02
+"""A question is decided if the expected regret of its recommendation is at most this."""
+
 
 IDEAL_LINKS = "ideal links: exact"
 """What is said once where nothing but rates of kernels is uncertain."""

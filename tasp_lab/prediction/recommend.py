@@ -37,14 +37,12 @@ from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
 from tasp_lab.schedule.schedule import Schedule
 
 TIE = 0.01
 """Schedules whose expected regret is within this of the least are taken to be equally fast."""
-
-DECIDED = 0.02
-"""A question is decided if the expected regret of the recommendation is at most this."""
 
 NEAR = 0.02
 """Schedules whose predicted time is within this of the shortest are counted as near it."""

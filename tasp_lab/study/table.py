@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.prediction.recommend import DECIDED
+from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.study.folder import UNANSWERED, StudyFolder
 from tasp_lab.study.frames import (
     NO_VALUE,

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
 from tasp_lab.measure.accuracy import accuracy, evaluate, message_parts, own_tables
-from tasp_lab.measure.accuracy.report import interval_score
-from tasp_lab.measure.accuracy.table_accuracy import SizeRow, machine_of
+from tasp_lab.measure.accuracy.table_accuracy import machine_of
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
-from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.residuals import EXACT
+from tasp_lab.measure.scores import Span
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tests.conftest import ROOT, Command
 
@@ -325,14 +321,10 @@ def test_a_system_that_gave_no_constant_is_judged_as_it_is() -> None:
     assert machine_of(table, left_out=True) == machine_of(table)
 
 
-def test_the_score_of_an_interval_is_its_width_and_twenty_times_what_is_outside() -> None:
-    residual = replace(EXACT, machines=2, spread=0.0)
-
-    def row(measured_s: float) -> SizeRow:
-        interval = Interval(2.0, np.array([1.0, 4.0]), residual)
-        return SizeRow.of(1, measured_s, 2.0, counts=True, interval=interval)
-
-    low, high = (getattr(row(2.0).interval, end) for end in ("low_s", "high_s"))
-    assert interval_score(row(2.0)) == pytest.approx((high - low) / 2)
-    assert interval_score(row(high + 1)) == pytest.approx((high - low + 20) / (high + 1))
-    assert interval_score(row(low / 2)) == pytest.approx((high - low + 10 * low) / (low / 2))
+@pytest.mark.parametrize(("measured_s", "score"), [(2.0, 1.5), (5.0, (3.0 + 20) / 5), (0.5, (3.0 + 10) / 0.5)])
+def test_the_score_of_an_interval_is_its_width_and_twenty_times_what_is_outside(
+    measured_s: float, score: float
+) -> None:
+    span = Span(1.0, 4.0, measured_s)
+    assert span.score == pytest.approx(score)
+    assert span.is_inside == (measured_s == 2.0)

@@ -9,7 +9,8 @@ import pytest
 
 from tasp_lab.core.choices import Preference
 from tasp_lab.prediction.compare import Ranking, compare
-from tasp_lab.prediction.recommend import DECIDED, TIE, Recommendation, switches_of
+from tasp_lab.prediction.interval import DECIDED
+from tasp_lab.prediction.recommend import TIE, Recommendation, switches_of
 from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.workload.layer import Workload
 

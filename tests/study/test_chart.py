@@ -11,7 +11,7 @@ import pytest
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.plots.timelines import render
-from tasp_lab.prediction.recommend import DECIDED
+from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.study.chart import chart
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.table import table

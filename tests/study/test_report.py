@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tasp_lab.core.errors import MissingPackageError, OutputError
-from tasp_lab.prediction.recommend import DECIDED
+from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.report import report
 from tasp_lab.study.table import table

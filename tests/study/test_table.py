@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasp_lab.core.errors import StudyError
-from tasp_lab.prediction.recommend import DECIDED
+from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.table import table
 from tests.support.study_folders import BASELINE, MACHINES, MODELS, SCHEDULES, SEQUENCES, row, study_rows, write_study

@@ -12,66 +12,18 @@ The errors of pairs are those fitted without the source of the table (`tasp_lab.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
 from tasp_lab.measure.inputs import left_out_with
-from tasp_lab.prediction.interval import TIE
+from tasp_lab.measure.scores import RULES, Decision, Pair, Span, Way, figures_of, regret_figures, regret_of
+from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import PairedErrors, Rival, paired_errors
-from tasp_lab.prediction.recommend import DECIDED
-
-CALLED = TIE
-"""An order is called from this probability on."""
-
-CLOSE = 0.02
-"""Picks within this share of the measured best count as near it."""
-
-ALPHA_S = 10e-6
-"""The alpha-beta rule: 10 us per message on the busiest rank, and its bytes at the bandwidth of its slowest link."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two rows of a question: `first` and `second` are their lines, ratios are first over second."""
-
-    first: int
-    second: int
-    predicted_ratio: float
-    measured_ratio: float
-    probability_first_faster: float
-
-    @property
-    def is_called(self) -> bool:
-        """Whether one of them is predicted to be faster with a probability of at least `CALLED`."""
-        return max(self.probability_first_faster, 1 - self.probability_first_faster) >= CALLED
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the one that was measured to be faster is the likelier one."""
-        return (self.probability_first_faster > 0.5) == (self.measured_ratio < 1)
-
-    @property
-    def brier(self) -> float:
-        """The squared error of the probability."""
-        return (self.probability_first_faster - (self.measured_ratio < 1)) ** 2
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of ``accuracy --pairs --json``."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "predicted_ratio": self.predicted_ratio,
-            "probability_first_faster": self.probability_first_faster,
-            "measured_ratio": self.measured_ratio,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,15 +64,30 @@ class Question:
 
     def regret(self, number: int) -> float:
         """The measured time of a row over the least measured time, less one."""
-        times = [measured(row) for row in self.rows]
-        return times[number] / min(times) - 1
+        return regret_of([measured(row) for row in self.rows], number)
+
+    @property
+    def ways(self) -> list[Way]:
+        """What simple rules need of each row."""
+        return [way_of(row) for row in self.rows]
 
 
 def rival_of(row: MeasuredRow) -> Rival:
     """What the comparison needs of a row."""
     assert row.predicted_s is not None, "rows of questions have times"
     assert row.costs is not None, "rows of questions have costs"
-    return Rival(row.predicted_s, row.costs.exposed_share, max(row.costs.steps, 1.0))
+    return Rival(row.schedule, row.predicted_s, row.costs.exposed_share, max(row.costs.steps, 1.0))
+
+
+def way_of(row: MeasuredRow) -> Way:
+    """What simple rules need of a row."""
+    assert row.costs is not None, "rows of questions have costs"
+    return Way(row.schedule, row.costs.bytes_per_rank, row.costs.steps, row.costs.link_bytes_per_s)
+
+
+def span_of(row: MeasuredRow) -> Span | None:
+    """The interval of a row; None without one."""
+    return None if row.interval is None else Span(row.interval.low_s, row.interval.high_s, measured(row))
 
 
 def measured(row: MeasuredRow) -> float:
@@ -165,44 +132,6 @@ def table_pairs(table: TableAccuracy) -> list[Pair]:
     return [pair for question in questions_of(table) for pair in pairs_of(question.rows, question.errors)]
 
 
-Rule = Callable[[Question], int | None]
-"""A simple rival: the row that it takes, None where it has no answer."""
-
-
-def _by_name(*starts: str) -> Rule:
-    """Take the fastest predicted row whose schedule has a name that begins so."""
-
-    def rule(question: Question) -> int | None:
-        fitting = [number for number, row in enumerate(question.rows) if row.schedule.startswith(starts)]
-        return fitting[0] if fitting else None
-
-    return rule
-
-
-def _least(cost: Callable[[MeasuredRow], float]) -> Rule:
-    return lambda question: min(range(len(question.rows)), key=lambda number: cost(question.rows[number]))
-
-
-def _alpha_beta_s(row: MeasuredRow) -> float:
-    assert row.costs is not None, "rows of questions have costs"
-    return ALPHA_S * row.costs.steps + row.costs.bytes_per_rank / row.costs.link_bytes_per_s
-
-
-def _bytes(row: MeasuredRow) -> float:
-    assert row.costs is not None, "rows of questions have costs"
-    return row.costs.bytes_per_rank
-
-
-RULES: Mapping[str, Rule] = {
-    "always ring": _by_name("zigzag-ring", "striped-ring", "ring-attention"),
-    "always Ulysses": _by_name("ulysses"),
-    "always USP": _by_name("usp"),
-    "least bytes": _least(_bytes),
-    "alpha-beta": _least(_alpha_beta_s),
-}
-"""Rules that need no simulation. A rule has no answer where none of the measured schedules is its own."""
-
-
 @dataclass(frozen=True, eq=False)
 class Decisions:
     """The questions of some tables, their pairs, and how good the picks were."""
@@ -219,50 +148,25 @@ class Decisions:
         """The measured regret of each question's pick."""
         return [question.regret(question.pick) for question in self.questions]
 
+    @property
+    def spans(self) -> list[Span]:
+        """The intervals of the rows of all questions."""
+        found = (span_of(row) for question in self.questions for row in question.rows)
+        return [each for each in found if each is not None]
+
     def regrets_of(self, rule: str) -> list[float]:
         """The measured regrets of a simple rule, of the questions that it answers."""
-        picks = ((question, RULES[rule](question)) for question in self.questions)
+        picks = ((question, RULES[rule](question.ways)) for question in self.questions)
         return [question.regret(pick) for question, pick in picks if pick is not None]
 
     def to_dict(self) -> dict[str, object]:
         """The field `decisions` of ``accuracy --json``; numbers are null where there is nothing to count."""
-        decided = [number for number, question in enumerate(self.questions) if question.is_decided]
-        called = [pair for pair in self.pairs if pair.is_called]
-        return {
-            "questions": len(self.questions),
-            **_regret_figures(self.regrets),
-            "expected_regret": _mean([question.expected_regret for question in self.questions]),
-            "decided": len(decided) / len(self.questions) if self.questions else None,
-            "mean_regret_of_decided": _mean([self.regrets[number] for number in decided]),
-            "expected_regret_of_decided": _mean([self.questions[number].expected_regret for number in decided]),
-            "pairs": len(self.pairs),
-            "called": len(called) / len(self.pairs) if self.pairs else None,
-            "called_right": _mean([float(pair.is_right) for pair in called]),
-            "right": _mean([float(pair.is_right) for pair in self.pairs]),
-            "brier": _mean([pair.brier for pair in self.pairs]),
-            "rules": {
-                rule: {"questions": len(regrets), **_regret_figures(regrets)}
-                for rule in RULES
-                for regrets in [self.regrets_of(rule)]
-            },
-        }
-
-
-def _regret_figures(regrets: Sequence[float]) -> dict[str, float | None]:
-    """Mean, 90 % point and largest regret, and the share of questions within `CLOSE`."""
-    if not regrets:
-        return dict.fromkeys(("mean_regret", "p90_regret", "worst_regret", "within_2"))
-    values = np.array(regrets)
-    return {
-        "mean_regret": float(values.mean()),
-        "p90_regret": float(np.quantile(values, 0.9)),
-        "worst_regret": float(values.max()),
-        "within_2": float((values <= CLOSE).mean()),
-    }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+        decisions = [
+            Decision(regret, question.expected_regret)
+            for regret, question in zip(self.regrets, self.questions, strict=True)
+        ]
+        rules = {rule: regret_figures(self.regrets_of(rule)) for rule in RULES}
+        return {**figures_of(decisions, self.pairs, self.spans), "rules": rules}
 
 
 def decisions_of(tables: Iterable[TableAccuracy]) -> dict[str, Decisions]:
@@ -288,7 +192,7 @@ def decision_parts(tables: Sequence[TableAccuracy]) -> list[Part]:
     )  # fmt: skip
     rows = [_cells(name, decisions.to_dict()) for name, decisions in figures.items()]
     rules = [
-        (rule, str(len(regrets)), *(_percent(value) for value in _regret_figures(regrets).values()))
+        (rule, str(len(regrets)), *map(_percent, list(regret_figures(regrets).values())[1:]))
         for rule in RULES
         if (regrets := everything.regrets_of(rule))
     ]

@@ -21,7 +21,7 @@ from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.collective import evaluate_collective
-from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, table_pairs
+from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, span_of, table_pairs
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.table_accuracy import (
@@ -38,6 +38,7 @@ from tasp_lab.measure.accuracy.table_accuracy import (
 from tasp_lab.measure.fit.cases import choose
 from tasp_lab.measure.inputs import left_out_with, table_inputs
 from tasp_lab.measure.readers import COLLECTIVES, AnyTable, KernelTable, LayerTable, find_all_tables
+from tasp_lab.measure.scores import mean
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs
 
 
@@ -170,8 +171,7 @@ class LeftOut:
     tables, rows : how many.
     mean_error, in_sample : the median over tables of mean absolute errors; with the constants of the same system, too.
     inside : the share of rows inside their intervals; None without intervals.
-    interval_score : the mean score of intervals of 90 % over the measured time: the width, and 20 times what a measured
-        time is outside; less is better (T. Gneiting and A. Raftery, J. Am. Stat. Assoc. 102, 2007, section 6.2).
+    interval_score : the mean score of their intervals (`tasp_lab.measure.scores.Span`).
     """
 
     what: str
@@ -230,8 +230,7 @@ def size_class(row: SizeRow) -> str:
 
 def _left_out(what: str, parts: Sequence[tuple[list[SizeRow], list[float]]]) -> LeftOut:
     rows = [row for of_table, _ in parts for row in of_table]
-    scores = [score for row in rows if (score := interval_score(row)) is not None]
-    inside = [bool(is_inside(row)) for row in rows if row.interval is not None]
+    spans = [span for row in rows if (span := span_of(row)) is not None]
     return LeftOut(
         what,
         len(parts),
@@ -241,18 +240,9 @@ def _left_out(what: str, parts: Sequence[tuple[list[SizeRow], list[float]]]) -> 
             sum(abs(own_s / row.measured_s - 1) for row, own_s in zip(*part, strict=True)) / len(part[0])
             for part in parts
         ),
-        sum(inside) / len(inside) if inside else None,
-        sum(scores) / len(scores) if scores else None,
+        mean([each.is_inside for each in spans]),
+        mean([each.score for each in spans]),
     )
-
-
-def interval_score(row: SizeRow) -> float | None:
-    """The score of the interval of a row, over its measured time; None without one."""
-    if row.interval is None:
-        return None
-    low_s, high_s, measured_s = row.interval.low_s, row.interval.high_s, row.measured_s
-    outside_s = max(low_s - measured_s, 0.0) + max(measured_s - high_s, 0.0)
-    return (high_s - low_s + 2 / (1 - 0.9) * outside_s) / measured_s
 
 
 def left_out_parts(found: Sequence[LeftOut]) -> list[Part]:
