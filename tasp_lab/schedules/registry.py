@@ -136,7 +136,7 @@ def schedule(name: str, kind: Kind, **settings: Any) -> Callable[[Builder], Buil
     family, _, split = name.partition(":")
 
     def register(builder: Builder) -> Builder:
-        if builder.__module__.startswith(f"{__package__}."):
+        if str(builder.__module__).startswith(f"{__package__}."):
             spec = ScheduleSpec(kind, builder, split=split, **settings)
             if family not in SCHEDULES or SCHEDULES[family] is _OWN.get(family):
                 SCHEDULES[family] = spec
