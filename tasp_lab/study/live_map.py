@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.prediction.recommend import DECIDED, TIE, by_costs
+from tasp_lab.prediction.interval import DECIDED
+from tasp_lab.prediction.recommend import TIE, by_costs
 from tasp_lab.study.axis import factor_text
 from tasp_lab.study.frames import (
     costs_of,

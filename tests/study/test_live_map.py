@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasp_lab.prediction.recommend import DECIDED
+from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.study.file import load_study
 from tasp_lab.study.frames import winners
 from tasp_lab.study.live_map import interpolation_error, live_map, map_library, map_script
