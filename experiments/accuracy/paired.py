@@ -33,11 +33,12 @@ from tasp_lab.measure.accuracy.table_accuracy import TableAccuracy
 from tasp_lab.measure.readers import LayerTable, find_all_tables
 from tasp_lab.measure.scores import CALLED
 from tasp_lab.prediction.paired import FREEDOM, PairedErrors, Setting, paired_document
+from tasp_lab.schedules.registry import family_of
 
 FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "paired_errors.toml"
 RESULTS = Path(__file__).with_name("decisions.md")
 
-START = PairedErrors(own=0.06, alike=0.01, exposed=0.3, steps=0.03, between=1.0, links_alone=4.0, pairs=0, sources=0)
+START = PairedErrors(own=0.06, family=0.05, exposed=0.3, steps=0.03, links_alone=4.0, pairs=0, sources=0)
 """Where fits start, and what they are drawn to where a source says little: by half a unit of each logarithm."""
 
 MOST_PAIRS = 60
@@ -49,11 +50,14 @@ SCALES = np.exp(np.linspace(math.log(0.4), math.log(1.5), 45))
 class Rows(NamedTuple):
     """Pairs as arrays (pairs,): logarithms of ratios, differences of exposed shares, and where they are from.
 
-    `predicted`, `measured` and `steps` are logarithms of ratios.
+    `predicted`, `measured` and `steps` are logarithms of ratios. `differ` and `families` are whether the schedules and
+    their families differ.
     """
 
     predicted: np.ndarray
     measured: np.ndarray
+    differ: np.ndarray
+    families: np.ndarray
     exposed: np.ndarray
     steps: np.ndarray
     setting: np.ndarray
@@ -106,6 +110,7 @@ def rows_of(tables: Sequence[TableAccuracy]) -> Rows:
                 assert costs is not None, "rows of questions have costs"
                 found.append((
                     math.log(one.time_s / two.time_s), math.log(measured(first) / measured(second)),
+                    one[:2] != two[:2], family_of(one.schedule) != family_of(two.schedule),
                     one.exposed_share - two.exposed_share, math.log(one.steps / two.steps),
                     costs.setting, question.source,
                 ))  # fmt: skip
@@ -116,8 +121,8 @@ def fit(rows: Rows) -> PairedErrors:
     """Shape and scale of the errors of some pairs."""
     shape, scale = fit_shape(rows), fit_scale(rows)
     return PairedErrors(
-        own=_short(scale * shape.own), alike=_short(shape.alike), exposed=_short(scale * shape.exposed),
-        steps=_short(scale * shape.steps), between=_short(shape.between), links_alone=_short(shape.links_alone),
+        own=_short(scale * shape.own), family=_short(scale * shape.family), exposed=_short(scale * shape.exposed),
+        steps=_short(scale * shape.steps), links_alone=_short(shape.links_alone),
         pairs=len(rows.source), sources=len(set(rows.source)),
     )  # fmt: skip
 
@@ -162,22 +167,20 @@ def fit_shape(rows: Rows) -> PairedErrors:
 
 def spreads(errors: PairedErrors, rows: Rows) -> np.ndarray:
     """The scale of each pair's error, an array (pairs,)."""
-    settings: dict[Setting, float] = {
-        each: errors.factor(each) for each in ("exact", "inside", "between", "links alone")
-    }
+    settings: dict[Setting, float] = {each: errors.factor(each) for each in ("exact", "library", "links alone")}
     factor = np.array([settings[each] for each in rows.setting])
-    own = errors.own**2 * -np.expm1(-abs(rows.predicted) / errors.alike)
+    own = errors.own**2 * rows.differ + errors.family**2 * rows.families
     found: np.ndarray = factor * np.sqrt(own + (errors.exposed * rows.exposed) ** 2 + (errors.steps * rows.steps) ** 2)
     return found
 
 
 def _numbers(errors: PairedErrors) -> tuple[float, ...]:
-    return errors.own, errors.alike, errors.exposed, errors.steps, errors.between, errors.links_alone
+    return errors.own, errors.family, errors.exposed, errors.steps, errors.links_alone
 
 
 def _errors(logs: np.ndarray) -> PairedErrors:
-    own, alike, exposed, steps, between, links_alone = map(float, np.exp(logs))
-    return PairedErrors(own, alike, exposed, steps, between, links_alone, pairs=0, sources=0)
+    own, family, exposed, steps, links_alone = map(float, np.exp(logs))
+    return PairedErrors(own, family, exposed, steps, links_alone, pairs=0, sources=0)
 
 
 def _short(value: float) -> float:

@@ -36,8 +36,6 @@ from tasp_lab.prediction.residuals import KERNELS, Group, Regime, ResidualFile, 
 
 FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "residuals.toml"
 KERNEL_ACCURACY = Path(__file__).parents[1] / "results" / "kernel_accuracy.json"
-RATE_VARIANCE = (math.log1p(0.2) / 1.645) ** 2
-"""What the interval of a measured kernel rate adds to a layer that kernels bound; the rows below have no samples."""
 
 HALF = "every second row"
 """What `experiments.tables.kernel_accuracy` calls a fit to the other half of the same table."""
@@ -109,10 +107,10 @@ def layers() -> Iterator[Row]:
         assert isinstance(table, LayerTable), "the folder has tables of layers"
         progress(Path(table.name).name)
         for row in evaluator.evaluate(table).rows:
-            if row.in_scope and row.interval is not None and row.measured_s and row.predicted_s:
-                error = math.log(row.measured_s / row.predicted_s)
-                machine = str(row.shape["profile"])
-                yield Row(row.interval.residual.asked, left_out_with(table), machine, error, RATE_VARIANCE)
+            if row.in_scope and row.interval is not None and row.costs is not None and row.measured_s:
+                assert row.predicted_s is not None, "an interval is that of a prediction"
+                error, machine = math.log(row.measured_s / row.predicted_s), str(row.shape["profile"])
+                yield Row(row.interval.residual.asked, left_out_with(table), machine, error, row.costs.rate_variance)
 
 
 def kernels() -> Iterator[Row]:

@@ -49,7 +49,7 @@ from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, TENSORS, AttentionTask
 from tasp_lab.schedules.build import attention_layout, attention_schedules, groups_on
-from tasp_lab.schedules.registry import LINEAR
+from tasp_lab.schedules.registry import LINEAR, is_own
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
@@ -178,6 +178,10 @@ class _SoftmaxCall(LayerCall):
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
         return self.q, self.k, self.v
+
+    @property
+    def builds_alike(self) -> bool:
+        return not isinstance(self.schedule, str) or is_own(self.schedule)
 
     def propose(self, number: int) -> Proposal:
         q, cached_keys = self.q, self.cached_keys

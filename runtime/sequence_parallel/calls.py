@@ -106,6 +106,11 @@ class LayerCall(ABC):
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> LayerPasses | None:
         """The passes on this rank; None if the outputs are the inputs."""
 
+    @property
+    def builds_alike(self) -> bool:
+        """Whether all ranks build the same schedules on one topology; a user's builder may not."""
+        return True
+
     @cached_property
     def gradients(self) -> bool:
         """Whether the call is differentiated."""
@@ -185,14 +190,16 @@ class _Differentiable(torch.autograd.Function):
 def _built_together(layer: LayerCall, everyone: Sequence[Proposal]) -> tuple[Schedule, ...]:
     """The schedules that all ranks build. Raises `RunError` if they differ.
 
-    They can only with a topology, as a search for its rings may end differently on every rank.
+    They can only with a topology, as a search for its rings may end differently on every rank, and if a user's builder
+    differs between processes.
     """
-    if layer.topology is None:
+    if layer.topology is None and layer.builds_alike:
         return layer.build(everyone, _mesh(len(everyone)))
     own: Proposal | TaspLabError
     try:
-        built = layer.build(everyone, layer.topology)
-        own = {"rings": "".join(schedule.digest for schedule in built)}
+        built = layer.build(everyone, layer.topology or _mesh(len(everyone)))
+        what = "rings" if layer.builds_alike else "the schedule of a user's builder"
+        own = {what: "".join(schedule.digest for schedule in built)}
     except TaspLabError as error:
         own = error
     agree(own, layer.group, layer.timeout_s)

@@ -54,7 +54,7 @@ from tasp_lab.schedules.linear.task import (
     RESULTS,
     LinearTask,
 )
-from tasp_lab.schedules.registry import LINEAR, state_schedules
+from tasp_lab.schedules.registry import LINEAR, is_own, state_schedules
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Decay, Workload
 
@@ -174,6 +174,10 @@ class _LinearCall(LayerCall):
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
         return self.q, self.k, self.v, self.gates, self.initial_state
+
+    @property
+    def builds_alike(self) -> bool:
+        return is_own(self.schedule)
 
     def propose(self, number: int) -> Proposal:
         q, k = self.q, self.k

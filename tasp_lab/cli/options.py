@@ -67,7 +67,7 @@ def schedules_help() -> str:
     layers = ("Attention", attention_names()), ("Linear attention", list(LINEAR))
     lines = [f"{kind}: {', '.join(names)}. " for kind, names in (*of_kind.items(), *layers)]
     lines.append("Hybrids: a linear and a softmax schedule, such as lasp-2+kv-all-gather. ")
-    variants = "Variants such as usp:2x4:tasp: see docs/attention.md. "
+    variants = "Variants such as usp:2x4:tasp: see docs/attention.md. Your own: mine.py:NAME. "
     return "".join(lines) + variants + "Repeatable."
 
 

@@ -123,6 +123,9 @@ class OverrideError(TaspLabError):
 class ScheduleError(TaspLabError):
     """An invalid schedule. The message names step, rank and block."""
 
+    line: int | None = None
+    """The line of a user's file that wrote what is wrong, where it is known."""
+
 
 class TooManyBlocksError(ScheduleError):
     """A schedule whose ranks and blocks are too many to prove. The message names both numbers."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, TypeVar, get_args
 
 import msgspec
+
+from tasp_lab.core.errors import nearest
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """Text that is not blank."""
@@ -25,3 +28,29 @@ class Record(msgspec.Struct, frozen=True):
             value = getattr(self, field)
             if isinstance(value, str) and (unseen := _UNSEEN.search(value)):
                 raise ValueError(f"`{field}` has the character {unseen[0]!a}, expected text that can be seen")
+
+
+Found = TypeVar("Found")
+
+
+def converted(document: object, kind: type[Found]) -> Found:
+    """A document as a record. Raises `msgspec.ValidationError`, with the nearest known field for an unknown one."""
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        unknown = re.search("unknown field `(.*?)`", str(error))
+        near = nearest(unknown[1], dict.fromkeys(_field_names(kind))) if unknown else []
+        if unknown is None or not near:
+            raise
+        text = str(error).replace(unknown[0], f"{unknown[0]}, did you mean `{near[0]}`?")
+        raise msgspec.ValidationError(text) from error
+
+
+def _field_names(kind: object) -> Iterator[str]:
+    """The names of the fields of a record, and of the records in it."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            yield field.encode_name
+            yield from _field_names(field.type)
+    for part in get_args(kind):
+        yield from _field_names(part)

@@ -1,9 +1,9 @@
 """Machines by name, by file and by expression.
 
 A name is one of the catalogue (the data files of `tasp_lab.machines`, and the members that profiles list) or of any
-other member of a family that has a profile (`tasp_lab.machines.profile`: ``h100-10x8``), a file ends in ``.json`` or
-``.toml``, and an expression is short for a builder (`tasp_lab.topology.expressions`): ``full-mesh:8``, ``torus:4x4``,
-``nodes:2x8:switch:rails``. The forms of a file are in `tasp_lab.machines.machine_file`.
+other member of a family that has a profile (`tasp_lab.machines.profile`: ``h100-10x8``), a file ends in ``.json``,
+``.toml`` or ``.csv``, and an expression is short for a builder (`tasp_lab.topology.expressions`): ``full-mesh:8``,
+``torus:4x4``, ``nodes:2x8:switch:rails``. The forms of a file are in `tasp_lab.machines.machine_file`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from tasp_lab.core.errors import ProfileError, TopologyError, alternatives, nearest, of_type
 from tasp_lab.machines.machine import IDEAL, Machine
@@ -26,7 +26,7 @@ from tasp_lab.topology.expressions import (
     parse_expression,
 )
 
-ENDINGS = (".json", ".toml")
+ENDINGS = (".json", ".toml", ".csv")
 """How the names of machine files end."""
 
 
@@ -74,7 +74,8 @@ def _load_links(text: str, defaults: ExpressionDefaults, library: str) -> Machin
     if text in _described():
         from tasp_lab.machines.machine_file import read_machine
 
-        return read_machine(f"machine {text!r}", ".toml", (_catalogue() / f"{text}.toml").read_bytes())
+        path = f"{text}.toml"
+        return read_machine(f"machine {text!r}", PurePath(path), (_catalogue() / path).read_bytes())
     if text.partition(":")[0] in expression_forms():
         return Machine(parse_expression(text).build(defaults))
     if Path(text).suffix.lower() in ENDINGS or os.sep in text or os.path.exists(text):
@@ -116,17 +117,17 @@ def _unknown(text: str) -> str:
         near = [f"{kind}:{text.removeprefix(kind).lstrip('-_ ')}"]
     hint = f" (did you mean {alternatives(near)}?)" if near else ""
     return (
-        f"machine {text!r} is unknown{hint}: expected a machine such as h100-8 or h100-10x8, a .json or .toml file, or "
-        "an expression such as full-mesh:8 or nodes:2x8; tasp-lab topologies lists all"
+        f"machine {text!r} is unknown{hint}: expected a machine such as h100-8 or h100-10x8, a .json, .toml or .csv "
+        "file, or an expression such as full-mesh:8 or nodes:2x8; tasp-lab topologies lists all"
     )
 
 
 def _load_file(path: Path, library: str) -> Machine:
     where = f"file {str(path)!r}"
     if os.path.isdir(path):
-        raise TopologyError(f"{where} is a directory, expected a file whose name ends in .json or .toml")
+        raise TopologyError(f"{where} is a directory, expected a file whose name ends in .json, .toml or .csv")
     if path.suffix.lower() not in ENDINGS:
-        raise TopologyError(f"{where}: expected a file whose name ends in .json or .toml")
+        raise TopologyError(f"{where}: expected a file whose name ends in .json, .toml or .csv")
     if os.path.exists(path) and not os.path.isfile(path):
         raise TopologyError(f"{where} is no regular file")
     try:
@@ -135,4 +136,4 @@ def _load_file(path: Path, library: str) -> Machine:
         raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     from tasp_lab.machines.machine_file import read_machine  # most machines are systems of a profile
 
-    return read_machine(where, path.suffix.lower(), data, library)
+    return read_machine(where, path, data, library)

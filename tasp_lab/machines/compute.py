@@ -207,11 +207,11 @@ def passes_s(passes: Passes, gpu: Gpu, shape: KernelShape) -> float:
     queries = shape.batch * shape.heads * shape.head_dim * shape.queries
     keys = shape.batch * shape.kv_heads * shape.head_dim * shape.keys
     if shape.passing == "forward":
-        per_element = passes.slice_bytes if shape.queries < shape.keys else passes.output_bytes
-        return bound_s(gpu, per_element * queries) if per_element else 0.0
-    of_keys = passes.key_gradient_bytes * keys / 2
-    moved = [each for each in (passes.query_gradient_bytes * queries, of_keys, of_keys) if each]
-    return sum(bound_s(gpu, each) for each in moved)
+        of_queries = (passes.slice_bytes if shape.queries < shape.keys else passes.output_bytes) * queries
+        of_keys = passes.key_bytes * keys / 2
+    else:
+        of_queries, of_keys = passes.query_gradient_bytes * queries, passes.key_gradient_bytes * keys / 2
+    return sum(bound_s(gpu, moved) for moved in (of_queries, of_keys, of_keys) if moved)
 
 
 def _log_ends(rate: KernelConstant) -> tuple[float, float] | None:

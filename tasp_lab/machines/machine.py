@@ -94,9 +94,9 @@ class ComputeRate:
         return replace(self, flops_per_s=self.flops_per_s * factor, source=f"{self.source}, times {factor:.3g}")
 
     def as_assumed(self, what: str) -> ComputeRate:
-        """The rate as an assumption."""
+        """The rate as an assumption, whose interval is that of its source."""
         source = self.source if self.source.startswith(what) else f"{what} ({self.source})"
-        return replace(self, source=source, assumed=True)
+        return replace(self, source=source, assumed=True, interval=None)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A file ends in ``.json`` or ``.toml`` and has one of two forms. The *explicit* f
 is a rank and a text a switch; `topology_document` writes it. It may give switches a kind and ranks a node; otherwise
 these follow from the links (`Topology.switch_kinds`, `Topology.node_of_rank`), never from names. The *expression* form
 has an expression and each number it needs as a constant with its source. Numbers are SI; bandwidths and latencies may
-also be texts with a unit (``50GB/s``, ``1us``).
+also be texts with a unit: ``bandwidth = "50GB/s"`` or ``bandwidth_bytes_per_s = 50e9``. A file that ends in ``.csv``
+is a list of links: its columns are the fields of a link in the explicit form.
 
 In both forms, `accelerator` is one of `tasp_lab.machines.compute`, and the constants `COMPUTE_RATES` are the
 attention rates of a rank. In the explicit form, `profile` is a family of machines, which has the library, the kernels
@@ -14,17 +15,19 @@ time to post a message, as measured by `tasp-lab calibrate` on running ranks.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from fractions import Fraction
+from pathlib import PurePath
 from typing import Annotated
 
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
-from tasp_lab.core.records import Record, Text
+from tasp_lab.core.records import Record, Text, converted
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine, NetworkKind
@@ -35,18 +38,59 @@ from tasp_lab.topology.expressions import MAX_WORLD_SIZE, PARSERS, ExpressionDef
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology
 from tasp_lab.topology.links import SwitchKind
 
-_DECODERS: dict[str, Callable[[str], object]] = {".json": msgspec.json.decode, ".toml": msgspec.toml.decode}
+
+def _edge_list(text: str) -> list[dict[str, object]]:
+    """The links of a list, as those of the explicit form. Raises `TopologyError` for a line without its cells."""
+    lines = _lines_of(text)
+    rows = csv.reader([line for _, line in lines], skipinitialspace=True, strict=True)
+    names = [name.strip() for name in next(rows, [])]
+    if len(set(names)) < len(names):
+        raise TopologyError(f"line {lines[0][0]}: the columns are {', '.join(names)}, expected each once")
+    links: list[dict[str, object]] = []
+    for (number, _), row in zip(lines[1:], rows, strict=True):
+        if len(row) != len(names):
+            raise TopologyError(f"line {number}: {len(row)} cells, expected {len(names)}: {', '.join(names)}")
+        links.append(
+            {name: _cell(name, value.strip()) for name, value in zip(names, row, strict=True) if value.strip()}
+        )
+    return links
+
+
+def _lines_of(text: str) -> list[tuple[int, str]]:
+    """The lines of a list, the header first, with their numbers; without blank ones and comments."""
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
+
+
+def _cell(name: str, text: str) -> object:
+    """A rank, a number, yes or no; else the text itself, whose unit is read later."""
+    if name == "both_ways":
+        return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
+    if name in ("source", "destination"):
+        return int(text) if text.lstrip("-").isdecimal() else text
+    try:
+        return float(text) if name in ("bandwidth_bytes_per_s", "latency_s") else text
+    except ValueError:
+        return text
+
+
+_DECODERS: dict[str, Callable[[str], object]] = {
+    ".json": msgspec.json.decode,
+    ".toml": msgspec.toml.decode,
+    ".csv": _edge_list,
+}
 
 LAUNCH = "launch"
 """The constant of the time a rank takes to post a message, like ``50us``."""
 
 
-def read_machine(where: str, suffix: str, data: bytes, library: str = "auto") -> Machine:
+def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto") -> Machine:
     """The machine of a file with this content; `where` names it in messages. Raises `TopologyError`, `ProfileError`."""
     if not data.strip():
         raise TopologyError(f"{where} is empty, expected a topology")
+    suffix = path.suffix.lower()
     try:
-        record = _record(_DECODERS[suffix](data.decode("utf-8-sig")))
+        document = _DECODERS[suffix](data.decode("utf-8-sig"))
+        record = _record({"name": path.stem, "links": document} if suffix == ".csv" else document)
         if isinstance(record, _ExplicitFile) and record.profile:
             return _of_family(record, library)
         topology = record.topology()
@@ -63,9 +107,18 @@ def read_machine(where: str, suffix: str, data: bytes, library: str = "auto") ->
         )
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
-    except (TopologyError, ProfileError, ValueError, OverflowError, RecursionError) as error:
+    except (TopologyError, ProfileError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         kind = ProfileError if isinstance(error, ProfileError) else TopologyError
-        raise kind(" ".join(f"{where}: {_no_number(data, error)}".split())) from error
+        text = _by_line(data, error) if suffix == ".csv" else _no_number(data, error)
+        raise kind(" ".join(f"{where}: {text}".split())) from error
+
+
+def _by_line(data: bytes, error: Exception) -> str:
+    """The message of an error in a list of links, which begins with the line in place of the number of the link."""
+    found = re.fullmatch(r"(.*) - at `\$\.links\[(\d+)\][.\w]*`", str(error), re.DOTALL)
+    return (
+        str(error) if found is None else f"line {_lines_of(data.decode('utf-8-sig'))[int(found[2]) + 1][0]}: {found[1]}"
+    )
 
 
 def _no_number(data: bytes, error: Exception) -> str:
@@ -94,8 +147,8 @@ def _record(document: object) -> _ExplicitFile | _ExpressionFile:
     if ("links" in fields) == ("expression" in fields):
         raise TopologyError("expected either `links` (the explicit form) or `expression`, got both or none of them")
     if "expression" in fields:
-        return msgspec.convert(fields, _ExpressionFile)
-    return msgspec.convert(fields, _ExplicitFile)
+        return converted(fields, _ExpressionFile)
+    return converted(fields, _ExplicitFile)
 
 
 def machine_file(machine: Machine, ending: str) -> bytes:
@@ -158,22 +211,28 @@ _WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
 class _LinkRecord(Record, frozen=True, forbid_unknown_fields=True):
     source: int | _Switch
     destination: int | _Switch
-    bandwidth_bytes_per_s: float | str
-    latency_s: float | str
+    bandwidth: str = ""
+    bandwidth_bytes_per_s: float | str = ""
+    latency: str = ""
+    latency_s: float | str = ""
+    both_ways: bool = False
 
-    def link(self, where: str) -> Link:
-        bandwidth_bytes_per_s = _bandwidth(where, self.bandwidth_bytes_per_s)
-        latency_s = _number(f"{where}.latency_s", self.latency_s, parse_time_s)
-        return Link(self.source, self.destination, bandwidth_bytes_per_s, latency_s)
+    def links(self, where: str) -> Iterable[Link]:
+        bandwidth_bytes_per_s = _bandwidth(where, self.bandwidth, self.bandwidth_bytes_per_s)
+        latency_s = _number(where, "latency", self.latency, "latency_s", self.latency_s, parse_time_s)
+        yield Link(self.source, self.destination, bandwidth_bytes_per_s, latency_s)
+        if self.both_ways:
+            yield Link(self.destination, self.source, bandwidth_bytes_per_s, latency_s)
 
 
 class _SharedRecord(Record, frozen=True, forbid_unknown_fields=True):
     name: Text
-    bandwidth_bytes_per_s: float | str
     links: tuple[str, ...]
+    bandwidth: str = ""
+    bandwidth_bytes_per_s: float | str = ""
 
     def shared_capacity(self, where: str) -> SharedCapacity:
-        return SharedCapacity(self.name, _bandwidth(where, self.bandwidth_bytes_per_s), self.links)
+        return SharedCapacity(self.name, _bandwidth(where, self.bandwidth, self.bandwidth_bytes_per_s), self.links)
 
 
 class _SwitchRecord(Record, frozen=True, forbid_unknown_fields=True):
@@ -183,8 +242,8 @@ class _SwitchRecord(Record, frozen=True, forbid_unknown_fields=True):
 
 class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
     name: Text
-    world_size: _WorldSize
     links: tuple[_LinkRecord, ...]
+    world_size: _WorldSize | msgspec.UnsetType = msgspec.UNSET
     summary: str = ""
     shared: tuple[_SharedRecord, ...] = ()
     switches: tuple[_SwitchRecord, ...] = ()
@@ -195,10 +254,14 @@ class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
     profile: str = ""
 
     def topology(self) -> Topology:
-        links = tuple(record.link(f"$.links[{index}]") for index, record in enumerate(self.links))
+        links = tuple(link for index, record in enumerate(self.links) for link in record.links(f"$.links[{index}]"))
         shared = tuple(record.shared_capacity(f"$.shared[{index}]") for index, record in enumerate(self.shared))
         switches = tuple(Switch(record.name, record.kind) for record in self.switches)
-        return Topology(self.name, self.world_size, links, shared, switches, self.nodes)
+        ends = (end for link in links for end in (link.source, link.destination) if isinstance(end, int))
+        world_size = (
+            min(max(ends, default=0) + 1, MAX_WORLD_SIZE) if self.world_size is msgspec.UNSET else self.world_size
+        )
+        return Topology(self.name, world_size, links, shared, switches, self.nodes)
 
 
 class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
@@ -225,7 +288,7 @@ class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
         for index, record in enumerate(self.constants):
             if record.name not in COMPUTE_RATES:
                 field, parse = PARSERS[record.name]
-                numbers[field] = _number(f"$.constants[{index}].value", record.value, parse)
+                numbers[field] = _parsed(f"$.constants[{index}].value", record.value, parse)
         return ExpressionDefaults(**numbers)
 
 
@@ -258,11 +321,21 @@ def _comm_library(record: _ExplicitFile | _ExpressionFile, parameters: Parameter
     return IDEAL
 
 
-def _bandwidth(where: str, value: float | str) -> float:
-    return _number(f"{where}.bandwidth_bytes_per_s", value, parse_bandwidth_bytes_per_s)
+def _bandwidth(where: str, text: str, value: float | str) -> float:
+    return _number(where, "bandwidth", text, "bandwidth_bytes_per_s", value, parse_bandwidth_bytes_per_s)
 
 
-def _number(where: str, value: float | str, parse: Callable[[str], float]) -> float:
+def _number(
+    where: str, text_field: str, text: str, value_field: str, value: float | str, parse: Callable[[str], float]
+) -> float:
+    """The one of two fields that is given: a text with its unit, or a number in SI units."""
+    if (text == "") == (value == ""):
+        got = "none of them" if text == "" else "both"
+        raise TopologyError(f"expected `{text_field}` with a unit or `{value_field}`, got {got} - at `{where}`")
+    return _parsed(f"{where}.{text_field if text else value_field}", text or value, parse)
+
+
+def _parsed(where: str, value: float | str, parse: Callable[[str], float]) -> float:
     if not isinstance(value, str):
         return value
     try:

@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
-from tasp_lab.core.records import Record
+from tasp_lab.core.records import Record, converted
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
@@ -317,7 +317,7 @@ def _read(where: str, data: bytes) -> Profile:
     if not data.strip():
         raise ProfileError(f"{where} is empty, expected a profile")
     try:
-        profile = _profile(msgspec.toml.decode(data, type=_ProfileFile))
+        profile = _profile(converted(msgspec.toml.decode(data), _ProfileFile))
         _check_sizes(profile)
         _check_parts(profile)
     except UnicodeDecodeError as error:

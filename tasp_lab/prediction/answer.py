@@ -426,7 +426,7 @@ class Answer:
     @property
     def rival(self) -> Rival:
         """What comparisons with other answers need."""
-        return Rival.of(max(float(self.time_s), 1e-30), float(self.exposed_s), self.steps)
+        return Rival.of(self.schedule, max(float(self.time_s), 1e-30), float(self.exposed_s), self.steps)
 
     @property
     def steps(self) -> int:

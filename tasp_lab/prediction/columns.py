@@ -449,8 +449,8 @@ _ROWS: tuple[Column[Answer], ...] = (
     _as_predicted("time_high_s"),
     Column(
         "setting",
-        "where schedules are compared, which errors of their order depend on: `inside` a domain, `between` domains, "
-        "`links alone` without a library model or on PCIe, `exact` on ideal links",
+        "how schedules are compared, which errors of their order depend on: with a model of the `library`, "
+        "by `links alone` without one or on PCIe, `exact` on ideal links",
         lambda a: setting_of(a.passes[0].machine),
         STUDY,
     ),

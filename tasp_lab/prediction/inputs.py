@@ -30,7 +30,7 @@ from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.for_work import AnySchedule, built_in, names_in
+from tasp_lab.schedules.for_work import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -41,11 +41,11 @@ MachineLike = Machine | Topology | str
 WorkLike = Workload | int | str
 """An attention layer, or the bytes per rank of a collective: a number, or text such as ``"64MiB"``."""
 
-ScheduleNames = str | Sequence[str]
-"""The name of a schedule, or several."""
+ScheduleNames = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+"""The name of a schedule or its registered builder, or several."""
 
-Schedules = AnySchedule | Sequence[AnySchedule]
-"""A schedule, or several: by name, or built for the ranks and the work at hand."""
+Schedules = GivenSchedule | Sequence[GivenSchedule]
+"""A schedule, or several: by name, a registered builder, or built for the ranks and the work at hand."""
 
 ComputeLike = float | str
 """A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
@@ -274,19 +274,19 @@ def as_names(schedules: ScheduleNames) -> tuple[str, ...]:
 
 
 def as_schedules(schedules: Schedules) -> tuple[AnySchedule, ...]:
-    """Schedules by name or built; one may stand alone.
+    """Schedules by name or built, and registered builders by their names; one may stand alone.
 
     Raises `ScheduleError` for anything else, and for none.
 
     >>> as_schedules("ring"), as_schedules(["ring", "multi-ring"])
     (('ring',), ('ring', 'multi-ring'))
     """
-    expected = "names of schedules, or objects of tasp_lab.schedule.schedule.Schedule"
-    if isinstance(schedules, str | Schedule):
-        return (schedules,)
+    expected = "names of schedules, registered builders, or objects of tasp_lab.schedule.schedule.Schedule"
+    if isinstance(schedules, str | Schedule) or callable(schedules):
+        return (as_schedule(schedules),)
     if not isinstance(schedules, Iterable):
         raise ScheduleError(of_type("schedules", schedules, expected))
-    found = tuple(schedules)
+    found = tuple(map(as_schedule, schedules))
     for each in found:
         if not isinstance(each, str | Schedule):
             raise ScheduleError(of_type("schedules", each, expected))

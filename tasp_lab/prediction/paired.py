@@ -5,16 +5,17 @@ decides which of them is faster. ``paired_errors.toml`` has how large that rest 
 measured on one machine (`python -m experiments.accuracy.paired`)::
 
     variance of log(measured ratio / predicted ratio)
-        = own**2 * (1 - exp(-|log predicted ratio| / alike))
+        = own**2 + family**2 if the families differ
           + (exposed * difference of exposed shares)**2 + (steps * log ratio of steps)**2
 
-- *own*: two schedules behave differently. Those that are predicted to take nearly the same time mostly do the same, so
-  their errors are alike as well, with a correlation that decays over a log ratio of `alike`.
+- *own*: two schedules behave differently.
+- *family*: those that one builder makes share most of what sets them apart from others: the kinds of messages and calls
+  (`tasp_lab.schedules.registry.family_of`). So a tie of many members of few families has few independent errors.
 - *exposed*: an error of the network is shared, but counts only in the share of the time that computing does not hide.
 - *steps*: what each step costs beside its calls and messages is shared too; schedules have different numbers of them.
 
-All are multiplied by a factor between domains, and by one where links alone are modelled, without a communication
-library. Errors have the tails of Student's t. Where links are ideal, times are exact.
+All are multiplied by a factor where links alone are modelled, without a communication library. Errors have the
+tails of Student's t. Where links are ideal, times are exact.
 
 All comparisons of a ranking use common samples: `expected_regrets` draws the errors of all schedules together.
 """
@@ -33,10 +34,10 @@ import numpy as np
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.interval import EQUAL
-from tasp_lab.prediction.residuals import spans_domains
+from tasp_lab.schedules.registry import family_of
 
-Setting = Literal["exact", "inside", "between", "links alone"]
-"""Where schedules are compared: on ideal links, inside a domain, between domains, or by links alone.
+Setting = Literal["exact", "library", "links alone"]
+"""How schedules are compared: on ideal links, with a model of the communication library, or by links alone.
 
 The last is for machines without a library model, and for nodes on PCIe, which such rows were measured on.
 """
@@ -53,19 +54,21 @@ class Rival(NamedTuple):
 
     Attributes
     ----------
+    schedule : its name.
     time_s : the predicted time.
     exposed_share : the share of it that computing does not hide.
     steps : of the schedules of all passes.
     """
 
+    schedule: str
     time_s: float
     exposed_share: float
     steps: float = 1
 
     @classmethod
-    def of(cls, time_s: float, exposed_s: float, steps: float = 1) -> Rival:
+    def of(cls, schedule: str, time_s: float, exposed_s: float, steps: float = 1) -> Rival:
         """The rival that takes `time_s`, of which computing does not hide `exposed_s`; both in seconds."""
-        return cls(time_s, min(1.0, max(0.0, exposed_s / time_s)), max(steps, 1))
+        return cls(schedule, time_s, min(1.0, max(0.0, exposed_s / time_s)), max(steps, 1))
 
 
 class PairedErrors(msgspec.Struct, frozen=True):
@@ -73,34 +76,31 @@ class PairedErrors(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    own, alike, exposed, steps : standard deviations and the decay of a correlation, all of logarithms.
-    between, links_alone : factors of the standard deviations.
+    own, family, exposed, steps : standard deviations of logarithms.
+    links_alone : the factor of all of them without a model of the communication library.
     pairs, sources : how many they were fitted to.
     """
 
     own: float
-    alike: float
+    family: float
     exposed: float
     steps: float
-    between: float
     links_alone: float
     pairs: int
     sources: int
 
     def factor(self, setting: Setting) -> float:
-        """What the standard deviations are multiplied by; 0 where times are exact.
-
-        Links alone were measured inside nodes, so they have no second factor between domains.
-        """
-        return {"exact": 0.0, "inside": 1.0, "between": self.between, "links alone": self.links_alone}[setting]
+        """What the standard deviations are multiplied by; 0 where times are exact."""
+        return {"exact": 0.0, "links alone": self.links_alone}.get(setting, 1.0)
 
     def spread(self, first: Rival, second: Rival, setting: Setting) -> float:
         """The scale of the error of the logarithm of a ratio of times."""
-        apart = abs(math.log(first.time_s / second.time_s))
-        own = self.own**2 * -math.expm1(-apart / self.alike)
+        # a schedule beside itself: the same schedule that takes the same time
+        own = 0.0 if first[:2] == second[:2] else self.own**2
+        family = 0.0 if family_of(first.schedule) == family_of(second.schedule) else self.family**2
         exposed = (self.exposed * (first.exposed_share - second.exposed_share)) ** 2
         steps = (self.steps * math.log(first.steps / second.steps)) ** 2
-        return self.factor(setting) * math.sqrt(own + exposed + steps)
+        return self.factor(setting) * math.sqrt(own + family + exposed + steps)
 
     def first_is_faster(self, first: Rival, second: Rival, setting: Setting) -> float:
         """The probability that the first one takes less time, 0 to 1."""
@@ -117,8 +117,8 @@ class PairedErrors(msgspec.Struct, frozen=True):
     def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """How much longer than the fastest each one is expected to take, a float array (rivals,).
 
-        >>> errors = PairedErrors(0.05, 0.02, 0.3, 0.1, 1.0, 4.0, pairs=0, sources=0)
-        >>> errors.expected_regrets([Rival(1.0, 0.0), Rival(1.5, 0.0)], "exact").tolist()
+        >>> errors = PairedErrors(0.05, 0.05, 0.3, 0.1, 4.0, pairs=0, sources=0)
+        >>> errors.expected_regrets([Rival("tasp", 1.0, 0.0), Rival("ulysses", 1.5, 0.0)], "exact").tolist()
         [0.0, 0.5]
         """
         regrets: FloatArray = self.relative_times(rivals, setting).mean(axis=0) - 1
@@ -127,19 +127,20 @@ class PairedErrors(msgspec.Struct, frozen=True):
     def relative_times(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """The time of each one over the least time, in each common sample: a float array (draws, rivals)."""
         log_times = np.log([each.time_s for each in rivals])
-        shares, steps = (np.array([each[place] for each in rivals]) for place in (1, 2))
-        drawn, network, step = _normal(len(rivals))
-        apart = abs(log_times[:, None] - log_times)
-        covariance = self.own**2 / 2 * np.exp(-apart / self.alike)
-        own = drawn @ np.linalg.cholesky(covariance + 1e-12 * np.eye(len(rivals))).T
-        shared = self.exposed * network[:, None] * shares + self.steps * step[:, None] * np.log(steps)
-        logs = log_times + self.factor(setting) * (own + shared)
+        shares, steps = (np.array([each[place] for each in rivals]) for place in (2, 3))
+        own_draws, family_draws, network, step = _normal(len(rivals))
+        own = self.own * own_draws[:, _places([each[:2] for each in rivals])]
+        family = self.family * family_draws[:, _places([family_of(each.schedule) for each in rivals])]
+        # an error of each of two has half the variance of an error of their ratio
+        errors = (own + family) / math.sqrt(2)
+        errors += self.exposed * network[:, None] * shares + self.steps * step[:, None] * np.log(steps)
+        logs = log_times + self.factor(setting) * errors
         relative: FloatArray = np.exp(logs - logs.min(axis=1, keepdims=True))
         return relative
 
     def network_samples(self, rivals: int) -> FloatArray:
         """The error of the network in each common sample of so many rivals, a float array (draws,)."""
-        return _normal(rivals)[1]
+        return _normal(rivals)[2]
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -171,7 +172,7 @@ def setting_of(machine: Machine) -> Setting:
         return "exact"
     if machine.comm_library.name in ("ideal", "measured") or "pcie" in machine.topology.switch_kinds.values():
         return "links alone"
-    return "between" if spans_domains(machine) else "inside"
+    return "library"
 
 
 def below_t(value: float) -> float:
@@ -198,10 +199,20 @@ def quantile_t(share: float) -> float:
 
 
 @cache
-def _normal(rivals: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Common samples with the tails of Student's t: of each rival, (draws, rivals), of network and steps, (draws,)."""
+def _normal(rivals: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Common samples with the tails of Student's t, float arrays.
+
+    Of each rival and of each family, (draws, rivals); of the network and of steps, (draws,).
+    """
     generator = np.random.default_rng(0)
     # cut at three standard deviations per unit: the mean of the exponential of Student's t is infinite
     tails = np.minimum(np.sqrt(FREEDOM / generator.chisquare(FREEDOM, DRAWS)), 3)
     network, step = generator.standard_normal((2, DRAWS)) * tails
-    return generator.standard_normal((DRAWS, rivals)) * tails[:, None], network, step
+    own, family = generator.standard_normal((2, DRAWS, rivals)) * tails[:, None]
+    return own, family, network, step
+
+
+def _places(keys: Sequence[object]) -> list[int]:
+    """The number of each key, equal ones having the same: what they share is drawn once."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, of_type
@@ -16,6 +16,7 @@ from tasp_lab.prediction.answer import simulate_pass
 from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
+    as_names,
     check_arguments,
     chosen_machine,
     parse_compute,
@@ -59,7 +60,7 @@ def predict_step(
     machine: MachineLike,
     model: Model | str,
     sequence: int,
-    schedule: str,
+    schedule: str | Callable[..., Any],
     *,
     batch: int = 1,
     group: int | None = None,
@@ -84,7 +85,8 @@ def predict_step(
     machine : a machine, or its name.
     model : a model, or the name of one, see `tasp_lab.workload.models.catalogue.load_model`.
     sequence, batch : positions per sequence, and sequences that each group has at once.
-    schedule : of the attention of a layer, see `tasp_lab.schedules.registry`; of a hybrid one of each kind.
+    schedule : of the attention of a layer by name or registered builder, see `tasp_lab.schedules.registry`; of a hybrid
+        one of each kind.
     group : the ranks that share a sequence; all if None. Groups have different sequences: data parallelism.
     passes : ``both`` for training, ``forward`` without.
     fsdp, checkpointing, accumulate, matrix_dtype : see `tasp_lab.prediction.training_step.plan.StepPlan`.
@@ -103,6 +105,7 @@ def predict_step(
     """
     if not isinstance(model, Model | str):
         raise ModelError(of_type("model", model, "a model or the name of one"))
+    (schedule,) = as_names(schedule)
     check_arguments(locals())
     model = load_model(model) if isinstance(model, str) else model
     plan = StepPlan(model, sequence, schedule, batch, group, replace(options, passes=passes), fsdp, checkpointing,

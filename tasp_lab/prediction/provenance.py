@@ -29,6 +29,7 @@ from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Machin
 from tasp_lab.machines.parameters import Parameter
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.files import content_name
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import is_left_out
 
@@ -211,7 +212,10 @@ def rings_inputs(decompositions: Iterable[Decomposition]) -> list[object]:
 
 def schedules_inputs(schedules: Iterable[str | Schedule]) -> list[object]:
     """Schedules as an input: by name, and objects with their digest."""
-    return [each if isinstance(each, str) else {"name": each.name, "digest": each.digest} for each in schedules]
+    return [
+        content_name(each) if isinstance(each, str) else {"name": each.name, "digest": each.digest}
+        for each in schedules
+    ]
 
 
 def overrides_inputs(overrides: Sequence[str]) -> dict[str, object]:

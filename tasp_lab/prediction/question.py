@@ -50,7 +50,8 @@ from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs,
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.for_work import AnySchedule, name_of
+from tasp_lab.schedules.files import content_name
+from tasp_lab.schedules.for_work import AnySchedule, as_schedule, name_of
 from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out
@@ -128,7 +129,8 @@ class Question:
     Parameters
     ----------
     machine : a name, an expression or a file, as `tasp_lab.machines.catalogue.load_machine` takes it, or an object.
-    schedule : a name of `tasp_lab.schedules.registry`, or a schedule that was built for this machine and work.
+    schedule : a name of `tasp_lab.schedules.registry`, a builder that is registered there, or a schedule that was
+        built for this machine and work.
     work : a layer, or the bytes per rank of a collective.
     options : of the schedule; its passes among them.
     library, kernel, runtime, contention, compute, without_links, links : see
@@ -157,6 +159,9 @@ class Question:
     engine: Engine = "auto"
     labels: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", as_schedule(self.schedule))
+
     @property
     def name(self) -> str:
         """The name of the schedule."""
@@ -176,7 +181,7 @@ class Question:
         """What is asked, by name, ready for JSON; fields that only some questions have are left out elsewhere."""
         found: dict[str, object] = {
             "machine": self.machine if isinstance(self.machine, str) else _name(self.machine),
-            "schedule": self.schedule if isinstance(self.schedule, str) else self.schedule.digest,
+            "schedule": content_name(self.schedule) if isinstance(self.schedule, str) else self.schedule.digest,
             "library": self.library,
             "kernel": self.kernel,
             "runtime": self.runtime.name if isinstance(self.runtime, Runtime) else self.runtime,

@@ -6,11 +6,11 @@
 
 Errors have two parts: between machines, and between rows of one machine. The first is estimated over a *family* of
 classes, because few machines were measured in each: collectives inside domains, between them over documented networks,
-over those of clouds, layers. A family with fewer than `ENOUGH_FREEDOM` degrees of freedom borrows the missing ones,
-with their variance, from all machines of the same work and library: the variance of a single pair of machines can have
-any value, and Student's t for one degree of freedom multiplies it to 6.3 standard deviations. The spread is that of a
-machine that was not measured. Student's t widens the part between machines only, because few machines do not
-contradict what many rows show.
+over those of clouds, layers with exposed messages, layers without. A family with fewer than `ENOUGH_FREEDOM` degrees
+of freedom borrows the missing ones, with their variance, from all machines of the same work and library: the variance
+of a single pair of machines can have any value, and Student's t for one degree of freedom multiplies it to 6.3 standard
+deviations. The spread is that of a machine that was not measured. Student's t widens the part between machines only,
+because few machines do not contradict what many rows show.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from sim.host import busy_s
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.schedule.schedule import Schedule
 
 WorkKind = Literal["collective", "layer", "kernel", "eager call"]
 Reach = Literal["intra", "inter"]
-Size = Literal["small", "middle", "large", "short", "long", "any"]
+Size = Literal["small", "middle", "large", "hidden", "exposed", "any"]
 Modelled = Literal["modelled", "ideal"]
 
 SMALL_BYTES, LARGE_BYTES = 2**14, 2**24
 """Messages below the first are small: their times are latencies. Those from the second on are large: their times are
 bytes over rates. Between the two, protocols change and channels fill a link by and by."""
 
-SHORT_S = 0.02
-"""Layers predicted to take less are short: launches, waits and last waves, which vary most, are much of their time."""
+HIDDEN_SHARE = 0.1
+"""Computing hides the messages of a layer if they add at most this share of its time: it is as long as its kernels."""
 
 
 @dataclass(frozen=True)
 class Regime:
     """What has errors of one kind: the work, whether domains are left, its size, network and library.
 
-    The size is that of messages of collectives (`SMALL_BYTES`, `LARGE_BYTES`) and the duration of layers (`SHORT_S`).
-    Whether a network is documented does not matter inside a domain, where it is not used.
+    The size is that of messages of collectives (`SMALL_BYTES`, `LARGE_BYTES`); of layers, whether computing hides their
+    messages (`HIDDEN_SHARE`). Whether a network is documented does not matter inside a domain, where it is not used,
+    and a layer whose messages are hidden is the same on all networks.
     """
 
     work: WorkKind
@@ -58,6 +60,8 @@ class Regime:
     def __str__(self) -> str:
         if self.work in _CALLS:
             return _CALLS[self.work]
+        if self.size == "hidden":
+            return "layers whose messages are hidden"
         inside = self.reach == "intra"
         where = "inside a domain" if inside else "between domains"
         library = ", links alone" if self.library == "ideal" else ""
@@ -71,8 +75,8 @@ _SIZES: dict[Size, str] = {
     "small": ", small messages",
     "middle": ", middle messages",
     "large": ", large messages",
-    "short": f", shorter than {1e3 * SHORT_S:.0f} ms",
-    "long": f", {1e3 * SHORT_S:.0f} ms or longer",
+    "hidden": "",
+    "exposed": ", exposed messages",
 }
 
 
@@ -106,7 +110,7 @@ def groups() -> tuple[Group, ...]:
 
 
 def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
-    """The regime of a schedule on a machine that is predicted to take `time_s`; of a stack, that of its mean layer.
+    """The regime of a schedule on a machine that is predicted to take `time_s`.
 
     >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.machines.catalogue import load_machine
@@ -115,18 +119,16 @@ def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
     'collectives between domains, middle messages, documented network'
     """
     if schedule.task is not None:
-        from tasp_lab.schedule.stacked_task import StackedTask  # collectives have none
-
-        layers = len(schedule.task.layers) if isinstance(schedule.task, StackedTask) else 1
-        return layer_regime(machine, time_s / layers)
+        compute_s = float(max(busy_s(schedule, machine.compute, machine.rank_speeds)))
+        return layer_regime(machine, 1 - compute_s / time_s)
     size_bytes = message_bytes(schedule)
     size: Size = "small" if size_bytes < SMALL_BYTES else "middle" if size_bytes < LARGE_BYTES else "large"
     return _regime(machine, "collective", size)
 
 
-def layer_regime(machine: Machine, time_s: float) -> Regime:
-    """The regime of a layer on a machine that is predicted to take `time_s`."""
-    return _regime(machine, "layer", "short" if time_s < SHORT_S else "long")
+def layer_regime(machine: Machine, exposed_share: float) -> Regime:
+    """The regime of a layer on a machine; computing does not hide `exposed_share` of its time."""
+    return HIDDEN if exposed_share <= HIDDEN_SHARE else _regime(machine, "layer", "exposed")
 
 
 def _regime(machine: Machine, work: WorkKind, size: Size) -> Regime:
@@ -135,6 +137,9 @@ def _regime(machine: Machine, work: WorkKind, size: Size) -> Regime:
     network: NetworkKind = machine.network if reach == "inter" else "documented"
     return Regime(work, reach, size, network, "ideal" if ideal else "modelled")
 
+
+HIDDEN = Regime("layer", "intra", "hidden", "documented", "modelled")
+"""The regime of layers whose messages are hidden, on whatever links."""
 
 KERNELS = Regime("kernel", "intra", "any", "documented", "modelled")
 """The regime of single kernel calls, timed on the GPU: no link matters."""
@@ -211,7 +216,7 @@ class Residual:
         return "; ".join(parts)
 
 
-_STATED = Regime("layer", "intra", "any", "documented", "ideal")
+_STATED = Regime("layer", "intra", "exposed", "documented", "ideal")
 EXACT = Residual(_STATED, middle=1.0, spread=0.0, constants=0.0, own=0.0, rows=0, machines=0, asked=_STATED)
 """The factor of machines whose links are ideal (`Machine.has_ideal_links`): none."""
 
@@ -301,6 +306,8 @@ def _lent(
 
 def _family(regime: Regime) -> tuple[str, ...]:
     """The regimes that share the variance between machines."""
+    if regime.work == "layer":
+        return regime.work, f"{regime.network} {regime.size}", regime.library
     reach = regime.reach if regime.work == "collective" and regime.network == "documented" else ""
     return regime.work, f"{regime.network} {reach}", regime.library
 

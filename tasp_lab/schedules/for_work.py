@@ -10,8 +10,9 @@ collective. `tasp_lab.schedules.attention.options.AttentionOptions` select the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from typing import Any
 
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ScheduleError, TooManyBlocksError
@@ -22,7 +23,7 @@ from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptio
 from tasp_lab.schedules.build import attention_schedules, collective, linear_schedules
 from tasp_lab.schedules.collectives.conditions import collectives_of
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, with_article
-from tasp_lab.schedules.registry import KINDS, check_names, kind_of
+from tasp_lab.schedules.registry import KINDS, check_names, kind_of, registered_name
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
@@ -73,6 +74,14 @@ def build_schedules(
 
 AnySchedule = str | Schedule
 """A schedule by its name, or one that was built."""
+
+GivenSchedule = AnySchedule | Callable[..., Any]
+"""The same, or a registered builder, which stands for its name."""
+
+
+def as_schedule(schedule: GivenSchedule) -> AnySchedule:
+    """A builder by its name; anything else as it is. Raises `ScheduleError` for a builder that is not registered."""
+    return registered_name(schedule) if callable(schedule) else schedule
 
 
 def names_in(schedules: Iterable[AnySchedule]) -> list[str]:

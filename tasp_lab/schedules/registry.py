@@ -9,6 +9,9 @@ Nothing else names it: a new file adds a schedule, and without its file a schedu
 ranks in its names, such as ``usp:2x4``, and may have variants, such as ``usp:2x4:tasp``. A hybrid is named after one
 schedule of linear and one of softmax attention, such as ``lasp-2+tasp``.
 
+Schedules of users register in the same way: in a file, whose schedules are called ``mine.py:burst``, in a notebook, or
+in an installed package that offers them as entry points (`tasp_lab.schedules.files`).
+
 Help and completion list the names without importing numpy: names and kinds are read from the decorators in the sources,
 and a file is imported when a schedule of it is asked for.
 """
@@ -18,12 +21,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args
 
-from tasp_lab.core.choices import AttentionKind
+from tasp_lab.core.choices import AttentionKind, Pass
 from tasp_lab.core.errors import (
     NoDecompositionError,
     NoRouteError,
@@ -34,6 +37,7 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, NcclTestsName, with_article
+from tasp_lab.schedules.files import careful, file_of, load_entry_point, module_of, parts_of, run_file
 
 if TYPE_CHECKING:
     from tasp_lab.workload.layer import Work, Workload
@@ -111,6 +115,12 @@ SCHEDULES: dict[str, ScheduleSpec] = {}
 _OWN: dict[str, ScheduleSpec] = {}
 """As the files of this package register them: others may add to `SCHEDULES`, or replace what is there."""
 
+_FROM_FILES: dict[str, dict[str, ScheduleSpec]] = {}
+"""By the module of a user's file, the schedules that it registers."""
+
+_NAMES: dict[Callable[..., Any], list[str]] = {}
+"""The names under which builders are registered."""
+
 _PACKAGES = ("collectives", "attention", "linear")
 
 _DECORATOR = re.compile(r'^@schedule\(\s*"([^":]+)(?::(\w+))?",\s*"(\w+)"', re.MULTILINE)
@@ -126,13 +136,106 @@ def schedule(name: str, kind: Kind, **settings: Any) -> Callable[[Builder], Buil
     family, _, split = name.partition(":")
 
     def register(builder: Builder) -> Builder:
-        spec = ScheduleSpec(kind, builder, split=split, **settings)
-        if family not in SCHEDULES or SCHEDULES[family] is _OWN.get(family):
-            SCHEDULES[family] = spec
-        _OWN[family] = spec
+        if builder.__module__.startswith(f"{__package__}."):
+            spec = ScheduleSpec(kind, builder, split=split, **settings)
+            if family not in SCHEDULES or SCHEDULES[family] is _OWN.get(family):
+                SCHEDULES[family] = spec
+            _OWN[family] = spec
+            full = family
+        else:
+            full = _register_outside(family, kind, builder, {"split": split, **settings})
+        _NAMES.setdefault(builder, []).append(full)
         return builder
 
     return register
+
+
+def _register_outside(family: str, kind: Kind, builder: Callable[..., Any], settings: Mapping[str, Any]) -> str:
+    """Register a schedule from a user's file, a notebook or an installed package; its full name."""
+    if kind not in (known := [*get_args(CollectiveKind), "softmax", "linear"]):
+        raise ScheduleError(unknown("kind of schedule", kind, known))
+    if wrong := [each for each in settings if each not in ScheduleSpec.__dataclass_fields__]:
+        raise ScheduleError(unknown("setting of a schedule", wrong[0], [*ScheduleSpec.__dataclass_fields__][2:]))
+    if not re.fullmatch(r"[\w-]+", family):
+        raise ScheduleError(f"schedule {family!r}: expected a name of letters, digits and hyphens")
+    into, full = SCHEDULES, family
+    if builder.__module__ in _FROM_FILES:
+        into, full = _FROM_FILES[builder.__module__], f"{builder.__code__.co_filename}:{family}"
+        if family in into:
+            raise ScheduleError(f"schedule {family!r} is registered twice, expected one of this name")
+    elif family in _declared():
+        raise ScheduleError(f"schedule {family!r} is one of tasp-lab's own, expected another name")
+    into[family] = ScheduleSpec(kind, _checked(full, kind, builder), **settings)
+    return full
+
+
+def _checked(name: str, kind: Kind, builder: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's builder: what it returns is checked to be what was asked for, on this topology.
+
+    It may return one schedule where one pass is asked for, and need not name its schedules.
+    """
+
+    @wraps(builder)
+    def build(*given: Any, **more: Any) -> Any:
+        from tasp_lab.schedule.schedule import Schedule  # names are known without it
+        from tasp_lab.schedules.for_work import check_schedules
+
+        is_layer = kind in ("softmax", "linear")
+        own, topology, work = given[:3] if is_layer else (name, *given[:2])
+        with careful(f"schedule {own!r}", builder.__code__.co_filename):
+            found = builder(*given, **more)
+        passes: Sequence[Pass] = ("forward",)
+        if is_layer:
+            passes = ("forward", "backward") if given[3].passes == "both" else (given[3].passes,)
+        built = (found,) if isinstance(found, Schedule) else found
+        if not isinstance(built, tuple | list) or not all(isinstance(each, Schedule) for each in built):
+            raise ScheduleError(f"schedule {own!r}: the builder returned {type(found).__name__}, expected a Schedule")
+        if len(built) != len(passes):
+            wanted = f"{len(passes)} ({' and '.join(passes)})" if is_layer else "1"
+            raise ScheduleError(f"schedule {own!r}: the builder returned {len(built)} schedules, expected {wanted}")
+        built = tuple(each.renamed(own) for each in built)
+        for each, passing in zip(built, passes, strict=True):
+            each.check_routes(topology)
+            check_schedules([each], work, passing)
+        return built if is_layer else built[0]
+
+    return build
+
+
+def registered_name(builder: Callable[..., Any]) -> str:
+    """The name of the schedule of a registered builder. Raises `ScheduleError` for none, and for several."""
+    names = _NAMES.get(builder, [])
+    if len(names) != 1:
+        what = getattr(builder, "__name__", repr(builder))
+        several = f"builds {', '.join(names)}, expected one of these names"
+        missing = 'is not registered, expected a function below @schedule("NAME", "KIND") of ' + __name__
+        raise ScheduleError(f"schedule builder {what} {several if names else missing}")
+    return names[0]
+
+
+def _outside(name: str) -> ScheduleSpec | None:
+    """The schedule of a user's file or of an installed package; None for another name. Raises `ScheduleError`."""
+    if parts_of(name)[0] != name:
+        return None  # with a split: registered is the family
+    if not (file := file_of(name)):
+        return SCHEDULES.get(name) if name and load_entry_point(name) else None
+    module, own = module_of(file), name[len(file) + 1 :]
+    if module not in _FROM_FILES:
+        _FROM_FILES[module] = {}
+        try:
+            run_file(file, module)
+        except BaseException:
+            del _FROM_FILES[module]
+            raise
+    specs = _FROM_FILES[module]
+    if own in specs:
+        return specs[own]
+    if not specs:
+        raise ScheduleError(f'{file} registers no schedule, expected @schedule("NAME", "KIND") of {__name__}')
+    if not own:
+        raise ScheduleError(f"schedule {name!r}: expected the name of a schedule behind a colon: "
+                            f"{', '.join(f'{file}:{each}' for each in specs)}")  # fmt: skip
+    raise ScheduleError(f"{file}: {unknown('schedule', own, specs)}")
 
 
 class _Declared(NamedTuple):
@@ -169,18 +272,25 @@ class SchedulesOf(Mapping[str, ScheduleSpec]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return any(name == each for each in self)
+        return isinstance(name, str) and self._spec_or_declared(name) is not None
 
     def __getitem__(self, name: str) -> ScheduleSpec:
-        if name not in self:
+        found = self._spec_or_declared(name)
+        if isinstance(found, _Declared):
+            import_module(found.module)
+            found = SCHEDULES[name]
+        if found is None:
             raise KeyError(name)
-        if name not in SCHEDULES:
-            import_module(_declared()[name].module)
-        return SCHEDULES[name]
+        return found
 
     def split_of(self, name: str) -> str:
         """What the split of a family stands for."""
-        return SCHEDULES[name].split if name in SCHEDULES else _declared()[name].split
+        found = self._spec_or_declared(name)
+        return "" if found is None else found.split
+
+    def _spec_or_declared(self, name: str) -> ScheduleSpec | _Declared | None:
+        found = SCHEDULES.get(name) or _declared().get(name) or _outside(name)
+        return found if found is not None and found.kind in self._kinds else None
 
 
 COLLECTIVES, ATTENTION, LINEAR = SchedulesOf(*get_args(CollectiveKind)), SchedulesOf("softmax"), SchedulesOf("linear")
@@ -195,7 +305,7 @@ def uses_rings(name: str) -> bool:
     """
     if is_hybrid(name):
         return any(uses_rings(each) for each in names_of(name))
-    family = name.partition(":")[0]
+    family, _ = parts_of(name)
     return any(family in each and each[family].uses_rings for each in (COLLECTIVES, ATTENTION, LINEAR))
 
 
@@ -226,10 +336,24 @@ def is_own(name: str) -> bool:
     """
     if is_hybrid(name):
         return all(is_own(each) for each in name.partition("+")[::2])
-    families = [each for each in name.split(":") if each in ATTENTION or each in LINEAR]
-    if name.partition(":")[0] not in families:
+    family, parts = parts_of(name)
+    families = [each for each in (family, *parts) if each in ATTENTION or each in LINEAR]
+    if family not in families:
         return False
     return all((ATTENTION if each in ATTENTION else LINEAR)[each] is _OWN.get(each) for each in families)
+
+
+@cache
+def family_of(name: str) -> str:
+    """What the schedules of one builder have in common: the file that registers it; of any other schedule its name.
+
+    >>> family_of("zigzag-ring-attention") == family_of("tasp"), family_of("usp:8x4"), family_of("mine")
+    (True, 'usp', 'mine')
+    """
+    if is_hybrid(name):
+        return "+".join(map(family_of, name.split("+")))
+    declared = _declared().get(name.partition(":")[0])
+    return declared.module.rpartition(".")[2] if declared else name
 
 
 def one_name(name: str) -> str:
@@ -238,7 +362,7 @@ def one_name(name: str) -> str:
     >>> one_name("usp:8x1:striped-ring-attention"), one_name("usp:1x8:striped-ring-attention"), one_name("burst")
     ('ulysses', 'striped-ring-attention', 'burst')
     """
-    spec = ATTENTION.get(name.partition(":")[0])
+    spec = ATTENTION.get(parts_of(name)[0])
     if spec is None or spec.same_as is None:
         return name
     _, family = known_attention(name, None)
@@ -282,7 +406,7 @@ def is_attention(name: str) -> bool:
     >>> is_attention("usp:2x4"), is_attention("multi-ring")
     (True, False)
     """
-    return name.partition(":")[0] in ATTENTION
+    return parts_of(name)[0] in ATTENTION
 
 
 def balanced_ring(workload: Workload) -> str:
@@ -300,7 +424,7 @@ def check_attention(names: Iterable[str]) -> None:
 
 def known_attention(name: str, world_size: int | None) -> tuple[ScheduleSpec, dict[str, Any]]:
     """The spec of a name, and of a family the keywords `split` and `variant`. Any world size is accepted if None."""
-    family, *parts = name.split(":")
+    family, parts = parts_of(name)
     spec = ATTENTION.get(family)
     if spec is None or len(parts) > bool(spec.split) + bool(spec.variants):
         raise ScheduleError(unknown("schedule", name, attention_names()))

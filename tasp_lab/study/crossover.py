@@ -16,8 +16,8 @@ from typing import Any, Literal
 from tasp_lab.core.errors import StudyError, TaspLabError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
 from tasp_lab.prediction.interval import EQUAL
+from tasp_lab.prediction.paired import paired_errors
 from tasp_lab.prediction.question import Value
 from tasp_lab.study.axis import (
     TOLERANCE,
@@ -31,7 +31,8 @@ from tasp_lab.study.axis import (
     moved,
     parse_share,
 )
-from tasp_lab.study.lookup import Evaluate, IntervalOf, filled, groups_along
+from tasp_lab.study.frames import rival_of
+from tasp_lab.study.lookup import Evaluate, filled, groups_along
 from tasp_lab.study.point import Point, Row
 from tasp_lab.study.table import View
 
@@ -49,7 +50,6 @@ class CrossoverQuestion:
     between : the two schedules.
     margin : times that differ by less than this share count as equal, 0 to less than 1.
     start, end : the ends of the axis, None for those of the study.
-    sampling : of constants, for the interval; no samples for none.
     """
 
     along: str
@@ -57,7 +57,6 @@ class CrossoverQuestion:
     margin: float = 0.0
     start: float | None = None
     end: float | None = None
-    sampling: Sampling = FEW_SAMPLES
 
     def __post_init__(self) -> None:
         check_axis(self.along)
@@ -77,7 +76,6 @@ def crossover_question(
     margin: str | float | None = None,
     start: str | float | None = None,
     end: str | float | None = None,
-    sampling: Sampling = FEW_SAMPLES,
 ) -> CrossoverQuestion:
     """The question of a section of a study, with what is given in place of it.
 
@@ -114,7 +112,6 @@ def crossover_question(
         parse_share("margin", find.get("margin", 0.0) if margin is None else margin),
         end_of("from", start),
         end_of("to", end),
-        sampling,
     )
 
 
@@ -144,9 +141,8 @@ class Comparison:
     schedules : the first and the second.
     axis, values : the axis and the values it may have, ascending.
     evaluate : the row of a point; called once for each.
-    interval_of : the interval of a point's time, with the samples of its constants; None for no intervals.
     margin : times that differ by less than this share count as equal.
-    evaluated, sampled : how many points have been evaluated, and how many pairs of them with samples.
+    evaluated : how many points have been evaluated.
     """
 
     point: Point
@@ -154,12 +150,9 @@ class Comparison:
     axis: str
     values: Sequence[float]
     evaluate: Evaluate
-    interval_of: IntervalOf | None = None
     margin: float = 0.0
     evaluated: int = 0
-    sampled: int = 0
     _rows: dict[tuple[str, int], Row] = field(default_factory=dict)
-    _log_ends: dict[int, tuple[float, float] | None] = field(default_factory=dict)
 
     def at(self, schedule: str, index: int) -> Point:
         """The point of a schedule at a value."""
@@ -203,23 +196,16 @@ class Comparison:
     def side(self, index: int, threshold: float) -> int:
         """1 if the logarithm of the ratio is more than a threshold with 95 %, -1 if it is less, 0 if neither is sure.
 
-        Both intervals are of the same samples. Without intervals neither is sure.
+        By the errors that the two do not share (`tasp_lab.prediction.paired`).
         """
-        if index not in self._log_ends:
-            self._log_ends[index] = self._sample(index)
-        ends = self._log_ends[index]
-        return 0 if ends is None else (ends[0] > threshold) - (ends[1] < threshold)
-
-    def _sample(self, index: int) -> tuple[float, float] | None:
-        """The 5 and 95 % points of the logarithm of the ratio."""
-        if self.interval_of is None or self.log_ratio(index) is None:
-            return None
-        self.sampled += 1
-        first, second = (self.interval_of(self.at(schedule, index)) for schedule in self.schedules)
+        rows: list[dict[str, Any]] = [
+            {**self.row(schedule, index), "schedule": schedule} for schedule in self.schedules
+        ]
+        first, second = map(rival_of, rows)
         if first is None or second is None:
-            return None
-        low, _, high = second.over(first)
-        return math.log(low), math.log(high)
+            return 0
+        low, high = paired_errors().ratio(second, first, rows[0]["setting"])
+        return (math.log(low) > threshold) - (math.log(high) < threshold)
 
     def binds(self, index: int) -> Binds:
         """What binds both schedules at a value."""
@@ -320,8 +306,7 @@ def _verdict(comparison: Comparison, there: Sequence[int], crosses: bool) -> Ver
     faster = comparison.faster(there[0])
     assert faster is not None, "it applies there"
     clearest = max(there, key=lambda index: abs(comparison.log_ratio(index) or 0.0))
-    sure = comparison.interval_of is None or comparison.side(clearest, 0.0)
-    return faster if faster == "neither" or sure else "too close"
+    return faster if faster == "neither" or comparison.side(clearest, 0.0) else "too close"
 
 
 def _sure_end(
@@ -331,8 +316,6 @@ def _sure_end(
 
     Scanned values are tried outwards until one is sure, then it is bisected.
     """
-    if comparison.interval_of is None:
-        return None
     # Between the first and the second schedule the ratio passes 1; between one of them and neither, the margin.
     both = {change.before, change.after}
     threshold = 0.0 if both == {"first", "second"} else comparison.threshold * (1 if "first" in both else -1)
@@ -385,7 +368,6 @@ def crossovers(
     points: Iterable[Point],
     question: CrossoverQuestion,
     evaluate: Evaluate,
-    interval_of: IntervalOf | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Iterator[Crossover]:
     """The crossover of two schedules in every group of points. Groups of one value are left out if others have more.
@@ -407,9 +389,7 @@ def crossovers(
         progress(f"crossover {number} of {len(groups)}: {group.text}")
         scan = scanned(group.values, question)
         values_of_axis = lattice(axis, scan, multiple=group.multiple, heads=group.point.layer.heads)
-        compared = Comparison(
-            group.point, question.between, axis, values_of_axis, evaluate, interval_of, question.margin
-        )
+        compared = Comparison(group.point, question.between, axis, values_of_axis, evaluate, question.margin)
         yield crossover(compared, [values_of_axis.index(value) for value in scan], labels=group.labels)
 
 
@@ -420,18 +400,15 @@ def find_crossovers(
     points: Iterable[Point],
     question: CrossoverQuestion,
     evaluate: Evaluate,
-    interval_of: IntervalOf | None = None,
     progress: ProgressCallback = no_progress,
 ) -> View:
     """The crossovers of a study: a row per crossing, of a group without one its verdict. See `crossovers`."""
-    results = list(crossovers(points, question, evaluate, interval_of, progress))
+    results = list(crossovers(points, question, evaluate, progress))
     groups = [_group(result, question) for result in results]
     document = {
         "along": question.along,
         "between": list(question.between),
         "margin": question.margin,
-        "samples": question.sampling.samples,
-        "seed": question.sampling.seed,
         "groups": groups,
     }
     rows = [
@@ -439,7 +416,7 @@ def find_crossovers(
         for group in groups
         for crossing in (group["crossings"] or [{}])
     ]
-    return View(document, rows, [_table(results, question), *_notes(results, question)])
+    return View(document, rows, [_table(results, question), *_notes(results)])
 
 
 def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
@@ -472,13 +449,12 @@ def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
         "speedup_to": result.speedups[1],
         "refused": result.reason or None,
         "points": result.comparison.evaluated,
-        "pairs_with_samples": result.comparison.sampled,
     }
 
 
 def _is_close(result: Crossover, crossing: Crossing) -> bool:
     """Whether no value of the axis is surely on one side of the crossing."""
-    return result.comparison.interval_of is not None and crossing.low is crossing.high is None
+    return crossing.low is crossing.high is None
 
 
 def _name(which: Faster, question: CrossoverQuestion) -> str:
@@ -538,8 +514,6 @@ def _table(results: Sequence[Crossover], question: CrossoverQuestion) -> Table:
 
 
 def _interval_text(result: Crossover, crossing: Crossing) -> str:
-    if result.comparison.interval_of is None:
-        return ""
     axis, (low_end, high_end) = result.comparison.axis, result.ends
     low = f"< {axis_text(axis, low_end)}" if crossing.low is None else axis_text(axis, crossing.low)
     high = f"> {axis_text(axis, high_end)}" if crossing.high is None else axis_text(axis, crossing.high)
@@ -551,12 +525,8 @@ def _binds_text(binds: Binds) -> str:
     return first if first == second else f"{first} / {second}"
 
 
-def _notes(results: Sequence[Crossover], question: CrossoverQuestion) -> list[Part]:
-    evaluated, sampled = (
-        sum(getattr(result.comparison, name) for result in results) for name in ("evaluated", "sampled")
-    )
-    samples = f", {sampled} pairs with {question.sampling.samples} samples of constants" if sampled else ""
-    notes: list[Part] = [f"{evaluated} points{samples}"]
+def _notes(results: Sequence[Crossover]) -> list[Part]:
+    notes: list[Part] = [f"{sum(result.comparison.evaluated for result in results)} points"]
     if any(result.reason and result.verdict != "does not apply" for result in results):
         notes.append("values at which a schedule does not apply are left out")
     nowhere = dict.fromkeys(result.reason for result in results if result.verdict == "does not apply")

@@ -10,6 +10,7 @@ from typing import Any
 
 from tasp_lab.core.errors import StudyError, of_type, unknown
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.schedules.files import beside
 from tasp_lab.study.axis import axis_values
 from tasp_lab.study.point import AS_IS, LAYER, OPTIONS, SETTINGS
 from tasp_lab.study.study import DERIVED, POINT, Axis, Section, Study, check_zipped, places
@@ -42,9 +43,23 @@ def load_study(given: str | Path | Mapping[str, Any]) -> Study:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{path}: no TOML: {error}") from error
     try:
-        return _study(document, path.stem)
+        return _study(_with_files(document, path.parent), path.stem)
     except StudyError as error:
         raise StudyError(f"{path}: {error}") from error
+
+
+def _with_files(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The document with the files of its schedules beside the study named as seen from the current folder."""
+
+    def within(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: within(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [within(each) for each in value]
+        return beside(value, folder) if isinstance(value, str) else value
+
+    return {section: within(table) if section in ("schedule", "points", "find") else table
+            for section, table in document.items()}  # fmt: skip
 
 
 def _study(document: Mapping[str, Any], name: str) -> Study:

@@ -321,7 +321,7 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     if baseline not in set(schedules):
         raise StudyError(unknown("baseline", baseline, sorted(set(schedules))))
     on = compared_columns(rows)
-    kept = ["time_s", "exposed_s", "setting", "steps"]
+    kept = ["schedule", "time_s", "exposed_s", "setting", "steps"]
     of_baseline = rows.loc[schedules == baseline, [*on, *kept]].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     speedup = beside["time_s"].astype(float) / least_times(rows)
@@ -344,13 +344,13 @@ def rival_of(row: Cells) -> Rival | None:
     time_s, exposed_s, steps = row.get("time_s"), row.get("exposed_s"), row.get("steps")
     if time_s is None or exposed_s is None or row.get("setting") is None:
         return None
-    return Rival.of(float(time_s), float(exposed_s), 1 if steps is None else float(steps))
+    return Rival.of(str(row["schedule"]), float(time_s), float(exposed_s), 1 if steps is None else float(steps))
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
     """The probability that the first of two rows of one machine is faster, 0 to 1.
 
-    >>> row = {"time_s": 1.0, "exposed_s": 0.1, "setting": "exact"}
+    >>> row = {"schedule": "tasp", "time_s": 1.0, "exposed_s": 0.1, "setting": "exact"}
     >>> first_is_faster(row, row | {"time_s": 1.2}), first_is_faster(row, row)
     (1.0, 0.5)
     """

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from tasp_lab.core.errors import QuantityError, StudyError, TaspLabError, unknown
 from tasp_lab.core.units import parse_count
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.answer import answer
-from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.question import Value
 from tasp_lab.schedules.registry import is_own
 from tasp_lab.study.axis import apart_from, value_of
@@ -33,10 +30,10 @@ from tasp_lab.study.study import Study
 Evaluate = Callable[[Point], Row]
 """The row of a point."""
 
-IntervalOf = Callable[[Point], Interval | None]
-"""The interval of a point's time; None where it does not apply."""
-
 SCHEDULE, VARIANT = "schedule", "variant"
+STORED = ("key", "status", "time_s", "exposed_s", "steps", "setting", "bottleneck")
+"""What is used of a row of a folder without a store."""
+
 MAX_NAMED = 8
 """As many values are named in an error."""
 
@@ -96,16 +93,8 @@ def _stored(folder: Path) -> tuple[dict[str, Row], dict[str, str]]:
         return {}, {}
     frame = StudyFolder(folder).rows()
     done = frame[frame["status"] == "ok"]
-    columns = [column for column in ("key", "status", "time_s", "bottleneck") if column in done]
+    columns = [column for column in STORED if column in done]
     return {str(row["key"]): row for row in done[columns].to_dict("records")}, {}
-
-
-def interval_of(sampling: Sampling) -> IntervalOf | None:
-    """The interval of a point with these samples of the constants; None for no samples."""
-    if not sampling.samples:
-        return None
-
-    return lambda point: answer(replace(point, sampling=sampling)).interval
 
 
 # ------------------------------------------------------------------------------------ points by values of axes

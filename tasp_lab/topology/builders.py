@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from math import prod
 from typing import Literal
 
@@ -222,6 +222,80 @@ def nodes(
     return Topology(name, world_size, (*inner, *outer), shared, switches=switches, nodes=node_of_rank)
 
 
+def fat_tree(
+    sides: Sequence[int],
+    link_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    link_latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    oversubscription: int = 1,
+) -> Topology:
+    """Switches under switches: ``(4, 8)`` is a core over 4 leaf switches of 8 ranks each.
+
+    Each switch has one link up, as wide as all its links down together, or that over the `oversubscription`: the tree
+    of Leiserson (1985), whose traffic spreads perfectly over the cables that a real one has in its place. The latency
+    is from rank to rank at one leaf switch; each level adds as much. The ranks of a leaf switch are a node.
+
+    >>> [link.bandwidth_bytes_per_s for link in fat_tree((2, 4), 10, 0, 2).links if link.source == "leaf0"]
+    [10, 10, 10, 10, Fraction(20, 1)]
+    """
+    name = f"fat-tree:{'x'.join(map(str, sides))}" + (f":{oversubscription}" if oversubscription > 1 else "")
+    if min(sides) < 1 or oversubscription < 1:
+        raise TopologyError(f"{name}: expected sides and an oversubscription of 1 or more")
+    half = _half(link_latency_s)
+    links: list[Link] = []
+    below: list[Vertex] = list(range(prod(sides)))
+    bandwidth = link_bandwidth_bytes_per_s
+    for level, side in enumerate(reversed(sides)):
+        kind = "leaf" if level == 0 else f"level{level}." if level < len(sides) - 1 else "core"
+        above: list[Vertex] = [f"{kind}{at}" for at in range(len(below) // side)]
+        for at, vertex in enumerate(below):
+            links += both_ways(vertex, above[at // side], bandwidth, half)
+        below, bandwidth = above, bandwidth * side * Fraction(1, oversubscription)
+    world_size = prod(sides)
+    switches = _switches(links[: 2 * world_size], links[2 * world_size :])
+    nodes_of_ranks = tuple(rank // sides[-1] for rank in range(world_size))
+    return Topology(name, world_size, tuple(links), switches=switches, nodes=nodes_of_ranks)
+
+
+def dragonfly(
+    groups: int,
+    routers: int,
+    ranks: int,
+    *,
+    link_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
+    link_latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    nic_bandwidth_bytes_per_s: Number = DEFAULT_NIC_BANDWIDTH_BYTES_PER_S,
+    nic_latency_s: Number = DEFAULT_NIC_LATENCY_S,
+) -> Topology:
+    """Groups of routers that are linked to each other, with one link between any two groups (Kim et al., 2008).
+
+    Each router has `ranks` ranks; group g reaches g + 1, g + 2, … from its routers in turn. Links between groups have
+    the numbers of NICs, all others those of links; the latency of a link is from rank to rank at one router, that of
+    a link between routers of a group as large. A group is a node. Routes have the fewest links, so
+    some pass a third group.
+
+    >>> len(dragonfly(3, 2, 2).links)      # 12 ranks, 3 pairs of routers and 3 of groups, both ways
+    36
+    """
+    name = f"dragonfly:{groups}x{routers}x{ranks}"
+    if min(groups, routers, ranks) < 1:
+        raise TopologyError(f"{name}: expected 1 or more groups, routers of a group, and ranks of a router")
+    half = _half(link_latency_s)
+    links: list[Link] = []
+    for rank in range(groups * routers * ranks):
+        group, router = divmod(rank // ranks, routers)
+        links += both_ways(rank, f"router{group}.{router}", link_bandwidth_bytes_per_s, half)
+    for group in range(groups):
+        for a, b in combinations(range(routers), 2):
+            ends = f"router{group}.{a}", f"router{group}.{b}"
+            links += both_ways(*ends, link_bandwidth_bytes_per_s, link_latency_s)
+    for a, b in combinations(range(groups), 2):
+        ends = f"router{a}.{(b - a - 1) % routers}", f"router{b}.{(a - b - 1) % groups % routers}"
+        links += both_ways(*ends, nic_bandwidth_bytes_per_s, nic_latency_s)
+    world_size = groups * routers * ranks
+    nodes_of_ranks = tuple(rank // (routers * ranks) for rank in range(world_size))
+    return Topology(name, world_size, tuple(links), switches=_switches(links), nodes=nodes_of_ranks)
+
+
 def _shared_nics(
     outer: Sequence[Link], ranks_per_node: int, ranks_per_nic: int, bandwidth_bytes_per_s: Number
 ) -> Iterable[SharedCapacity]:
@@ -239,7 +313,11 @@ def _shared_nics(
 def _switches(inner: Sequence[Link], outer: Sequence[Link] = ()) -> tuple[Switch, ...]:
     """The switches of intra-node and inter-node links, with their kinds."""
     kinds: tuple[tuple[Sequence[Link], SwitchKind], ...] = ((inner, "node"), (outer, "network"))
-    ends = {end: kind for links, kind in kinds for link in links for end in (link.source, link.destination)}
+    ends: dict[Vertex, SwitchKind] = {}
+    for links, kind in kinds:
+        for link in links:
+            for end in (link.source, link.destination):
+                ends.setdefault(end, kind)
     return tuple(Switch(name, kind) for name, kind in ends.items() if isinstance(name, str))
 
 

@@ -162,6 +162,23 @@ def _nodes(match: re.Match[str]) -> Expression:
     return Expression(u * m, links, build, has_links=m > 1, has_nics=u > 1)
 
 
+def _fat_tree(match: re.Match[str]) -> Expression:
+    sides, oversubscription = tuple(int(side) for side in match[1].split("x")), int(match[2] or 1)
+    n = prod(sides)
+    build = _over_links(lambda b, s: builders.fat_tree(sides, b, s, oversubscription))
+    return Expression(n, 2 * len(sides) * n, build, has_links=True)
+
+
+def _dragonfly(match: re.Match[str]) -> Expression:
+    g, a, p = int(match[1]), int(match[2]), int(match[3])
+    links = 2 * g * a * p + g * a * (a - 1) + g * (g - 1)
+
+    def build(numbers: ExpressionDefaults) -> Topology:
+        return builders.dragonfly(g, a, p, **asdict(numbers))
+
+    return Expression(g * a * p, links, build, has_links=True, has_nics=g > 1)
+
+
 class _Form(NamedTuple):
     text: str
     pattern: re.Pattern[str]
@@ -185,6 +202,13 @@ _FORMS = {
             _circulant,
         ),
         ("multipartite", "multipartite:PARTSxRANKS", f"{_SIZE}x{_SIZE}", _multipartite),
+        (
+            "fat-tree",
+            "fat-tree:AxB[xC...][:OVERSUBSCRIPTION]",
+            "([1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){1,5})(?::([1-9][0-9]{0,2}))?",
+            _fat_tree,
+        ),
+        ("dragonfly", "dragonfly:GROUPSxROUTERSxRANKS", f"{_SIZE}x{_SIZE}x{_SIZE}", _dragonfly),
         (
             "nodes",
             "nodes:UxM[:switch][:rails|:rails-only]",

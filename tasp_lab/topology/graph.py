@@ -13,18 +13,19 @@ A `Topology` is valid by construction: all numbers are checked, and every rank c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
-from tasp_lab.core.errors import TopologyError
+from tasp_lab.core.errors import QuantityError, TopologyError
 from tasp_lab.core.tables import brief
-from tasp_lab.core.units import Number
+from tasp_lab.core.units import Number, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.topology.links import Constraint as Constraint
 from tasp_lab.topology.links import Constraints
 from tasp_lab.topology.links import Link as Link
@@ -34,6 +35,9 @@ from tasp_lab.topology.links import Vertex as Vertex
 from tasp_lab.topology.model import TopologyModel, check_topology
 from tasp_lab.topology.routing import Paths, RouteTable
 from tasp_lab.topology.routing import Route as Route
+
+if TYPE_CHECKING:
+    import networkx
 
 MAX_LISTED_LINKS = 1024 * 1023
 """The links of a full mesh of 1024 ranks, which can be listed one by one in seconds."""
@@ -203,6 +207,41 @@ class Topology(TopologyModel):
         links = tuple(change(index, link) for index, link in enumerate(self.listed_links()))
         return replace(self, name=self.name if name is None else name, links=links)
 
+    @classmethod
+    def from_networkx(
+        cls, graph: networkx.Graph[Any], name: str = "", *, bandwidth: str = "", latency: str = ""
+    ) -> Topology:
+        """The topology of a networkx graph; an undirected edge is a link each way.
+
+        Parameters
+        ----------
+        graph : nodes that are texts are switches, all others ranks: in order of their numbers, or as the graph lists
+            them where they are none. Edges have a `bandwidth` and a `latency`: a text with a unit, or a number in
+            bytes/s and seconds.
+        name : that of the topology; without it, that of the graph.
+        bandwidth, latency : of edges that have none, like ``"25GB/s"`` and ``"1us"``.
+
+        >>> import networkx as nx
+        >>> Topology.from_networkx(nx.petersen_graph(), bandwidth="25GB/s", latency="1us")
+        <Topology: Petersen Graph, 10 ranks, 30 links>
+
+        Raises `TopologyError` for edges without numbers, parallel edges, and a graph that is no topology.
+        """
+        ranks = [node for node in graph if not isinstance(node, str)]
+        if all(isinstance(node, int) for node in ranks):
+            ranks.sort()
+        vertex: dict[Any, Vertex] = {node: at for at, node in enumerate(ranks)}
+        links: list[Link] = []
+        for source, destination, given in graph.edges(data=True):
+            ends = vertex.get(source, source), vertex.get(destination, destination)
+            where = f"edge {source!r} to {destination!r}"
+            numbers = (
+                _number_of(where, "bandwidth", given, bandwidth, parse_bandwidth_bytes_per_s, "25GB/s"),
+                _number_of(where, "latency", given, latency, parse_time_s, "1us"),
+            )
+            links += [Link(*ends, *numbers)] if graph.is_directed() else both_ways(*ends, *numbers)
+        return cls(name or graph.name or "graph", len(ranks), tuple(links))
+
     def scaled(self, scale: Number) -> Topology:
         """The same machine in slow motion: every bandwidth times `scale`, every latency divided by it.
 
@@ -219,6 +258,21 @@ class Topology(TopologyModel):
         )
         shared = tuple(replace(s, bandwidth_bytes_per_s=s.bandwidth_bytes_per_s * scale) for s in self.shared)
         return replace(slower, shared=shared)
+
+
+def _number_of(
+    where: str, what: str, given: Mapping[str, Any], default: str, parse: Callable[[str], Number], example: str
+) -> Number:
+    """The bandwidth or the latency of an edge."""
+    value = given.get(what, default)
+    if value == "":
+        raise TopologyError(
+            f"{where} has no {what}, expected an attribute like {what}={example!r}, or one for all edges"
+        )
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except QuantityError as error:
+        raise TopologyError(f"{where}: {error}") from error
 
 
 def both_ways(a: Vertex, b: Vertex, bandwidth_bytes_per_s: Number, latency_s: Number) -> Iterable[Link]:

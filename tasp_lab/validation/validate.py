@@ -20,7 +20,7 @@ from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedul
 from runtime.protocol.records import duration_s, merge_records
 from sim.simulate import engine_of, simulate
 from tasp_lab.core.choices import BackendKind, FabricKind
-from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.core.errors import NoDecompositionError, RunError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief
@@ -48,12 +48,13 @@ from tasp_lab.prediction.provenance import (
     overrides_inputs,
     plain,
     rings_inputs,
+    schedules_inputs,
 )
 from tasp_lab.prediction.question import RingOptions, are_sought, question_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules
-from tasp_lab.schedules.registry import check_names
+from tasp_lab.schedules.registry import check_names, is_own
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import (
@@ -304,7 +305,7 @@ def validate(
         decomposition = question.rings.find(machine.topology, progress)
     inputs = {
         "machine": machine_inputs(replace(machine, comm_library=IDEAL), compute=isinstance(work, Workload)),
-        "schedules": list(names),
+        "schedules": schedules_inputs(names),
         "work": plain(work),
         "options": plain(options) if isinstance(work, Workload) else None,
         "rings": rings_inputs(given) if given else plain(question.rings) if sought else None,
@@ -335,7 +336,7 @@ def validate(
     with start_ranks(fabric, topology, backend, machine) as ranks:
         if not ranks.is_reporter:
             progress = no_progress
-        built = ranks.agree(built)
+        built = _agreed(ranks, built)
         calibration = calibrate_ranks(fabric, topology, ranks, progress)
         calibrated = replace(calibration.machine, rank_speeds=speeds)
         nominal = _nominal(calibrated.topology if fabric == "local" else topology, fabric, INSTANT, speeds)
@@ -353,6 +354,16 @@ def validate(
         environment | {"fabric": fabric, "scale": scale or 1.0},
     )
     return Comparison(fabric, scale or 1.0, calibration, runs, reports, provenance, environment)
+
+
+def _agreed(ranks: Ranks, built: list[Schedule]) -> list[Schedule]:
+    """The schedules of rank 0. Raises `RunError` on a rank whose user's builder has built others."""
+    agreed = ranks.agree(built)
+    for own, first in zip(built, agreed, strict=True):
+        if not is_own(own.name) and own.digest != first.digest:
+            raise RunError(f"schedule {own.name!r}: its builder gives another schedule here than on rank 0, expected "
+                           "the same one in every process")  # fmt: skip
+    return agreed
 
 
 def _own_compute(machine: Machine, work: Work) -> Compute:

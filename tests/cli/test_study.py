@@ -148,10 +148,10 @@ def _times(seq: int, machine: str = "full-mesh:4") -> list[float]:
 
 def test_a_crossover_is_where_predictions_cross(command: Command, study: str) -> None:
     found = command.json("study", "crossover", study)
-    assert set(found) == {"along", "between", "margin", "samples", "seed", "groups"}
+    assert set(found) == {"along", "between", "margin", "groups"}
     group = found["groups"][0]
     assert set(group) == {"labels", "from", "to", "verdict", "crossings", "speedup_from", "speedup_to", "refused",
-                          "points", "pairs_with_samples"}  # fmt: skip
+                          "points"}  # fmt: skip
     crossing = group["crossings"][0]
     assert set(crossing) == {"value", "last", "low", "high", "too_close_to_call", "faster_below", "faster_above",
                              "binds_below", "binds_above"}  # fmt: skip
@@ -164,7 +164,7 @@ def test_a_crossover_is_where_predictions_cross(command: Command, study: str) ->
 
 
 def test_a_crossover_along_an_override(command: Command, study: str) -> None:
-    given = ("--along", "link.bandwidth", "--from", "x0.5", "--to", "x4", "--samples", "0", "--json")
+    given = ("--along", "link.bandwidth", "--from", "x0.5", "--to", "x4", "--json")
     found = json.loads(command("study", "crossover", study, *given).stdout)
     at = next(each for each in found["groups"] if each["labels"]["seq"] == 16384)["crossings"][0]
     for factor, name in ((at["last"], at["faster_below"]), (at["value"], at["faster_above"])):
@@ -176,9 +176,9 @@ def test_a_crossover_along_an_override(command: Command, study: str) -> None:
 def test_values_choose_points_and_variants(command: Command) -> None:
     """Where a variant is not chosen, sensitivity is of the one in which nothing is changed."""
     (command.folder / "two.toml").write_text(STUDY + '[what-if]\nslow = { set = { "link.bandwidth" = "x0.1" } }\n')
-    both = command.json("study", "crossover", "two.toml", "--samples", "0")
+    both = command.json("study", "crossover", "two.toml")
     assert [each["labels"]["variant"] for each in both["groups"]] == ["as is", "slow"]
-    one = command.json("study", "crossover", "two.toml", "--at", "slow", "--samples", "0")
+    one = command.json("study", "crossover", "two.toml", "--at", "slow")
     assert [each["crossings"] for each in one["groups"]] == [both["groups"][1]["crossings"]]
     as_is, slow = (
         command.json("study", "sensitivity", "two.toml", "--at", at, "--of", "time")
@@ -189,7 +189,7 @@ def test_values_choose_points_and_variants(command: Command) -> None:
 
 
 def test_tables_name_what_was_asked(command: Command, study: str) -> None:
-    done = command("study", "crossover", study, "--samples", "0", "--margin", "5%")
+    done = command("study", "crossover", study, "--margin", "5%")
     assert "crossovers of ulysses and ring-attention along seq, by more than 0.05" in done.stdout
     done = command("study", "sensitivity", study, "--at", "16Ki")
     assert "speed-up of tasp over ring-attention" in done.stdout
@@ -200,12 +200,12 @@ def test_tables_name_what_was_asked(command: Command, study: str) -> None:
 def test_a_folder_that_was_run_is_not_predicted_again(command: Command, study: str) -> None:
     """Rows of the folder are taken as they are: with other times in them the crossover moves."""
     assert command("study", "run", study, "--output", "mesh").returncode == 0
-    once = command.json("study", "crossover", "mesh", "--samples", "0")
-    assert once == command.json("study", "crossover", study, "--samples", "0")
+    once = command.json("study", "crossover", "mesh")
+    assert once == command.json("study", "crossover", study)
     with contextlib.closing(sqlite3.connect(command.folder / "mesh" / "results.sqlite")) as store, store:
         ulysses = "json_extract(cells, '$.schedule') = 'ulysses'"
         store.execute(f"UPDATE rows SET cells = json_set(cells, '$.time_s', 1e9) WHERE {ulysses}")
-    moved = command.json("study", "crossover", "mesh", "--samples", "0")
+    moved = command.json("study", "crossover", "mesh")
     assert moved["groups"][0]["verdict"] == "always ring-attention"
 
 

@@ -147,6 +147,8 @@ def write_samples(folder: Path) -> None:
     for collective in ("all_gather", "reduce_scatter"):
         (folder / "my-cluster" / f"{collective}.csv").write_text(csv(slower(collective), "h100-8"))
     (folder / "topology.txt").write_text((ROOT / "tests/machines/samples/h100-8.nvidia-smi.txt").read_text())
+    ports = "".join(f"{rank},leaf,450GB/s,300ns,yes\n" for rank in range(8))
+    (folder / "links.csv").write_text(f"source,destination,bandwidth,latency,both_ways\n{ports}")
     (folder / "times.csv").write_text(HEAD + times("H100", slower=1.3))
 
 
@@ -174,7 +176,7 @@ def test_python_in_a_document_uses_what_exists(block: Block) -> None:
 @pytest.mark.parametrize(
     "name",
     ["README.md", "docs/tutorial.md", "docs/reference/index.md", "docs/decomposition.md", "docs/schedules.md",
-     "docs/how_it_works.md"],
+     "docs/how_it_works.md", "docs/topologies.md"],
 )  # fmt: skip
 def test_python_in_a_document_runs(name: str) -> None:
     """The blocks of a document, one after another."""

@@ -274,9 +274,16 @@ def links(**changes: object) -> dict[str, Any]:
     ("document", "words"),
     [
         (without(PAIR, "name"), ["missing required field `name`"]),
-        (without(PAIR, "world_size"), ["missing required field `world_size`"]),
-        (PAIR | {"links": [without(LINK, "latency_s")]}, ["missing required field `latency_s`", "$.links[0]"]),
+        (
+            PAIR | {"links": [without(LINK, "latency_s")]},
+            ["expected `latency` with a unit or `latency_s`, got none", "$.links[0]"],
+        ),
+        (links(bandwidth="5GB/s"), ["expected `bandwidth` with a unit or `bandwidth_bytes_per_s`, got both"]),
+        (PAIR | {"links": [without(LINK, "latency_s") | {"latency": 1e-6}]}, ["Expected `str`", "$.links[0].latency"]),
+        (links(both_ways=True), ["0->1 is listed twice"]),
         (PAIR | {"colour": "red"}, ["unknown field `colour`"]),
+        (PAIR | {"world_sise": 2}, ["unknown field `world_sise`, did you mean `world_size`?"]),
+        (links(bandwith="5GB/s"), ["unknown field `bandwith`, did you mean `bandwidth`?", "$.links[1]"]),
         (links(colour="red"), ["unknown field `colour`", "$.links[1]"]),
         (PAIR | {"world_size": "2"}, ["Expected `int`, got `str`", "$.world_size"]),
         (PAIR | {"world_size": 0}, [">= 1", "$.world_size"]),
@@ -355,8 +362,8 @@ def test_a_bad_document_says_what_is_wrong_and_where(tmp_path: Path, document: o
         ("m.toml", "name = " + "9" * 5000, ["digits"]),
         ("m.toml", json.dumps(PAIR), ["Invalid"]),
         ("m.toml", "world_size = 2\nname = 'x'\nlinks = 3", ["$.links"]),
-        ("m.yaml", "name: x", ["ends in .json or .toml"]),
-        ("m", "name: x", ["ends in .json or .toml"]),
+        ("m.yaml", "name: x", ["ends in .json, .toml or .csv"]),
+        ("m", "name: x", ["ends in .json, .toml or .csv"]),
     ],
 )
 def test_a_broken_file_is_named_with_the_reason(tmp_path: Path, name: str, text: str, words: list[str]) -> None:
@@ -500,3 +507,47 @@ def test_a_file_with_anything_in_a_field_loads_or_is_refused_in_one_line(
 def test_any_text_is_a_machine_or_refused_in_one_line(text: str) -> None:
     found = load_or_message(text)
     assert len(found.splitlines()) == 1 if isinstance(found, str) else found.topology.world_size <= MAX_WORLD_SIZE
+
+
+LIST = """# two ranks behind a switch
+source, destination, bandwidth, latency, both_ways
+0, leaf, 25GB/s, 1us, yes
+
+1, leaf, 25GB/s, 1us, true
+"""
+
+
+def test_a_list_of_links_is_the_explicit_form_in_lines(tmp_path: Path) -> None:
+    """Of a line that goes both ways, and of one line for each way; texts with a unit, and numbers."""
+    one = load_machine(write(tmp_path, LIST, "pair.csv")).topology
+    lines = "\n".join(
+        f"{link.source},{link.destination},{link.bandwidth_bytes_per_s},{link.latency_s}" for link in one.links
+    )
+    other = load_machine(write(tmp_path, f"source,destination,bandwidth_bytes_per_s,latency_s\n{lines}\n", "pair.csv"))
+    assert other.topology == one
+    assert (one.name, one.world_size, len(one.links)) == ("pair", 2, 4)
+    assert {(link.bandwidth_bytes_per_s, link.latency_s) for link in one.links} == {(25e9, 1e-6)}
+    document = {"name": "pair", "links": [{"source": rank, "destination": "leaf", "bandwidth": "25GB/s",
+                                           "latency": "1us", "both_ways": True} for rank in (0, 1)]}  # fmt: skip
+    assert load_machine(write(tmp_path, document)).topology == one
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("25GB/s, 1us, yes", "25GBs, 1us, yes", ["line 3: bandwidth '25GBs'"]),
+        ("1us, true", "1us, perhaps", ["line 5: Expected `bool`"]),
+        ("1us, true", "1us", ["line 5: 4 cells, expected 5"]),
+        ("1, leaf", "1, leaf 2", ["line 5: Expected `str` matching"]),
+        ("1, leaf", "-1, leaf", ["there is no rank -1"]),
+        ("latency,", "latncy,", ["line 3: Object contains unknown field `latncy`, did you mean `latency`?"]),
+        ("bandwidth,", "destination,", ["line 2: the columns are", "expected each once"]),
+        ("25GB/s, 1us, yes", '"25GB/s, 1us, yes', ["unexpected end of data"]),
+        ("25GB/s, 1us, yes", "25GB/s, 1us, no", ["is not connected"]),
+    ],
+)
+def test_a_wrong_line_of_a_list_is_named(tmp_path: Path, before: str, after: str, words: list[str]) -> None:
+    message = refusal(write(tmp_path, LIST.replace(before, after), "pair.csv"))
+    assert "pair.csv" in message
+    for word in words:
+        assert word in message

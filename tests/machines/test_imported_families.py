@@ -11,7 +11,7 @@ import pytest
 import tasp_lab
 from tasp_lab.core.errors import ProfileError, TaspLabError, TopologyError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.importers import import_topology
+from tasp_lab.machines.importers import import_topology, read_topology
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import machine_file, topology_document
 from tests.conftest import Command
@@ -189,3 +189,21 @@ def test_compare_and_decompose_take_the_file(command: Command) -> None:
             for each in (here, catalogue)
         )
         assert mine == other
+
+
+LINKS = "source,destination,bandwidth,latency,both_ways\n" + "".join(
+    f"{rank},leaf,450GB/s,300ns,yes\n" for rank in range(4)
+)
+
+
+def test_a_list_of_links_joins_a_family(tmp_path: Path) -> None:
+    """It has the links of the list, and the library, kernels and constants of the family."""
+    path = tmp_path / "links.csv"
+    path.write_text(LINKS)
+    machine, alone, family = read_topology(path, profile="h100"), load_machine(str(path)), load_machine("h100-4")
+    assert machine.topology == alone.topology
+    assert machine.comm_library == family.comm_library
+    assert machine.compute == family.compute
+    for options in ({}, {"profile": "h100", "nodes": 2}, {"profile": "h100", "rails": True}):
+        with pytest.raises(TopologyError, match="expected a profile and no other option"):
+            read_topology(path, **options)

@@ -12,13 +12,13 @@ from tasp_lab.measure.accuracy.decisions import RULES, Decisions, Question, pair
 from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow
 from tasp_lab.prediction.paired import PairedErrors
 
-ERRORS = PairedErrors(own=0.05, alike=0.02, exposed=0.2, steps=0.05, between=1.0, links_alone=4.0, pairs=0, sources=0)
+ERRORS = PairedErrors(own=0.05, family=0.02, exposed=0.2, steps=0.05, links_alone=4.0, pairs=0, sources=0)
 
 
 def row(
     line: int, schedule: str, measured_s: float, predicted_s: float, sent: float = 1.0, steps: float = 1
 ) -> MeasuredRow:
-    costs = Costs(0.1, sent, steps, 1e9, "inside")
+    costs = Costs(0.1, sent, steps, 1e9, "library")
     return MeasuredRow(measured_s, predicted_s, shape={"line": line}, work=("h100-8",), schedule=schedule, costs=costs)
 
 

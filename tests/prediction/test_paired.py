@@ -24,10 +24,11 @@ from tasp_lab.prediction.paired import (
     setting_of,
 )
 
-ERRORS = PairedErrors(own=0.06, alike=0.02, exposed=0.3, steps=0.05, between=1.5, links_alone=4.0, pairs=0, sources=0)
-SETTINGS: tuple[Setting, ...] = ("exact", "inside", "between", "links alone")
+ERRORS = PairedErrors(own=0.06, family=0.05, exposed=0.3, steps=0.05, links_alone=4.0, pairs=0, sources=0)
+SETTINGS: tuple[Setting, ...] = ("exact", "library", "links alone")
 settings = st.sampled_from(SETTINGS)
-rivals = st.builds(Rival, st.floats(1e-6, 10), st.floats(0, 1), st.integers(1, 64))
+names = st.sampled_from(["zigzag-ring-attention", "tasp", "ulysses", "usp:2x4", "usp:4x2"])
+rivals = st.builds(Rival, names, st.floats(1e-6, 10), st.floats(0, 1), st.integers(1, 64))
 
 
 @given(st.floats(-30, 30))
@@ -55,7 +56,20 @@ def test_a_larger_lead_is_surer(one: Rival, lead: float, more: float, setting: S
 def test_the_network_matters_only_where_exposed_shares_differ(one: Rival, two: Rival) -> None:
     same = two._replace(exposed_share=one.exposed_share)
     without = replace(ERRORS, exposed=0.0)
-    assert ERRORS.spread(one, same, "inside") == pytest.approx(without.spread(one, same, "inside"))
+    assert ERRORS.spread(one, same, "library") == pytest.approx(without.spread(one, same, "library"))
+
+
+@given(st.floats(0.5, 2), st.floats(0, 1))
+def test_members_of_one_family_err_alike(time_s: float, share: float) -> None:
+    member, other, stranger = (Rival(name, time_s, share) for name in ("usp:2x4", "usp:4x2", "ulysses"))
+    assert ERRORS.spread(member, other, "library") == pytest.approx(ERRORS.own)
+    assert ERRORS.spread(member, stranger, "library") == pytest.approx(math.hypot(ERRORS.own, ERRORS.family))
+    assert ERRORS.spread(member, member, "library") == 0
+    # a tie within a family has less to lose than one between families, and a schedule ties with itself
+    within, between, alone = (
+        ERRORS.expected_regrets([member, each], "library")[0] for each in (other, stranger, member)
+    )
+    assert alone == 0 < within < between
 
 
 @given(st.lists(rivals, min_size=1, max_size=8), settings)
@@ -81,23 +95,23 @@ def test_units_of_time_change_nothing(found: list[Rival], factor: float, setting
 
 
 def test_the_samples_agree_with_the_closed_form() -> None:
-    one, two = Rival(1.0, 0.1, 8), Rival(1.05, 0.3, 2)
-    logs = np.log(ERRORS.relative_times([one, two], "inside"))
-    assert (logs[:, 0] == 0).mean() == pytest.approx(ERRORS.first_is_faster(one, two, "inside"), abs=0.02)
+    one, two = Rival("tasp", 1.0, 0.1, 8), Rival("ulysses", 1.05, 0.3, 2)
+    logs = np.log(ERRORS.relative_times([one, two], "library"))
+    assert (logs[:, 0] == 0).mean() == pytest.approx(ERRORS.first_is_faster(one, two, "library"), abs=0.02)
 
 
 def test_the_interval_of_a_ratio_holds_its_share() -> None:
-    one, two = Rival(1.0, 0.0), Rival(1.3, 0.2)
-    low, high = ERRORS.ratio(one, two, "inside")
+    one, two = Rival("tasp", 1.0, 0.0), Rival("ulysses", 1.3, 0.2)
+    low, high = ERRORS.ratio(one, two, "library")
     assert math.sqrt(low * high) == pytest.approx(1 / 1.3)
-    logs = np.log(ERRORS.relative_times([one, two], "inside"))
+    logs = np.log(ERRORS.relative_times([one, two], "library"))
     ratios = np.exp(logs[:, 0] - logs[:, 1])
     assert ((ratios > low) & (ratios < high)).mean() == pytest.approx(0.9, abs=0.02)
 
 
 @pytest.mark.parametrize(
     ("machine", "setting"),
-    [("full-mesh:4", "exact"), ("h100-8", "inside"), ("h100-2x8", "between"), ("l20-8-pcie", "links alone")],
+    [("full-mesh:4", "exact"), ("h100-8", "library"), ("h100-2x8", "library"), ("l20-8-pcie", "links alone")],
 )
 def test_the_setting_is_that_of_the_machine(machine: str, setting: Setting) -> None:
     assert setting_of(load_machine(machine)) == setting
@@ -111,11 +125,13 @@ def test_a_fit_finds_errors_that_were_planted() -> None:
     generator, sources = np.random.default_rng(1), np.repeat(np.array(["a", "b", "c", "d"]), 400)
     predicted, exposed = generator.normal(0, 0.3, len(sources)), generator.normal(0, 0.1, len(sources))
     steps = generator.normal(0, 1, len(sources))
-    rows = Rows(predicted, predicted, exposed, steps, np.repeat("inside", len(sources)), sources)
+    differ, families = np.ones(len(sources)), generator.integers(0, 2, len(sources))
+    rows = Rows(predicted, predicted, differ, families, exposed, steps, np.repeat("library", len(sources)), sources)
     noise = spreads(ERRORS, rows) * generator.standard_t(FREEDOM, len(sources))
     measured = rows._replace(measured=predicted + noise)
     shape = fit_shape(measured)
     assert shape.own == pytest.approx(ERRORS.own, rel=0.2)
+    assert shape.family == pytest.approx(ERRORS.family, rel=0.3)
     assert shape.exposed == pytest.approx(ERRORS.exposed, rel=0.3)
     assert shape.steps == pytest.approx(ERRORS.steps, rel=0.2)
     found, scale = fit(measured), fit_scale(measured)
@@ -130,6 +146,6 @@ def test_a_scale_that_breaks_its_promise_is_not_taken() -> None:
     zero = np.zeros(len(sources))
     # in one source the order is drawn, so every call of it is right half of the time
     measured = np.where(sources == "c", generator.normal(0, 0.1, len(sources)), predicted)
-    rows = Rows(predicted, measured, zero, zero, np.repeat("inside", len(sources)), sources)
+    rows = Rows(predicted, measured, zero + 1, zero, zero, zero, np.repeat("library", len(sources)), sources)
     exact = rows._replace(measured=predicted * 1.001)
     assert fit_scale(rows) > fit_scale(exact)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.host import busy_s
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import NetworkKind
 from tasp_lab.machines.sampling import NORMAL_95
@@ -19,7 +20,8 @@ from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.residuals import (
     ASSUMED_VARIANCE,
     ENOUGH_FREEDOM,
-    SHORT_S,
+    HIDDEN,
+    HIDDEN_SHARE,
     T_95,
     Group,
     Modelled,
@@ -31,11 +33,15 @@ from tasp_lab.prediction.residuals import (
     fit,
     groups,
     layer_regime,
+    regime_of,
 )
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS
+from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.workload.layer import Workload
 
 INSIDE = Regime("collective", "intra", "large", "documented", "modelled")
 BETWEEN = replace(INSIDE, reach="inter")
-LAYERS = Regime("layer", "intra", "long", "documented", "ideal")
+LAYERS = Regime("layer", "intra", "exposed", "documented", "ideal")
 SIZES: tuple[Size, ...] = ("small", "middle", "large")
 NETWORKS, LIBRARIES = get_args(NetworkKind), get_args(Modelled)
 WIDEST = {"modelled": 25, "ideal": 150}
@@ -109,7 +115,8 @@ def test_every_interval_says_something_whatever_source_is_left_out() -> None:
             Regime("collective", *rest)
             for rest in product(get_args(Reach), ("small", "middle", "large"), NETWORKS, LIBRARIES)
         ),
-        *(Regime("layer", *rest) for rest in product(get_args(Reach), ("short", "long"), NETWORKS, LIBRARIES)),
+        *(Regime("layer", *rest) for rest in product(get_args(Reach), ("exposed",), NETWORKS, LIBRARIES)),
+        HIDDEN,
         *{each.regime for each in groups() if each.regime.work in ("kernel", "eager call")},
     ]
     asked = [each for each in regimes if each.reach == "inter" or each.network == "documented"]  # others never are
@@ -137,13 +144,26 @@ def test_what_is_borrowed_is_said() -> None:
     assert residual_interval(1.0, INSIDE, "").to_dict()["borrowed"] is None
 
 
-def test_layers_are_short_or_long_by_their_predicted_time() -> None:
+@pytest.mark.parametrize("name", ["h100-8", "h100-2x8", "b200-2x8", "l20-8-pcie"])
+def test_layers_that_computing_bounds_are_one_regime_on_all_links(name: str) -> None:
+    machine = load_machine(name)
+    assert layer_regime(machine, HIDDEN_SHARE) == HIDDEN
+    exposed = layer_regime(machine, math.nextafter(HIDDEN_SHARE, 1))
+    assert (exposed.size, exposed.network) == ("exposed", machine.network)
+    assert exposed.library == ("ideal" if machine.comm_library.name == "ideal" else "modelled")
+
+
+def test_the_regime_of_a_layer_follows_from_its_time_beside_that_of_its_calls() -> None:
     machine = load_machine("h100-8")
-    assert [layer_regime(machine, factor * SHORT_S).size for factor in (0.99, 1)] == ["short", "long"]
+    (schedule,) = build_schedules("ring-attention", machine.topology, Workload(65536, heads=32), None, DEFAULT_OPTIONS)
+    compute_s = max(map(float, busy_s(schedule, machine.compute)))
+    shares = (0.0, 0.09, 0.11, 0.9)
+    found = [regime_of(machine, schedule, compute_s / (1 - share)).size for share in shares]
+    assert found == ["hidden", "hidden", "exposed", "exposed"]
 
 
 def test_both_passes_have_the_regime_of_the_longer_one() -> None:
-    passes = residual_interval(1.0, replace(LAYERS, size="short"), ""), residual_interval(3.0, LAYERS, "")
+    passes = residual_interval(1.0, HIDDEN, ""), residual_interval(3.0, LAYERS, "")
     both = passes[0] + passes[1]
     assert both.time_s == 4.0
     assert both.residual == passes[1].residual == (passes[1] + passes[0]).residual

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import StudyError
-from tasp_lab.machines.sampling import NO_SAMPLES
+from tasp_lab.prediction.paired import Rival, Setting, paired_errors
 from tasp_lab.study.axis import TOLERANCE, lattice
 from tasp_lab.study.crossover import CrossoverQuestion, crossover, crossover_question, crossovers, find_crossovers
 from tasp_lab.study.point import Point, Row
@@ -23,8 +23,6 @@ from tests.support.comparisons import by_ratio, comparison
 SCAN = [2**power for power in range(10, 21)]
 VALUES = lattice("seq", SCAN, multiple=16)
 INDICES = [VALUES.index(each) for each in SCAN]
-ROOT_2 = math.sqrt(2)
-NORMAL_95 = 1.6448536269514722
 
 
 @given(st.floats(1100, 1e6), st.floats(0.1, 2))
@@ -63,12 +61,12 @@ def test_a_margin_is_where_the_lead_falls_below_it(margin: float) -> None:
     assert at.last * (1 - 1e-9) <= 2048 / margin <= at.value * (1 + 1e-9)
 
 
-@given(st.floats(5000, 200_000), st.floats(0.02, 0.2))
-def test_the_interval_is_where_the_spread_may_turn_the_order(crossing: float, own: float) -> None:
-    """Of a ratio seq / crossing with normal errors of its logarithm: the crossing times exp(1.645 sqrt(2) own)."""
-    one = comparison(*by_ratio(lambda seq: math.log(seq / crossing)), VALUES, own=own)
+@given(st.floats(5000, 200_000), st.sampled_from(["library", "links alone"]))
+def test_the_interval_is_where_the_spread_may_turn_the_order(crossing: float, setting: Setting) -> None:
+    """Of a ratio seq / crossing: the crossing times the ends of the interval of a ratio of equal times."""
+    one = comparison(*by_ratio(lambda seq: math.log(seq / crossing)), VALUES, setting=setting)
     found = crossover(one, INDICES)
-    factor = math.exp(NORMAL_95 * ROOT_2 * own)
+    _, factor = paired_errors().ratio(Rival("one", 1.0, 0.0), Rival("two", 1.0, 0.0), setting)
     at = found.crossings[0]
     assert at.low is not None
     assert at.high is not None
@@ -77,27 +75,27 @@ def test_the_interval_is_where_the_spread_may_turn_the_order(crossing: float, ow
 
 
 def test_an_interval_beyond_the_axis_is_open() -> None:
-    one = comparison(*by_ratio(lambda seq: math.log(seq / 1500)), VALUES, own=0.3)
+    one = comparison(*by_ratio(lambda seq: math.log(seq / 1200)), VALUES, setting="links alone")
     at = crossover(one, INDICES).crossings[0]
     assert at.low is None
     assert at.high is not None
-    everywhere = comparison(*by_ratio(lambda seq: math.log(seq / 32768) / 20), VALUES, own=0.3)
+    everywhere = comparison(*by_ratio(lambda seq: math.log(seq / 32768) / 20), VALUES, setting="links alone")
     at = crossover(everywhere, INDICES).crossings[0]
     assert at.low is at.high is None
 
 
 @pytest.mark.parametrize(
-    ("ratio", "own", "verdict"),
+    ("ratio", "setting", "verdict"),
     [
-        (1.5, None, "first"),
-        (1 / 1.5, None, "second"),
-        (1.0, None, "neither"),
-        (1.1, 0.3, "too close"),
-        (4.0, 0.3, "first"),
+        (1.5, "exact", "first"),
+        (1 / 1.5, "exact", "second"),
+        (1.0, "exact", "neither"),
+        (1.1, "links alone", "too close"),
+        (4.0, "links alone", "first"),
     ],
 )
-def test_what_does_not_cross_has_a_verdict(ratio: float, own: float | None, verdict: str) -> None:
-    one = comparison(*by_ratio(lambda seq: math.log(ratio)), VALUES, own=own)
+def test_what_does_not_cross_has_a_verdict(ratio: float, setting: Setting, verdict: str) -> None:
+    one = comparison(*by_ratio(lambda seq: math.log(ratio)), VALUES, setting=setting)
     found = crossover(one, INDICES)
     assert (found.verdict, found.crossings) == (verdict, ())
     assert found.speedups == pytest.approx((ratio, ratio))
@@ -118,7 +116,7 @@ CROSSING = {"h100-8": 24_000.0, "h100-2x8": 300_000.0, "mi300x-8": 5_000.0}
 """Where TASP and zigzag take equally long in these tests; the last one is below the study."""
 
 BETWEEN = ("tasp", "zigzag-ring-attention")
-QUESTION = CrossoverQuestion("seq", BETWEEN, sampling=NO_SAMPLES)
+QUESTION = CrossoverQuestion("seq", BETWEEN)
 
 
 def _points(schedules: tuple[str, ...] = (*BETWEEN, "ulysses")) -> list[Point]:
@@ -135,7 +133,12 @@ def _evaluate(point: Point) -> Row:
         return {"status": "does not apply", "error": "32 heads, expected a multiple of 5"}
     crossing = CROSSING[point.machine]
     time_s = 1.0 if point.schedule == "tasp" else (point.layer.sequence / crossing) ** -0.5
-    return {"status": "ok", "time_s": time_s, "bottleneck": "compute" if point.layer.sequence > crossing else "link"}
+    return exact(time_s) | {"bottleneck": "compute" if point.layer.sequence > crossing else "link"}
+
+
+def exact(time_s: float) -> Row:
+    """A row on ideal links."""
+    return {"status": "ok", "time_s": time_s, "exposed_s": 0.0, "setting": "exact"}
 
 
 def _groups(question: CrossoverQuestion = QUESTION) -> list[dict[str, Any]]:
@@ -176,9 +179,9 @@ def test_a_factor_of_an_override_is_an_axis() -> None:
 
     def evaluate(point: Point) -> Row:
         factor = float(dict(text.split("=x") for text in point.overrides).get("nic.bandwidth", 1))
-        return {"status": "ok", "time_s": 3.0 if point.schedule == "tasp" else 4.0 / factor, "bottleneck": "NIC"}
+        return exact(3.0 if point.schedule == "tasp" else 4.0 / factor)
 
-    question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.25, end=4.0, sampling=NO_SAMPLES)
+    question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.25, end=4.0)
     at = next(crossovers(_points()[:3], question, evaluate)).crossings[0]
     assert at.last <= 4 / 3 <= at.value <= at.last * 1.021
 
@@ -189,9 +192,9 @@ def test_an_override_that_a_machine_lacks_does_not_apply() -> None:
     def evaluate(point: Point) -> Row:
         if point.overrides:
             return {"status": "does not apply", "error": "full-mesh:4 has no NICs"}
-        return {"status": "ok", "time_s": 1.0 if point.schedule == "tasp" else 2.0}
+        return exact(1.0 if point.schedule == "tasp" else 2.0)
 
-    question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.5, end=2.0, sampling=NO_SAMPLES)
+    question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.5, end=2.0)
     found = next(crossovers(_points()[:3], question, evaluate))
     assert (found.verdict, found.reason) == ("does not apply", "tasp: full-mesh:4 has no NICs")
 
@@ -206,15 +209,15 @@ def test_a_schedule_with_the_values_of_axes_in_its_name() -> None:
     def evaluate(point: Point) -> Row:
         nodes = int(point.machine.removeprefix("h100-").removesuffix("x8"))
         assert point.schedule in ("tasp", f"usp:8x{nodes}")
-        return {"status": "ok", "time_s": nodes if point.schedule == "tasp" else 4.5}
+        return exact(nodes if point.schedule == "tasp" else 4.5)
 
-    question = CrossoverQuestion("nodes", ("tasp", "usp:8x{nodes}"), sampling=NO_SAMPLES)
+    question = CrossoverQuestion("nodes", ("tasp", "usp:8x{nodes}"))
     at = next(crossovers(points, question, evaluate)).crossings[0]
     assert (at.last, at.value) == (4, 5)
 
 
 def test_a_schedule_that_applies_nowhere_is_told_with_its_reason() -> None:
-    question = CrossoverQuestion("seq", ("tasp", "usp:5x5"), sampling=NO_SAMPLES)
+    question = CrossoverQuestion("seq", ("tasp", "usp:5x5"))
     found = find_crossovers(_points(("tasp", "usp:5x5")), question, _evaluate)
     assert "does not apply: usp:5x5: 32 heads, expected a multiple of 5" in str(found)
     assert found.to_dict()["groups"][0]["verdict"].startswith("does not apply")  # type: ignore[index]

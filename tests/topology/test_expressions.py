@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -14,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import TaspLabError, TopologyError
+from tasp_lab.core.units import Number
 from tasp_lab.topology import builders
 from tasp_lab.topology.builders import (
     bidirectional_ring,
     circulant,
+    dragonfly,
+    fat_tree,
     full_mesh,
     hypercube,
     multipartite,
@@ -131,6 +136,54 @@ def test_a_multipartite_network_joins_all_but_equals(parts: int, each: int) -> N
         assert ends(topology) == ends(full_mesh(parts))
 
 
+def bandwidths_up(topology: Topology, vertex: object) -> list[Number]:
+    """The bandwidths of the links from a vertex to switches of the network."""
+    kinds = topology.switch_kinds
+    return [each.bandwidth_bytes_per_s for each in topology.links
+            if each.source == vertex and kinds.get(str(each.destination)) == "network"]  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 4))
+def test_a_fat_tree_is_as_wide_above_as_below(sides: list[int], over: int) -> None:
+    """A leaf switch has its ranks' bandwidth over the oversubscription up; routes climb to the common switch only."""
+    topology = fat_tree(sides, Fraction(12), Fraction(1), over)
+    ranks = sides[-1]
+    assert topology.world_size == math.prod(sides)
+    assert topology.node_of_rank == tuple(rank // ranks for rank in range(topology.world_size))
+    leaves = {link.destination for link in topology.links if isinstance(link.source, int)}
+    assert len(leaves) == topology.world_size // ranks
+    for leaf in leaves:
+        assert bandwidths_up(topology, leaf) == [Fraction(12 * ranks, over)]
+    for a, b in product(range(min(topology.world_size, 8)), range(topology.world_size)):
+        if a != b:
+            height = next(h for h in range(1, len(sides) + 1)
+                          if a // math.prod(sides[-h:]) == b // math.prod(sides[-h:]))  # fmt: skip
+            route = topology.route(a, b)
+            assert (len(route.links), route.latency_s) == (2 * height, height)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 3))
+def test_a_dragonfly_joins_any_two_groups_once(groups: int, routers: int, ranks: int) -> None:
+    """Links between groups are spread evenly over the routers, and a route takes one of them only to leave a group."""
+    topology = dragonfly(groups, routers, ranks, link_latency_s=Fraction(2), nic_latency_s=Fraction(100))
+    between: Counter[tuple[int, int]] = Counter()
+    ends: Counter[str] = Counter()
+    for link in topology.links:
+        if isinstance(link.source, str) and isinstance(link.destination, str):
+            one, other = (int(end.removeprefix("router").split(".")[0]) for end in (link.source, link.destination))
+            if one != other:
+                between[one, other] += 1
+                ends[link.source] += 1
+    assert between == Counter({pair: 1 for pair in product(range(groups), repeat=2) if pair[0] != pair[1]})
+    assert max(ends.values(), default=0) <= -(-(groups - 1) // routers)
+    of_group = routers * ranks
+    for a, b in product(range(min(topology.world_size, 6)), range(topology.world_size)):
+        if a != b:
+            route = topology.route(a, b)
+            assert (route.latency_s >= 100) == (a // of_group != b // of_group)
+            assert len(route.links) <= 5
+
+
 @given(st.integers(1, 40))
 def test_rings_one_way_and_both(n: int) -> None:
     assert ends(ring(n)) == {(rank, (rank + 1) % n) for rank in range(n)} - {(0, 0)}
@@ -198,6 +251,13 @@ def cases(draw: st.DrawFn) -> Case:
     if kind == "multipartite":
         parts, each = draw(st.integers(2, 6)), draw(st.integers(1, 5))
         return f"multipartite:{parts}x{each}", lambda: multipartite(parts, each)
+    if kind == "fat-tree":
+        sides, over = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4)), draw(st.integers(1, 3))
+        text = "fat-tree:" + "x".join(map(str, sides)) + (f":{over}" if over > 1 else "")
+        return text, lambda: fat_tree(sides, oversubscription=over)
+    if kind == "dragonfly":
+        groups, routers, each = (draw(st.integers(1, 5)) for _ in range(3))
+        return f"dragonfly:{groups}x{routers}x{each}", lambda: dragonfly(groups, routers, each)
     if kind == "nodes":
         per_node, inside, network = draw(sizes), draw(st.booleans()), draw(st.booleans())
         text = f"nodes:{n}x{per_node}" + ":switch" * inside + ":rails" * network
@@ -228,7 +288,8 @@ def test_an_expression_uses_the_numbers_that_it_says_it_needs(case: Case, number
     found = {link.bandwidth_bytes_per_s for link in expression.build(numbers).links}
     assert ("link_bandwidth" in expression.constant_names) == (3e9 in found)
     assert ("nic_bandwidth" in expression.constant_names) == (7e9 in found)
-    assert all(bandwidth in (3e9, 7e9) or bandwidth % 7e9 == 0 for bandwidth in found)
+    if not case[0].startswith("fat-tree"):
+        assert all(bandwidth in (3e9, 7e9) or bandwidth % 7e9 == 0 for bandwidth in found)
 
 
 @given(cases())
@@ -254,7 +315,9 @@ REFUSED = [
     "circulant:5:" + ",".join(["1"] * 65), "multipartite:0x4", "multipartite:4x0", "multipartite:9999x9999",
     "multipartite:16385x1", "multipartite:2", "bidirectional-ring:0", "bidirectional-ring:16385", "bidirectional-ring:",
     "ring:0", "ring:1e3", "switch:16385", "full-mesh:16385", "full-mesh:٣", "full-mesh:8\n", " full-mesh:8",
-    "Full-Mesh:8", "nodes:2x8:torus", "nodes:129x128", "dragonfly:4", "", ":", "torus",
+    "Full-Mesh:8", "nodes:2x8:torus", "nodes:129x128", "dragonfly:4", "dragonfly:4x4", "dragonfly:0x4x4",
+    "dragonfly:100x100x2", "fat-tree:8", "fat-tree:4x8:0", "fat-tree:4x8x", "fat-tree:200x200", "tree:4", "", ":",
+    "torus",
 ]  # fmt: skip
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -204,3 +207,45 @@ def test_scaling_is_slow_motion(topology: Topology, scale: Fraction) -> None:
     for before, after in zip(topology.links, scaled.links, strict=True):
         assert after.bandwidth_bytes_per_s == before.bandwidth_bytes_per_s * scale
         assert after.latency_s * scale == before.latency_s
+
+
+@given(st.integers(2, 9), st.booleans(), st.data())
+def test_a_graph_of_networkx_is_the_same_topology(ranks: int, directed: bool, data: st.DataObject) -> None:
+    """Whatever its ranks are called: a cycle of numbers, of pairs, with a switch in its middle or without."""
+    graph: Any = nx.cycle_graph(ranks, create_using=nx.DiGraph if directed else nx.Graph)
+    pairs = list(graph.edges)
+    numbers = {pair: data.draw(st.integers(1, 100)) for pair in pairs}
+    nx.set_edge_attributes(graph, {pair: f"{number}GB/s" for pair, number in numbers.items()}, "bandwidth")
+    both = [(pair, number) for (a, b), number in numbers.items() for pair in ((a, b), (b, a))[: 2 - directed]]
+    links = tuple(Link(*pair, 1e9 * number, 2e-6) for pair, number in both)
+    found = Topology.from_networkx(graph, "cycle", latency="2us")
+    assert found == Topology("cycle", ranks, links)
+    renamed = nx.relabel_nodes(graph, {rank: (rank, "of a grid") for rank in range(ranks)})
+    assert Topology.from_networkx(renamed, "cycle", latency="2us") == found
+
+
+def test_texts_in_a_graph_are_switches() -> None:
+    star: Any = nx.relabel_nodes(nx.star_graph(4), {0: "hub", **{rank + 1: rank for rank in range(4)}})
+    found = Topology.from_networkx(star, bandwidth="1GB/s", latency="1us")
+    assert (found.world_size, found.vertices[4:]) == (4, ("hub",))
+
+
+@pytest.mark.parametrize(
+    ("edges", "options", "words"),
+    [
+        ([(0, 1)], {"latency": "1us"}, "edge 0 to 1 has no bandwidth, expected an attribute like bandwidth='25GB/s'"),
+        ([(0, 1)], {"bandwidth": "1GB/s"}, "edge 0 to 1 has no latency"),
+        ([(0, 1)], {"bandwidth": "1GBs", "latency": "1us"}, "edge 0 to 1: bandwidth '1GBs'"),
+        ([(0, 0)], {"bandwidth": "1GB/s", "latency": "1us"}, "connects a vertex with itself"),
+        ([(0, 1), (2, 3)], {"bandwidth": "1GB/s", "latency": "1us"}, "not connected"),
+        ([(0, 1, {"bandwidth": float("nan")})], {"latency": "1us"}, "is nan, expected a finite number"),
+        ([(0, 1, {"bandwidth": -1})], {"latency": "1us"}, "is -1, expected more than 0"),
+        ([], {}, "world_size is 0"),
+    ],
+)
+def test_graphs_that_are_no_topology(edges: list[Any], options: dict[str, str], words: str) -> None:
+    with pytest.raises(TopologyError, match=re.escape(words)):
+        Topology.from_networkx(nx.Graph(edges), **options)
+    if edges:
+        with pytest.raises(TopologyError):
+            Topology.from_networkx(nx.MultiGraph([*edges, *edges]), bandwidth="1GB/s", latency="1us")

@@ -236,7 +236,7 @@ def gathers(size_bytes: int | None = None) -> tuple[Figure, ...]:
 def scans(library: str = "auto") -> tuple[Figure, ...]:
     """All-Scan with the best number of pieces."""
     return tuple(
-        Figure.of(f"All-Scan, {gpus} GPUs", time_ms, residual_interval(time_s, layer_regime(h100(gpus), time_s), ""),
+        Figure.of(f"All-Scan, {gpus} GPUs", time_ms, residual_interval(time_s, layer_regime(h100(gpus), 1.0), ""),
                   SCAN_REASON)
         for gpus, time_ms in published("allscan_ms").items()
         for time_s in [best_scan_ms(gpus, library)[0] / 1e3]
@@ -252,7 +252,7 @@ def operator() -> tuple[Figure, ...]:
         found += [
             figure_of(f"{system} operator less that without, {gpus} GPUs", "ms",
                       (row[system] or 0) - (row["no_sp"] or 0), Range(time_ms, 2 * time_ms),
-                      residual_of(layer_regime(h100(gpus), time_ms / 1e3)), OPERATOR_REASON)
+                      residual_of(layer_regime(h100(gpus), 1.0)), OPERATOR_REASON)
             for system, time_ms in once.items()
         ]  # fmt: skip
     return tuple(found)

@@ -116,11 +116,13 @@ def import_file(
 ) -> None:
     """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
 
-    `--json` prints a topology file.
+    A list of links, or any topology file, joins a family by `--profile`. `--json` prints a topology file.
 
     Example: nvidia-smi topo -m > topo.txt; tasp-lab topologies import topo.txt --json > machine.json
 
     Example: tasp-lab topologies import topo.txt --profile h100 --nodes 4 --json > cluster.json
+
+    Example: tasp-lab topologies import links.csv --profile h100 --json > machine.json
     """
     from tasp_lab.machines.importers import read_topology
 

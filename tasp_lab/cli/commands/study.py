@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from tasp_lab.cli.console import Progress, print_json, print_parts
-from tasp_lab.cli.options import DEFAULT_SAMPLES, OUTPUT, RUN, WORK, Json, SamplingChoice, quantity, whole
+from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, quantity, whole
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
@@ -349,7 +349,6 @@ def crossover(
     margin: Margin = None,
     from_: From = None,
     to: To = None,
-    sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
 ) -> None:
     """Find the values of an axis at which the faster of two schedules changes.
@@ -363,12 +362,10 @@ def crossover(
 
     Example: tasp-lab study crossover longctx/ --along nic.bandwidth --from x0.25 --to x4
     """
-    from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
     from tasp_lab.study.crossover import crossover_question, find_crossovers
-    from tasp_lab.study.lookup import interval_of, points_at, study_at
+    from tasp_lab.study.lookup import points_at, study_at
 
     source = study_at(path)
-    chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
     question = crossover_question(
         source.study.find.get("crossover", {}),
         along=along,
@@ -376,11 +373,10 @@ def crossover(
         margin=margin,
         start=from_,
         end=to,
-        sampling=chosen,
     )
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
-        found = find_crossovers(points, question, source.evaluate, interval_of(chosen), shown.line)
+        found = find_crossovers(points, question, source.evaluate, shown.line)
     tell(found, json)
 
 
@@ -454,16 +450,13 @@ def validate(
 
     Example: tasp-lab study validate longctx/ --top 5
     """
-    from tasp_lab.machines.sampling import NO_SAMPLES
     from tasp_lab.study.crossover import crossover_question, crossovers
     from tasp_lab.study.lookup import points_at, study_in
     from tasp_lab.study.validation import check_validation, measure_points, nearest
 
     check_validation(folder, top, repeat)
     source = study_in(folder)
-    question = crossover_question(
-        source.study.find.get("crossover", {}), along=along, between=between or (), sampling=NO_SAMPLES
-    )
+    question = crossover_question(source.study.find.get("crossover", {}), along=along, between=between or ())
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
         found = crossovers(points, question, source.evaluate, progress=shown.line)

@@ -33,6 +33,7 @@ class Passes:
     ----------
     output_bytes : forward, per element of the output, which is merged into the sum of earlier steps.
     slice_bytes : the same of a call with fewer queries than keys, which are a slice of the output.
+    key_bytes : forward, per element of K: pieces of K and of V are joined to one tensor each before the call.
     query_gradient_bytes : backward, per element of Q, whose gradient is added to the sum of earlier steps.
     key_gradient_bytes : backward, per element of K: gradients of K and V together.
     source : the code that says so.
@@ -42,6 +43,7 @@ class Passes:
 
     output_bytes: float = 0
     slice_bytes: float = 0
+    key_bytes: float = 0
     query_gradient_bytes: float = 0
     key_gradient_bytes: float = 0
     source: str = ""
@@ -52,7 +54,7 @@ class Passes:
                 raise QuantityError(f"passes: {each} is {value}, expected 0 or more bytes")
 
     def __bool__(self) -> bool:
-        return any((self.output_bytes, self.slice_bytes, self.query_gradient_bytes, self.key_gradient_bytes))
+        return any(getattr(self, field.name) for field in fields(self) if field.name.endswith("_bytes"))
 
 
 NO_PASSES = Passes()

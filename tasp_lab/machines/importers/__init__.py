@@ -1,6 +1,6 @@
 """Import of machines from the output of their own tools.
 
-Three formats are recognised by content:
+A file of links (JSON, TOML, CSV) joins a family by its ``profile``. Three formats of tools are recognised by content:
 
 - the matrix of ``nvidia-smi topo -m`` (`tasp_lab.machines.importers.nvidia_smi`),
 - the tables of ``rocm-smi --showtopo`` (`tasp_lab.machines.importers.rocm_smi`),
@@ -25,10 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.machines.catalogue import ENDINGS, load_machine
 from tasp_lab.machines.importers import nccl_xml, nvidia_smi, rocm_smi
 from tasp_lab.machines.importers.assembly import assemble, of_family
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.own_links import machine_of_family
+from tasp_lab.machines.profile import load_profile
 
 __all__ = ["import_topology", "read_topology"]
 
@@ -95,6 +98,8 @@ def read_topology(path: Path, **options: Any) -> Machine:
     Raises `TopologyError` naming the file.
     """
     where = f"file {str(path)!r}"
+    if path.suffix.lower() in ENDINGS:
+        return _of_machine_file(path, where, **options)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -105,6 +110,17 @@ def read_topology(path: Path, **options: Any) -> Machine:
         return import_topology(text, path.stem, **options)
     except (TopologyError, QuantityError, ProfileError) as error:
         raise type(error)(f"{where}: {error}") from error
+
+
+def _of_machine_file(path: Path, where: str, profile: str | None = None, nodes: int = 1, **options: Any) -> Machine:
+    """The machine of a file of links, or a list of them, which joins a family. Raises `TopologyError`."""
+    given = [name for name, value in options.items() if value] + ["nodes"] * (nodes != 1)
+    if given or profile is None:
+        raise TopologyError(
+            f"{where} lists its links, expected a profile and no other option, got {', '.join(given) or 'nothing'}"
+        )
+    machine = load_machine(str(path))
+    return machine_of_family(profile, load_profile(profile), machine.topology, machine.parameters)
 
 
 def _read(text: str, options: Given) -> Survey:

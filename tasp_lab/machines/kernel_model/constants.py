@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, unknown
+from tasp_lab.core.records import converted
 from tasp_lab.machines.kernel_model.tiles import SplitRule
 
 Passing = Literal["forward", "backward"]
@@ -141,7 +142,7 @@ def gpus() -> Mapping[str, Gpu]:
 def read_kernel_file(path: Path) -> KernelFile:
     """A file of a kernel. Raises `ProfileError` for one that cannot be read or is no such file."""
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=KernelFile)
+        found = converted(msgspec.toml.decode(path.read_bytes()), KernelFile)
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -76,7 +76,7 @@ def rival_of(row: MeasuredRow) -> Rival:
     """What the comparison needs of a row."""
     assert row.predicted_s is not None, "rows of questions have times"
     assert row.costs is not None, "rows of questions have costs"
-    return Rival(row.predicted_s, row.costs.exposed_share, max(row.costs.steps, 1.0))
+    return Rival(row.schedule, row.predicted_s, row.costs.exposed_share, max(row.costs.steps, 1.0))
 
 
 def way_of(row: MeasuredRow) -> Way:

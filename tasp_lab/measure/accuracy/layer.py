@@ -28,7 +28,7 @@ from tasp_lab.core.choices import WHAT_IF_DTYPE, Pass
 from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, WorkloadError
 from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
+from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95, Sampling, rate_ends
 from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
@@ -43,6 +43,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import check_attention, one_name
+from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import MASKS
 
@@ -375,11 +376,12 @@ class LayerEvaluator:
             return MeasuredRow(measured_s, None, stated or reason_of(error), regime, shape)
         reason, regime = _regime(table, row, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "runtime": run.runtime, "kernel": run.kernel}
-        counts = bool(self.sampling.samples) and regime == "gpu-bound"
-        within = layer_regime(run.machine, predicted_s)
-        interval = residual_interval(predicted_s, within, left_out_with(table)) if counts else None
         work = (run.machine.topology.name, run.options.passes, *layers)
         costs = self.costs(run, predicted_s) if regime == "gpu-bound" else None
+        interval = None
+        if costs is not None and self.sampling.samples:
+            within = layer_regime(run.machine, costs.exposed_share)
+            interval = residual_interval(predicted_s, within, left_out_with(table))
         return MeasuredRow(
             measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval, costs
         )
@@ -390,7 +392,12 @@ class LayerEvaluator:
         compute_s, bytes_per_rank, steps = (mean(each) for each in sums)
         exposed = max(0.0, 1 - compute_s / predicted_s)
         slowest = float(min(link_rates(run.machine.topology), default=math.inf))
-        return Costs(exposed, bytes_per_rank, steps, slowest, setting_of(run.machine))
+        passing: Passing = "forward" if run.options.passes == "forward" else "backward"  # of both, the longer one
+        layer = run.layers[0]
+        rate = run.machine.rate_of(layer, passing)
+        low, high = rate_ends(run.machine, rate, layer.dtype, passing)
+        of_rate = 0.0 if rate.assumed else ((1 - exposed) * (high - low) / 2 / NORMAL_95) ** 2
+        return Costs(exposed, bytes_per_rank, steps, slowest, setting_of(run.machine), of_rate)
 
     def _sums(self, run: RowRun, layer: Workload) -> tuple[float, float, float]:
         """Of all passes: seconds of kernel calls of the busiest rank, the most bytes that a rank sends, and steps."""

@@ -44,6 +44,8 @@ class Costs(NamedTuple):
     steps : of the schedules.
     link_bytes_per_s : the bandwidth of the slowest link.
     setting : where schedules are compared.
+    rate_variance : of the logarithm of the time, by the interval of the kernel's rate; 0 for a rate from another GPU,
+        whose width comes on top of the errors of layers.
     """
 
     exposed_share: float
@@ -51,6 +53,7 @@ class Costs(NamedTuple):
     steps: float
     link_bytes_per_s: float
     setting: Setting
+    rate_variance: float = 0.0
 
 
 @dataclass(frozen=True)

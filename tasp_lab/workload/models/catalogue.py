@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tasp_lab.core.errors import ModelError, expected_one_of, of_type
+from tasp_lab.core.records import converted
 from tasp_lab.workload.models.model import Model
 
 _SUFFIX = ".toml"
@@ -58,7 +59,7 @@ def _read(where: str, name: str, data: bytes) -> Model:
     if not data.strip():
         raise ModelError(f"{where} is empty, expected a model")
     try:
-        return msgspec.structs.replace(msgspec.toml.decode(data, type=Model), name=name)
+        return msgspec.structs.replace(converted(msgspec.toml.decode(data), Model), name=name)
     except UnicodeDecodeError as error:
         raise ModelError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (ValueError, ModelError) as error:

@@ -44,6 +44,14 @@ def test_passes_take_their_bytes_over_the_memory_bandwidth(queries: int, keys: i
     assert found == pytest.approx(moved / 2.95e12 + LAUNCH_S, rel=1e-6)
 
 
+@given(sizes, sizes, st.floats(1, 40))
+def test_forward_keys_and_values_are_joined_one_after_the_other(queries: int, keys: int, per_key: float) -> None:
+    passes = Passes(key_bytes=per_key)
+    found = extra_s(passes, shape("forward", queries, keys))
+    assert found == pytest.approx(per_key * keys * 4 * 128 / 2.95e12 + 2 * LAUNCH_S, rel=1e-6)
+    assert extra_s(passes, shape("backward", queries, keys)) == 0
+
+
 @given(sizes, sizes, st.floats(1, 40), st.floats(1, 40))
 def test_backward_the_three_gradients_are_added(queries: int, keys: int, per_query: float, per_key: float) -> None:
     moved = per_query * queries * 8 * 128 + per_key * keys * 4 * 128

@@ -1,0 +1,154 @@
+"""Schedules of attention in a file of their own; ``--schedule experiments/schedules/attention.py:half-each-way``."""
+
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.span_blocks import span_task
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, RESULTS, AttentionTask
+from tasp_lab.schedules.registry import schedule
+from tasp_lab.schedules.writer import LayerWriter
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import LAYOUTS
+
+Passes = tuple[Schedule, ...]
+
+
+def layer_task(
+    workload: Workload, n: int, layout: str, options: AttentionOptions, backward: bool = False, groups: int = 1
+) -> AttentionTask:
+    """The blocks of a layer in spans of a layout, for each of equal groups of heads."""
+    dtype = options.wire_dtype(workload.dtype, backward=backward, sums=groups == 1)
+    spans = LAYOUTS[layout](workload.sequence, n, workload.parts)
+    return span_task(workload, spans, dtype, backward=backward, query_groups=groups, key_groups=groups)
+
+
+@schedule("half-each-way", "softmax", layout="zigzag", options=("buffers", "gradient_dtype"))
+def half_each_way(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> Passes:
+    """Half of the keys of each rank go up one ring, the other half down it, and gradients go with them."""
+    n = topology.world_size
+
+    def one_pass(backward: bool) -> Schedule:
+        task = layer_task(workload, n, "zigzag", options, backward)
+        pools = {KEYS: Pool("keys", options.buffers), KEY_GRADIENTS: Pool("key gradients", options.buffers)}
+        writer = LayerWriter(name, topology, task, pools)
+        for hop in range(n + 1):
+            with writer.step():
+                for rank in range(n):
+                    for half, way in enumerate((1, -1)):
+                        to, guests = (rank + way) % n, writer.keys((rank - way * hop) % n)[half::2]
+                        if hop < n:
+                            writer.attend(rank, writer.queries(rank), guests)
+                        if hop < n - 1:
+                            writer.send(guests, rank, to=to, lane=half)
+                        if backward and hop > 1:
+                            before = writer.keys((rank - way * (hop - 1)) % n)[half::2]
+                            writer.give(writer.sums(rank, before), rank, to=to, lane=2 + half)
+        return writer.schedule()
+
+    return options.build(one_pass)
+
+
+@schedule("startrail:CxT", "softmax", layout="zigzag", options=("buffers", "result_dtype", "groups"))
+def startrail(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    split: tuple[int, int] = (1, 1),
+) -> Passes:
+    """StarTrail (arXiv:2407.00611), forward: T teams of C ranks share queries and keys, which go round C*C rings."""
+    (c, teams), n = split, topology.world_size
+    if teams % c or options.passes != "forward":
+        raise ScheduleError(f"{teams} teams of {c}, pass {options.passes}: expected C to divide T, and forward")
+    task = layer_task(workload, n, "zigzag", options)
+    writer = LayerWriter(name, topology, task, {KEYS: Pool("keys", options.buffers), QUERIES: None, RESULTS: None})
+    team = [range(rank // c * c, rank // c * c + c) for rank in range(n)]
+    keys = [[block for mate in team[t * c] for block in writer.keys(mate)] for t in range(teams)]
+    first = [rank // c**2 * c + rank % c for rank in range(n)]  # the team whose keys a rank has first
+    with writer.step():
+        for rank in range(n):
+            for mate in set(team[rank]) - {rank}:
+                writer.send(writer.queries(rank) + writer.keys(rank), rank, to=mate, lane=(mate - rank) % c, keep=True)
+    with writer.step():
+        for rank in range(n):
+            if first[rank] != rank // c:
+                writer.send(keys[first[rank]], first[rank] * c + rank // c % c, to=rank)
+    for hop in range(teams // c):
+        with writer.step():
+            for rank in range(n):
+                guests = keys[(first[rank] - hop * c) % teams]
+                writer.attend(rank, [query for mate in team[rank] for query in writer.queries(mate)], guests)
+                if hop < teams // c - 1:
+                    writer.send(guests, rank, to=(rank + c * c) % n)
+    with writer.step():
+        for rank in range(n):
+            for mate in set(team[rank]) - {rank}:
+                writer.give(writer.sums(rank, writer.queries(mate)), rank, to=mate, lane=(mate - rank) % c)
+    return (writer.schedule(),)
+
+
+@schedule("tree-decode", "softmax", layout="contiguous", options=("result_dtype",))
+def tree_decode(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> Passes:
+    """Tree attention for decoding (arXiv:2408.04093), forward: queries down a binomial tree, results up it."""
+    if options.passes != "forward":
+        raise ScheduleError(f"pass {options.passes}, expected forward")
+    n, ranks = topology.world_size, range(topology.world_size)
+    writer = LayerWriter(name, topology, layer_task(workload, n, "contiguous", options), {QUERIES: None, RESULTS: None})
+    edges = [[(v, v + 2**level) for v in range(2**level) if v + 2**level < n] for level in range((n - 1).bit_length())]
+    for level in edges:
+        with writer.step():
+            for root in ranks:
+                for above, below in level:
+                    writer.send(writer.queries(root), (root + above) % n, to=(root + below) % n, keep=True)
+    with writer.step():
+        for rank in ranks:
+            writer.attend(rank, [query for root in ranks for query in writer.queries(root)], writer.keys(rank))
+    for level in reversed(edges):
+        with writer.step():
+            for root in ranks:
+                for above, below in level:
+                    source = (root + below) % n
+                    writer.give(writer.sums(source, writer.queries(root)), source, to=(root + above) % n)
+    return (writer.schedule(),)
+
+
+@schedule("chunked-ulysses", "softmax", layout="contiguous", options=("stages", "result_dtype"))
+def chunked_ulysses(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> Passes:
+    """Ulysses in `stages` groups of heads, forward: one is attended to while the next comes and the last leaves."""
+    n, stages = topology.world_size, options.stages
+    if workload.heads % (n * stages) or workload.kv_head_count % (n * stages) or options.passes != "forward":
+        raise ScheduleError(f"pass {options.passes}, expected forward, and heads in multiples of {n * stages}")
+    task = layer_task(workload, n, "contiguous", options, groups=n * stages)
+    writer = LayerWriter(name, topology, task, {KEYS: None, QUERIES: None, RESULTS: None})
+
+    assert task.first_head is not None, "there are several groups"
+    assert task.heads is not None, "there are several groups"
+    group = task.first_head // task.heads
+
+    def of_group(blocks: list[int], stage: int, rank: int) -> list[int]:
+        return [block for block in blocks if group[block] == stage * n + rank]
+
+    for step in range(stages + 2):
+        with writer.step():
+            for rank in range(n):
+                for owner in range(n):
+                    queries, keys = writer.queries(owner), writer.keys(owner)
+                    if owner != rank and step < stages:
+                        moving = of_group(queries, step, rank) + of_group(keys, step, rank)
+                        writer.send(moving, owner, to=rank, lane=(rank - owner) % n, keep=True)
+                    if 1 <= step <= stages:
+                        for other in range(n):
+                            guests = of_group(writer.keys(other), step - 1, rank)
+                            writer.attend(rank, of_group(queries, step - 1, rank), guests)
+                    if owner != rank and step > 1:
+                        done = writer.sums(rank, of_group(queries, step - 2, rank))
+                        writer.give(done, rank, to=owner, lane=n + (owner - rank) % n)
+    return (writer.schedule(),)

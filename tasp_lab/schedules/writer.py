@@ -1,0 +1,234 @@
+"""Schedules written step by step, as papers describe them.
+
+    writer = LayerWriter(name, topology, task, {KEYS: Pool("keys", options.buffers)})
+    for hop in range(n):
+        with writer.step():
+            for rank in range(n):
+                guests = writer.keys((rank - hop) % n)
+                writer.attend(rank, writer.queries(rank), guests)
+                if hop < n - 1:
+                    writer.send(guests, rank, to=(rank + 1) % n)
+    return writer.schedule()
+
+The steps are the arrays of `tasp_lab.schedule.model.Step`, and the proof is the same; an error of it has the line that
+wrote the transfer. Large worlds need `tasp_lab.schedule.model.LazySteps`: here every transfer is a Python object.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.schedule.blocks import Blocks, Pool
+from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.proof import no_copies
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.span_blocks import owner_schedule
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.collectives.kinds import CollectiveKind
+from tasp_lab.topology.graph import Topology
+
+Written = tuple[int, int, int, int, bool]
+"""A transfer: source, destination, lane, block, and whether it is given."""
+
+Row = tuple[int, list[list[int]], tuple[int, ...]]
+"""A call: rank, blocks per operand, parameters."""
+
+
+class Writer:
+    """The steps of a schedule on a topology, in the order in which they are written."""
+
+    def __init__(self, name: str, topology: Topology, block_count: int) -> None:
+        self.name, self.topology, self.world_size = name, topology, topology.world_size
+        self.kept = no_copies(self.world_size, block_count)
+        """Bool array (ranks, blocks): copies that stay where they arrive, beside those at the start and at the end."""
+        self._steps: list[tuple[list[Written], dict[str, list[Row]]]] = []
+        self._lines: list[list[tuple[int, int, int]]] = []  # source, block and line of the transfers of each step
+        self._is_open = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What is sent and computed in this block uses what ranks have when the step begins."""
+        if self._is_open:
+            raise ScheduleError(f"schedule {self.name!r}: a step within step {len(self._steps) - 1}")
+        self._steps.append(([], {}))
+        self._lines.append([])
+        self._is_open = True
+        yield
+        self._is_open = False
+
+    def send(self, blocks: int | Iterable[int], source: int, *, to: int, lane: int = 0, keep: bool = False) -> None:
+        """Copy blocks from rank `source` to rank `to`; with `keep` they stay there."""
+        self._transfer(blocks, source, to, lane, False)
+        if keep:
+            self.kept[to, [*_listed(blocks)]] = True
+
+    def give(self, blocks: int | Iterable[int], source: int, *, to: int, lane: int = 0) -> None:
+        """Send what rank `source` has of blocks, which then has nothing of them."""
+        self._transfer(blocks, source, to, lane, True)
+
+    def _transfer(self, blocks: int | Iterable[int], source: int, to: int, lane: int, gives: bool) -> None:
+        self._check_open()
+        transfers, _ = self._steps[-1]
+        line = sys._getframe(2).f_lineno
+        for block in _listed(blocks):
+            transfers.append((source, to, lane, block, gives))
+            self._lines[-1].append((source, block, line))
+
+    def call(self, kernel: str, rank: int, *operands: Iterable[int], params: Sequence[int] = ()) -> None:
+        """Call a kernel of the task on blocks, one list per operand."""
+        self._check_open()
+        _, calls = self._steps[-1]
+        calls.setdefault(kernel, []).append((rank, [[*map(int, each)] for each in operands], tuple(params)))
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ScheduleError(f"schedule {self.name!r}: a transfer or call outside of a step, expected with .step():")
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps; one in which nothing happens is left out."""
+        return [
+            Step.of(transfers, [Calls.of(kernel, rows) for kernel, rows in calls.items()])
+            for transfers, calls in self._steps if transfers or calls
+        ]  # fmt: skip
+
+    @property
+    def lanes(self) -> int:
+        """The lanes that are used, 1 or more."""
+        return 1 + max((lane for transfers, _ in self._steps for _, _, lane, _, _ in transfers), default=0)
+
+    @contextmanager
+    def _with_lines(self) -> Iterator[None]:
+        """Errors of a proof have the line of the transfer that they are about."""
+        try:
+            yield
+        except ScheduleError as error:
+            found = re.search(r"step (\d+): rank (\d+)(?: sends block (\d+))?", str(error))
+            if found is not None:
+                shown = [lines for lines, (transfers, calls) in zip(self._lines, self._steps, strict=True)
+                         if transfers or calls]  # fmt: skip
+                step, rank, block = (None if each is None else int(each) for each in found.groups())
+                lines = [line for source, number, line in shown[step or 0]
+                         if source == rank and block in (None, number)]  # fmt: skip
+                error.line = lines[0] if lines else None
+            raise
+
+
+class CollectiveWriter(Writer):
+    """An AllGather, a ReduceScatter or an AllReduce: block r is the shard of rank r, or the sum of all ranks of it.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> writer = CollectiveWriter("swap", "AllGather", full_mesh(2), 64)
+    >>> with writer.step():
+    ...     writer.send(0, 0, to=1)
+    ...     writer.send(1, 1, to=0)
+    >>> writer.schedule().transfers
+    2
+    """
+
+    def __init__(self, name: str, kind: CollectiveKind, topology: Topology, shard_bytes: int) -> None:
+        n = topology.world_size
+        super().__init__(name, topology, n)
+        own, everything = np.eye(n, dtype=bool), np.ones((n, n), dtype=bool)
+        starts_and_ends = {
+            "AllGather": (own, everything), "ReduceScatter": (everything, own), "AllReduce": (everything, everything),
+        }  # fmt: skip
+        if kind not in starts_and_ends:
+            known = ", ".join(starts_and_ends)
+            raise ScheduleError(f"schedule {name!r} is {kind}, expected one of {known}; blocks of others are arrays")
+        self._initial, self._final = starts_and_ends[kind]
+        self._sizes, self._sums = np.full(n, shard_bytes), kind != "AllGather"
+
+    def schedule(self) -> Schedule:
+        """The schedule, proved. Raises `ScheduleError` and `NoLinkError`."""
+        n = self.world_size
+        blocks = Blocks.of_sums(self._sizes, n) if self._sums else Blocks.of_data(self._sizes)
+        part = np.arange(n)[:, None] if self._sums else None
+        with self._with_lines():
+            found = Schedule(self.name, n, self.lanes, blocks, self._initial, self._final, self.steps,
+                             initial_part=part)  # fmt: skip
+            found.check_routes(self.topology)
+        return found
+
+
+class LayerWriter(Writer):
+    """A pass of softmax attention whose blocks are those of `tasp_lab.schedules.attention.span_blocks.span_task`.
+
+    Parameters
+    ----------
+    circulating : the pools that blocks of a tensor are received into; None for tensors whose copies stay.
+    """
+
+    def __init__(
+        self, name: str, topology: Topology, task: AttentionTask, circulating: Mapping[int, Pool | None]
+    ) -> None:
+        super().__init__(name, topology, len(task.tensor))
+        self.task, self._circulating = task, circulating
+        self._parts: BoolArray = no_copies(self.world_size, len(task.tensor))
+        self._arriving: list[tuple[int, int]] = []
+
+    def keys(self, rank: int) -> list[int]:
+        """The blocks of keys and values that a rank owns."""
+        return self._owned(KEYS, rank)
+
+    def queries(self, rank: int) -> list[int]:
+        """The blocks of queries that a rank owns."""
+        return self._owned(QUERIES, rank)
+
+    def _owned(self, tensor: int, rank: int) -> list[int]:
+        blocks: IntArray = self.task.blocks_of(tensor)
+        owned: list[int] = blocks[self.task.owner[blocks] == rank].tolist()
+        return owned
+
+    def attend(self, rank: int, queries: Iterable[int], keys: Iterable[int]) -> None:
+        """Attend with queries to keys, or backward add to the gradients of both; without pairs that the mask hides."""
+        keys = [*keys]
+        for query in queries:
+            for key in keys:
+                band = tuple(int(each) for each in self.task.tile_bands(np.array(query), np.array(key)))
+                if band[0] <= band[1]:
+                    self.call(self.task.kernel, rank, [query], [key], params=band)
+                    self._arriving.append((rank, int(self.task.output_of[query])))
+                    if self.task.is_backward:
+                        self._arriving.append((rank, int(self.task.output_of[key])))
+
+    def sums(self, rank: int, blocks: Iterable[int]) -> list[int]:
+        """The results or gradients of blocks, those of which the rank has parts when the step begins."""
+        sums: Iterable[int] = (int(self.task.output_of[block]) for block in blocks)
+        return [each for each in sums if each >= 0 and self._parts[rank, each]]
+
+    def give(self, blocks: int | Iterable[int], source: int, *, to: int, lane: int = 0) -> None:
+        """Send what rank `source` has of blocks, which then has nothing of them."""
+        blocks = [*_listed(blocks)]
+        self._transfer(blocks, source, to, lane, True)
+        self._leaving += [(source, each) for each in blocks]
+        self._arriving += [(to, each) for each in blocks]
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """As that of `Writer`."""
+        self._arriving, self._leaving = [], list[tuple[int, int]]()
+        with super().step():
+            yield
+        for each in self._leaving:
+            self._parts[each] = False
+        for each in self._arriving:
+            self._parts[each] = True
+
+    def schedule(self) -> Schedule:
+        """The pass, proved. Raises `ScheduleError` and `NoLinkError`."""
+        with self._with_lines():
+            return owner_schedule(self.name, self.topology, self.task, self.steps, lanes=self.lanes,
+                                  circulating=self._circulating, kept=self.kept)  # fmt: skip
+
+
+def _listed(blocks: int | Iterable[int]) -> Iterator[int]:
+    return iter([int(blocks)] if isinstance(blocks, int | np.integer) else map(int, blocks))
