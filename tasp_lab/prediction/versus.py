@@ -26,18 +26,15 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.prediction.answer import Answer, answer
 from tasp_lab.prediction.inputs import MachineLike
-from tasp_lab.prediction.interval import Interval, quantile
-from tasp_lab.prediction.paired import PairedErrors, Setting, paired_errors, setting_of
-from tasp_lab.prediction.recommend import TIE, Recommendation
+from tasp_lab.prediction.interval import DECIDED, Interval, quantile
+from tasp_lab.prediction.paired import paired_errors, setting_of
+from tasp_lab.prediction.recommend import Recommendation
 
 UNCHANGED = 0.005
 """A time that changes by less than this share is named with its bottleneck instead."""
 
 TIMES = 2.0
 """A change is shown in percent if its interval is within this factor, else as a factor."""
-
-SETTINGS: tuple[Setting, ...] = ("exact", "inside", "between", "links alone")
-"""Settings, the surest first."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,11 @@ class Versus:
     def of(cls, change: str, base: Recommendation, other: Recommendation | None, reason: str = "") -> Versus:
         """A change beside the question as is; `other` is None, for a `reason`, if no schedule applies with it.
 
-        The schedule stays if it is within `TIE` of the least expected regret with the change, too.
+        The schedule stays if its expected regret with the change is within `DECIDED` of the least.
         """
         if other is None:
             return cls(change, base.answer, None, reason=reason)
-        most = min(other.expected_regrets) + TIE
+        most = min(other.expected_regrets) + DECIDED
         regrets = zip(other.answers, other.expected_regrets, strict=True)
         same = [each for each, regret in regrets if each.schedule == base.schedule and regret <= most]
         changed = same[0] if same else other.answer
@@ -87,7 +84,10 @@ class Versus:
         if abs(self.ratio - 1) < UNCHANGED:
             return f"nothing: bound by {self.bottleneck}"
         if self.low > 1 / TIMES and self.high < TIMES:
-            return f"{self.ratio - 1:+.0%} ({100 * (self.low - 1):.0f} to {100 * (self.high - 1):.0f})"
+            shares = [100 * (each - 1) for each in (self.ratio, self.low, self.high)]
+            digits = 0 if max(map(abs, shares)) >= 10 else 1
+            change, low, high = (f"{each:.{digits}f}" for each in shares)
+            return f"{'+' if self.ratio > 1 else ''}{change}% ({low} to {high})"
         if self.ratio > 1:
             return f"{self.ratio:.2g}x as slow ({self.low:.2g} to {self.high:.2g})"
         return f"{1 / self.ratio:.2g}x as fast ({1 / self.high:.2g} to {1 / self.low:.2g})"
@@ -165,13 +165,11 @@ def _spread(changed: Answer, base: Answer, intervals: Sequence[Interval | None],
     """The standard deviation of the logarithm of the ratio beside samples."""
     machines = [each.passes[0].machine for each in (changed, base)]
     if _are_alike(*machines):
-        errors: PairedErrors = paired_errors()
-        setting = max((setting_of(each) for each in machines), key=SETTINGS.index)
         one, two = changed.rival, base.rival
         if changed.schedule == base.schedule:
             # the own error of a schedule is in both times
             one = one._replace(time_s=two.time_s)
-        return errors.spread(one, two, setting)
+        return max(paired_errors().spread(one, two, setting_of(each)) for each in machines)
     known = [each.residual for each in intervals if each is not None]
     return math.hypot(*(each.beside if sampled else each.spread for each in known))
 
