@@ -54,6 +54,7 @@ from tasp_lab.prediction.question import (
 )
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
+from tasp_lab.prediction.versus import Versus, change_name, changed_question, versus_table
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.for_work import AnySchedule, check_schedules, name_of, names_in
@@ -99,6 +100,7 @@ def compare(
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
     prefer: Preference = "memory",
+    versus: Sequence[MachineLike] = (),
     **settings: Unpack[QuestionKeywords],
 ) -> Ranking:
     """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
@@ -114,6 +116,8 @@ def compare(
         of the ranks into two factors, and tuned also in all their variants.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
     prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
+    versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5``, several with commas, in addition to
+        those of the question; or other machines, which overrides of the layer alone apply to.
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -129,7 +133,11 @@ def compare(
     'ulysses'
     """
     check_arguments(locals(), QuestionKeywords, work="layer")
+    given = work
     asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
+    changed = [changed_question(each, machine, asked.overrides) for each in versus]
+    for other, overrides in changed:  # wrong ones are refused before anything is simulated
+        prepare(question_of(other, work, settings | {"overrides": overrides}))
     asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
     work, options = asked.layer, asked.options
     options.check_layer(work)
@@ -165,7 +173,16 @@ def compare(
         ]  # fmt: skip
     provenance = provenance_of(asked, chosen, machine, answers, rings=True, search_complete=on.search_complete,
                                more={"searched": plain(SEARCHED)} if tune else {})  # fmt: skip
-    return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation)
+    others = []
+    for change, (other, overrides) in zip(versus, changed, strict=True):
+        if recommendation is None:
+            break
+        progress(f"versus {change_name(change)}")
+        found = compare(other, given, schedules, engine=engine, tune=tune, prefer=prefer, progress=progress,
+                        count=count, **(settings | {"overrides": overrides}))  # fmt: skip
+        others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
+    return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,
+                   versus=tuple(others))  # fmt: skip
 
 
 def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:
@@ -284,9 +301,9 @@ class Ranking(Report):
     """All answers, the fastest first; those of schedules that do not apply last.
 
     `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks are compared, None if they
-    were given. `recommendation` is None if no schedule applies. `fabric` are the comparisons of the schedules that were
-    run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that leave the output to
-    rank 0.
+    were given. `recommendation` is None if no schedule applies; `versus` are the changes that it is compared with.
+    `fabric` are the comparisons of the schedules that were run, one for each set of options. `is_reporter` is False on
+    the ranks of a torchrun group that leave the output to rank 0.
     """
 
     question: Question
@@ -297,6 +314,7 @@ class Ranking(Report):
     fabric: tuple[Report, ...] = ()
     is_reporter: bool = True
     recommendation: Recommendation | None = None
+    versus: tuple[Versus, ...] = ()
 
     @property
     def kind(self) -> AttentionKind:
@@ -331,6 +349,7 @@ class Ranking(Report):
             "changes": list(self.machine.changes),
             **({} if self.recommendation is None else self.recommendation.to_dict()),
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
+            "versus": [each.to_dict() for each in self.versus],
             "results": [fields_of(each, "ranking") for each in self.candidates],
             "fabric": [each.to_dict() for each in self.fabric],
             "provenance": self.provenance.to_dict(),
@@ -343,6 +362,7 @@ class Ranking(Report):
         found: list[Part] = []
         first = self.best
         found += self.recommendation.lines() if self.recommendation is not None else []
+        found += [versus_table(self.versus)] if self.versus else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
             found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))

@@ -24,7 +24,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sim.host import busy_s
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.schedule.schedule import Schedule
@@ -119,6 +118,8 @@ def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
     'collectives between domains, middle messages, documented network'
     """
     if schedule.task is not None:
+        from sim.host import busy_s  # scores and studies need residuals without the simulator
+
         compute_s = float(max(busy_s(schedule, machine.compute, machine.rank_speeds)))
         return layer_regime(machine, 1 - compute_s / time_s)
     size_bytes = message_bytes(schedule)

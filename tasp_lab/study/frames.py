@@ -312,7 +312,8 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     """The rows with the columns `tasp_lab.study.frames.DERIVED`.
 
     A speed-up is the time of the baseline at the same point over that of the row; of a row that a bound settled it is
-    at most that of its bound. Raises `StudyError` for a baseline that no row has.
+    at most that of its bound. A baseline is a schedule, or ``COLUMN=VALUE`` such as ``variant=as is`` or
+    ``machine=h100-8``. Raises `StudyError` for a baseline that no row has.
     """
     import numpy as np
 
@@ -322,20 +323,51 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     derived[list(SPEEDUPS)] = np.nan
     if baseline is None:
         return derived
-    schedules = rows["schedule"]
-    if baseline not in set(schedules):
-        raise StudyError(unknown("baseline", baseline, sorted(set(schedules))))
-    on = compared_columns(rows)
-    kept = ["schedule", "time_s", "exposed_s", "setting", "steps"]
-    of_baseline = rows.loc[schedules == baseline, [*on, *kept]].drop_duplicates(on)
+    column, value = _baseline_of(baseline, rows)
+    on = _compared_beside(rows, column)
+    kept = ["time_s", "exposed_s", "setting", "steps", "schedule", "time_low_s", "time_high_s"]
+    of_baseline = rows.loc[rows[column] == value, list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     speedup = beside["time_s"].astype(float) / least_times(rows)
-    width = np.exp([
-        quantile_t(0.95) * _spread(one, other)
-        for one, other in zip(records_of(beside[kept]), records_of(rows), strict=True)
-    ])  # fmt: skip
-    derived["speedup"], derived["speedup_low"], derived["speedup_high"] = speedup, speedup / width, speedup * width
+    width_of = _independent if column == "machine" else _paired
+    widths = [width_of(*pair) for pair in zip(records_of(beside[kept]), records_of(rows), strict=True)]
+    low, high = (np.array([each[end] for each in widths]) for end in (0, 1))
+    derived["speedup"], derived["speedup_low"], derived["speedup_high"] = speedup, speedup / low, speedup * high
     return derived
+
+
+def _compared_beside(rows: pd.DataFrame, column: str) -> list[str]:
+    """The columns in which rows agree that differ in a column, and in what follows from it, such as its nodes."""
+    if column == "schedule":
+        return compared_columns(rows)
+    others = [each for each in (*varying(rows), "schedule") if each != column]
+    values = rows.groupby(column, dropna=False)
+    return [each for each in dict.fromkeys(others) if values[each].nunique(dropna=False).max() > 1] or ["schedule"]
+
+
+def _baseline_of(baseline: str, rows: pd.DataFrame) -> tuple[str, Any]:
+    """The column and the value of a baseline: ``COLUMN=VALUE``, or a schedule. Raises `StudyError`."""
+    column, _, text = baseline.rpartition("=") if "=" in baseline else ("schedule", "", baseline)
+    if column not in point_columns(rows):
+        raise StudyError(unknown("column of the baseline", column, point_columns(rows)))
+    values = {str(plain(each)): each for each in rows[column].unique()}
+    if text not in values:
+        raise StudyError(unknown("baseline", text, sorted(values)))
+    return column, values[text]
+
+
+def _paired(first: Cells, other: Cells) -> tuple[float, float]:
+    """The factors of a speed-up down to 5 % and up to 95 %, by the errors that two rows do not share."""
+    width = math.exp(quantile_t(0.95) * _spread(first, other))
+    return width, width
+
+
+def _independent(first: Cells, other: Cells) -> tuple[float, float]:
+    """The same, of two machines: their intervals are independent."""
+    one, two = ([_number(row, column) for column in ("time_low_s", "time_s", "time_high_s")] for row in (first, other))
+    down = math.hypot(math.log(one[1] / one[0]), math.log(two[2] / two[1]))
+    up = math.hypot(math.log(one[2] / one[1]), math.log(two[1] / two[0]))
+    return math.exp(down), math.exp(up)
 
 
 def _spread(first: Cells, other: Cells) -> float:

@@ -158,7 +158,8 @@ def table(
     value : what cells have: a column, a derived one such as ``speedup``, or ``winner``. By default ``time_s`` if
         schedules are among the rows or columns, else ``winner``.
     where : a filter such as ``seq >= 64Ki and machine == "h100-8"``.
-    baseline : the schedule that speed-ups are over; by default that of the study.
+    baseline : the schedule that speed-ups are over, by default that of the study; or ``COLUMN=VALUE``, such as
+        ``variant=as is``: the row that differs in this column alone.
     sort : the column by which rows are sorted, with a minus sign before it descending.
     limit : maximum number of rows.
 

@@ -24,7 +24,7 @@ def test_json_has_every_field(tell: Tell) -> None:
     code, out, _ = tell("compare", "full-mesh:6", *LAYER, "--json")
     assert code == 0
     found = json.loads(out)
-    always = {"computes", "library", "runtime", "changes", "results", "fabric", "provenance"}
+    always = {"computes", "library", "runtime", "changes", "versus", "results", "fabric", "provenance"}
     decision = {
         "recommended", "why", "prefer", "expected_regret", "margin", "is_decided", "near", "network_share",
         "below_network_share", "other_kernel", "other_kernel_time_s", "to_measure", "expected_regret_then", "switches",

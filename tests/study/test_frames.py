@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasp_lab.core.errors import StudyError
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors
 from tasp_lab.study.frames import first_is_faster, varying, winners, with_derived
@@ -157,3 +158,33 @@ def test_what_an_override_changes_follows_its_variant() -> None:
     variants = {"as is": "", "nic-x2": "nic.bandwidth=x2"}
     rows = [row("h100-4x8", "llama-3-8b", 8192, "tasp", variant=v, overrides=text) for v, text in variants.items()]
     assert varying(pd.DataFrame(rows)) == ("variant",)
+
+
+def test_a_baseline_may_be_a_variant_or_a_machine() -> None:
+    """Speed-ups over ``COLUMN=VALUE`` are those over the row that differs in the column alone."""
+    times_s = {("h100-8", "as is"): 2.0, ("h100-8", "fast"): 1.0, ("mi300x-8", "as is"): 3.0, ("mi300x-8", "fast"): 6.0}
+    rows = [
+        row(machine, "llama-3-8b", 8192, schedule)
+        | cells_of(scale * time_s, 0.2, "library", schedule)
+        | {"variant": variant, "time_low_s": 0.8 * scale * time_s, "time_high_s": 1.2 * scale * time_s}
+        for schedule, scale in (("tasp", 1.0), (BASELINE, 10.0))
+        for (machine, variant), time_s in times_s.items()
+    ]
+    of_variants = with_derived(table(rows), "variant=as is")
+    expected = [times_s[each["machine"], "as is"] / times_s[each["machine"], each["variant"]] for each in rows]
+    assert of_variants["speedup"].tolist() == pytest.approx(expected)
+    of_machines = with_derived(table(rows), "machine=h100-8")
+    expected = [times_s["h100-8", each["variant"]] / times_s[each["machine"], each["variant"]] for each in rows]
+    assert of_machines["speedup"].tolist() == pytest.approx(expected)
+    # two machines share no error: the logarithms of both intervals add as those of independent ones
+    other = of_machines.iloc[2]
+    assert math.log(other["speedup"] / other["speedup_low"]) == pytest.approx(
+        math.hypot(math.log(1 / 0.8), math.log(1.2)), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("baseline", ["variant=slow", "varient=as is", "machine="])
+def test_unknown_baselines_are_one_line(baseline: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        with_derived(table([row("h100-8", "llama-3-8b", 8192, "tasp")]), baseline)
+    assert len(str(caught.value).splitlines()) == 1

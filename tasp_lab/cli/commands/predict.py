@@ -128,6 +128,15 @@ def compare(
     prefer: Annotated[
         Preference, Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast.")
     ] = "memory",
+    versus: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--versus",
+            negative=(),
+            group=PASSES,
+            help="Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.",
+        ),
+    ] = None,
     validate: Annotated[
         int, whole("Also run this many of the fastest schedules, and the fastest single ring.", RUN)
     ] = 0,
@@ -147,6 +156,8 @@ def compare(
     Example: tasp-lab compare h100-2x4 --seq 16Ki --heads 8 --mask causal --tune
 
     Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
+
+    Example: tasp-lab compare h100-2x8 --seq 64Ki --kv-heads 8 --versus nic.bandwidth=x0.5 --versus b200-2x8
     """
     from tasp_lab.prediction import compare as comparison
 
@@ -160,6 +171,9 @@ def compare(
         layer = question.layer
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
         settings = question.settings() | {"tune": tune, "prefer": prefer, "progress": shown.line, "count": shown.count}
+        settings["versus"] = [
+            each if "=" in each else question.numbers.load(each, question.library) for each in versus or ()
+        ]
         if validate:
             from tasp_lab.machines.overrides import overridden_layer
             from tasp_lab.validation.fabric_runs import FabricRuns

@@ -131,7 +131,10 @@ Where = Annotated[
 ]
 Baseline = Annotated[
     str | None,
-    Parameter(group=FILTER, help="The schedule that speed-ups refer to. Default: that of the study."),
+    Parameter(
+        group=FILTER,
+        help="What speed-ups refer to: a schedule, or COLUMN=VALUE such as machine=h100-8. Default: that of the study.",
+    ),
 ]
 
 
