@@ -5,6 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from tasp_lab import __version__
+from tasp_lab.cli.commands.export import export
 from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
 from tasp_lab.cli.commands.machines import decompose, profile, topologies
 from tasp_lab.cli.commands.measure import accuracy, calibrate
@@ -25,6 +26,7 @@ app.command(predict, sort_key=3)
 app.command(validate, sort_key=4)
 app.command(compare, sort_key=5)
 app.command(step, sort_key=5)
+app.command(export, sort_key=5)
 app.command(study)
 app.command(accuracy, sort_key=6)
 app.command(calibrate, sort_key=7)

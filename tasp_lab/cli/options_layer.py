@@ -232,7 +232,7 @@ class LayerChoice:
         if parse_count(self.cached_keys, "cached keys", least=0):
             raise QuantityError("cached keys: expected none with --kind all, as linear attention has no cache of keys")
         if self.model is not None:
-            raise QuantityError(f"kind: all with the model {self.model!r}, expected one of the two")
+            raise QuantityError(f"kind: expected either all or the model {self.model!r}, not both")
         hybrid = self._workload("hybrid", "LS" if self.layers is None else self.layers)
         return [hybrid.of("S"), hybrid.of("L"), *([] if self.layers is None else [hybrid])]
 

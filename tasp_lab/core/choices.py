@@ -62,6 +62,9 @@ DEFAULT_STAGES = 4
 """Parts in which keys arrive: one part of calls or of transfers in about four is exposed at most, and messages of a
 quarter of a shard are still large. MagiAttention's guides use 1 to 4."""
 
+ExportFormat = Literal["msccl++", "msccl-xml", "chakra", "nccl-graph", "nccl-tuner"]
+"""Formats of other engines, see `tasp_lab.formats`."""
+
 Preference = Literal["memory", "bytes", "library", "time"]
 """What decides between schedules that are expected to be equally fast."""
 DEFAULT_SEARCH_BUDGET = 30_000_000

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from operator import add
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from tasp_lab.core.errors import (
     WorkloadError,
 )
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
-from tasp_lab.core.tables import brief
+from tasp_lab.core.tables import brief, to_html
 from tasp_lab.core.units import Number, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
@@ -53,6 +53,9 @@ from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, re
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Detail = Literal["times", "events", "bottleneck"]
 """How much a simulation records: ``times`` alone; ``events``, the start and end of every transfer and kernel call; or
@@ -270,6 +273,23 @@ class Answer:
             return brief(self, self.schedule, f"{self.status}: {self.reason}")
         passing = f" {self.passing}" if self.computes else ""
         return brief(self, f"{self.schedule}{passing} on {self.topology}", format_time(self.time_s))
+
+    def _repr_html_(self) -> str:
+        """The row of its table, in a notebook."""
+        if not self.passes:
+            return to_html([repr(self)])
+        from tasp_lab.prediction.columns import table_of, view_of  # which read answers
+
+        return to_html([table_of(self.topology, view_of(self), [self], lambda each: None)])
+
+    def plot(self) -> Figure:
+        """A picture of its timeline, both passes one after the other, see `tasp_lab.plots.timelines`.
+
+        Raises `OutputError` for one whose events were not kept, and `ScheduleError` for a schedule that does not apply.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.timeline.plot()
 
     # What was asked.
 

@@ -170,7 +170,7 @@ class _Simulated:
         return found
 
     def alone_s(self, schedule: Schedule) -> float:
-        """The time of messages that nothing hides."""
+        """The time of exposed messages, which no kernel call hides."""
         return float(simulate_pass(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options).time_s)
 
     def _of_run(self, run: Run, build: Callable[[int], Schedule], what: str) -> _PhaseTimes:

@@ -138,14 +138,15 @@ def choose(expected_regrets: Sequence[float], costs_of: Callable[[int], CostsOf]
     (1, 0)
     """
     least = min(expected_regrets)
+    tied = (number for number, regret in enumerate(expected_regrets) if regret <= least + TIE)
+    return min(tied, key=lambda number: by_costs(costs_of(number), prefer))
 
-    def order(number: int) -> tuple[object, ...]:
-        costs = costs_of(number)
-        keys = {"memory": costs.buffer_bytes, "bytes": costs.link_bytes, "library": not costs.is_shipped}
-        first = keys.pop(prefer, costs.time_s)
-        return (first, *keys.values(), costs.schedule)
 
-    return min((number for number, regret in enumerate(expected_regrets) if regret <= least + TIE), key=order)
+def by_costs(costs: CostsOf, prefer: Preference = "memory") -> tuple[object, ...]:
+    """The order in which tied schedules are preferred, as a key of sorting."""
+    keys = {"memory": costs.buffer_bytes, "bytes": costs.link_bytes, "library": not costs.is_shipped}
+    first = keys.pop(prefer, costs.time_s)
+    return (first, *keys.values(), costs.schedule)
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,7 +169,7 @@ class StepPrediction(Report):
         if self.mfu is not None:
             rows.append(("MFU", f"{self.mfu:.1%} of {format_flops(self.rates.peak_flops_per_s or 0)}"))
         exposed = f"{format_time(self.times.exposed_s)}, {self.times.exposed_s / self.time_s:.1%}"
-        return [*rows, ("messages that nothing hides", exposed)]
+        return [*rows, ("exposed messages", exposed)]
 
     def _memory_rows(self) -> list[tuple[str, str]]:
         rows = [(name.replace("_", " "), format_size_about(size)) for name, size in self.memory._asdict().items()]

@@ -32,6 +32,9 @@ from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError, fir
 ENTRY_POINTS = "tasp_lab.schedules"
 """The group of entry points by which an installed package offers schedules, each under its own name."""
 
+XML = ".xml"
+"""How the names of files end that have a schedule in MSCCL XML, see `tasp_lab.formats.msccl_xml`."""
+
 LIMIT_S = 60.0
 """Processor time that user code may take at once, in seconds; the variable `LIMIT` sets another one."""
 
@@ -52,11 +55,11 @@ def parts_of(name: str) -> tuple[str, list[str]]:
 def file_of(name: str) -> str:
     """The file that a name contains; empty for a name without one.
 
-    >>> file_of("my/trail.py:startrail:2x2"), file_of("ring")
-    ('my/trail.py', '')
+    >>> file_of("my/trail.py:startrail:2x2"), file_of("taccl.xml"), file_of("ring")
+    ('my/trail.py', 'taccl.xml', '')
     """
     file, extension, _ = name.partition(".py:")
-    return file + ".py" if extension else name if name.endswith(".py") else ""
+    return file + ".py" if extension else name if name.endswith((".py", XML)) else ""
 
 
 def content_name(name: str) -> str:

@@ -41,7 +41,7 @@ def load_study(given: str | Path | Mapping[str, Any]) -> Study:
     except OSError as error:
         raise StudyError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: no TOML: {error}") from error
+        raise StudyError(f"{path}: invalid TOML: {error}") from error
     try:
         return _study(_with_files(document, path.parent), path.stem)
     except StudyError as error:

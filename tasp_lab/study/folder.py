@@ -276,7 +276,7 @@ def _parquet(rows: Sequence[Row]) -> bytes:
 def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str, Any]:
     """Where the numbers of a study come from: see `Provenance`."""
     constants: dict[tuple[object, ...], Mapping[str, object]] = {}
-    assumptions: dict[str, None] = {}
+    assumptions: dict[tuple[str, str, str], dict[str, None]] = {}  # machines by what is assumed, whatever the variant
     for point in points:
         name = " with ".join([point.machine, *point.overrides])
         if (name, point.layer.dtype, point.kernel, point.runtime) in constants:
@@ -285,7 +285,7 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
         for each, ends in _constants(point):
             constants.setdefault((name, each.name, each.value), _plain(name, each, ends))
             if each.assumed:
-                assumptions.setdefault(f"{name}: {each.name} = {each.value}: {each.source}")
+                assumptions.setdefault((each.name, each.value, each.source), {})[point.machine] = None
     return {
         "format": FORMAT,
         "study": study.name,
@@ -293,7 +293,10 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
         "version": VERSION,
         "command": command,
         "constants": [each for each in constants.values() if each],
-        "assumptions": list(assumptions),
+        "assumptions": [
+            f"{', '.join(machines)}: {name} = {value}: {source}"
+            for (name, value, source), machines in assumptions.items()
+        ],
     }
 
 

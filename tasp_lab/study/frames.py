@@ -104,6 +104,11 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (str, bool, int, float)) else None if value != value else str(value)
 
 
+def is_number(value: object) -> bool:
+    """Whether a cell is a number; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def records_of(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table as mappings of plain values; a list stays one."""
     columns = [[value if isinstance(value, (list, tuple)) else plain(value) for value in table[name].tolist()]
@@ -371,49 +376,60 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    on = compared_columns(rows)
-    rivals: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in records_of(rows):
-        if row["fits"] is not False and (row["time_s"] or row["bound_s"]) is not None:
-            rivals.setdefault(tuple(row[column] for column in on), []).append(row)
-    made = [_winner(each) for each in rivals.values() if any(row["time_s"] is not None for row in each)]
+    made = [_winner(each) for each in questions_of(rows, compared_columns(rows)).values()]
     return pd.DataFrame(made, columns=[*rows.columns, *OF_WINNERS])
 
 
+def questions_of(rows: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """The rows of each question that fit into memory and have a time or a bound, by the values of these columns.
+
+    Questions without any time are left out.
+    """
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in records_of(rows):
+        if row["fits"] is not False and (row["time_s"] or row["bound_s"]) is not None:
+            found.setdefault(tuple(row[column] for column in axes), []).append(row)
+    return {key: each for key, each in found.items() if any(row["time_s"] is not None for row in each)}
+
+
 def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
+    timed, bounds, regrets = with_regrets(rows)
     first, second = timed[0], next(iter(timed[1:]), None)
-    # A row that a bound settled is taken as if it took no longer, and exposed as large a share as the winner.
-    shares = {column: first.get(column) for column in ("exposed_s", "setting", "steps")}
-    bounds = [
-        {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
-    ]
-    recommended, regret = _recommended(timed, [*timed, *bounds])
+    number = None if regrets is None else choose(regrets, lambda number: costs_of(timed[number]))
     return {
         **first,
         "schedules": len(rows),
         "second": None if second is None else second["schedule"],
         "margin": None if second is None else second["time_s"] / first["time_s"],
         "too_close": [other["schedule"] for other in (*timed[1:], *bounds) if first_is_faster(first, other) < TIE],
-        "recommended": recommended,
-        "expected_regret": regret,
+        "recommended": None if number is None else timed[number]["schedule"],
+        "expected_regret": None if regrets is None or number is None else regrets[number],
     }
 
 
-def _recommended(timed: Sequence[Cells], everyone: Sequence[Cells]) -> tuple[str | None, float | None]:
-    """The schedule to take of those with a time, and its expected regret among all; None without settings."""
-    rivals = [rival_of(row) for row in everyone]
+def with_regrets(
+    rows: Iterable[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[float] | None]:
+    """Of rows that differ in their schedule alone: those with a time, the fastest first; the others, with their bound.
+
+    And the expected regret of each one with a time among all, None without settings. A row that a bound settled is
+    taken as if it took no longer, and exposed as large a share as the fastest.
+    """
+    rows = list(rows)
+    timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
+    shares = {column: timed[0].get(column) for column in ("exposed_s", "setting", "steps")}
+    bounds = [
+        {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
+    ]
+    rivals = [rival_of(row) for row in (*timed, *bounds)]
     known = [each for each in rivals if each is not None]
     if len(known) < len(rivals):
-        return None, None
-    regrets = [float(each) for each in paired_errors().expected_regrets(known, timed[0]["setting"])][: len(timed)]
+        return timed, bounds, None
+    regrets = paired_errors().expected_regrets(known, timed[0]["setting"])
+    return timed, bounds, [float(each) for each in regrets[: len(timed)]]
 
-    def costs_of(number: int) -> CostsOf:
-        row = timed[number]
-        shipped = bool(switches_of(row["schedule"], str(row["mask"]), int(row["ranks"] or 0)))
-        return CostsOf(
-            _number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"]
-        )
 
-    number = choose(regrets, costs_of)
-    return timed[number]["schedule"], regrets[number]
+def costs_of(row: Cells) -> CostsOf:
+    """What decides between schedules that are expected to be equally fast."""
+    shipped = bool(switches_of(row["schedule"], str(row["mask"]), int(row["ranks"] or 0)))
+    return CostsOf(_number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"])

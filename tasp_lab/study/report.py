@@ -1,10 +1,10 @@
-"""A study as one page of HTML that needs no network: assumptions, findings, pictures, every point, every constant::
+"""A study as one page of HTML that needs no network: a sentence and a map, then tables, pictures, and all sources::
 
     report(study).write()
 
 The page is the template ``report.html.j2``, which has its style and script, and the data of its tables and pictures.
-Cells of tables are texts as people read them, those of numbers with the number, by which they sort and filter. Pictures
-are traces of plotly, of which one panel at a time is shown.
+The map is that of `tasp_lab.study.live_map`. Cells of tables are texts as people read them, those of numbers with the
+number, by which they sort and filter. Pictures are traces of plotly, of which one panel at a time is shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import base64
 import html
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
@@ -21,20 +22,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.files import write_whole
+from tasp_lab.prediction.paired import paired_errors
 from tasp_lab.study.folder import REPORT, StudyFolder
 from tasp_lab.study.frames import (
     NO_VALUE,
     Cells,
     counts_text,
     held_constant,
-    least_times,
+    is_number,
+    listed,
     needed,
     plain,
+    questions_of,
     records_of,
+    rival_of,
     text_of,
     title_of,
     varying,
 )
+from tasp_lab.study.live_map import Grid, live_map, map_library, map_script
 from tasp_lab.study.point import PREDICTED
 from tasp_lab.study.table import (
     AT_LEAST,
@@ -73,6 +79,7 @@ class StudyReport(View):
     folder: Path
     tables: Mapping[str, PageTable]
     figures: Mapping[str, Figure]
+    grid: Grid | None
     texts: Mapping[str, Any]
 
     def html(self) -> str:
@@ -93,6 +100,7 @@ class StudyReport(View):
                            for place, axis in enumerate(figure["axes"])]
                     for name, figure in self.figures.items()
                 },
+                live_map=markup("" if self.grid is None else map_library() + script_safe(map_script(self.grid))),
                 plotly=markup(needed("plotly.offline", "a report").get_plotlyjs()),
                 datatables=base64.b64encode(bundle.joinpath("dt_bundle.js").read_bytes()).decode(),
                 datatables_style=markup(bundle.joinpath("dt_bundle.css").read_text("utf-8")),
@@ -113,7 +121,12 @@ def script_json(data: object) -> str:
     >>> script_json({"a": "</script><!--"})
     '{"a":"\\\\u003c/script>\\\\u003c!--"}'
     """
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False))
+
+
+def script_safe(text: str) -> str:
+    """JSON, or a call of it, in which no text can end the script element."""
+    return text.replace("<", "\\u003c")
 
 
 def report(folder: StudyFolder, *, where: str | None = None, baseline: str | None = None) -> StudyReport:
@@ -131,12 +144,7 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
         tables["unanswered"] = unanswered_table(unanswered, folder.study.axes)
     tables |= {"constants": constant_table(folder), "settled": settled_table(covered)}
     colors = schedule_colors(frame, covered.rows)
-    figures = {}
-    if along in axes and len(axes) > 1:
-        other = next(axis for axis in axes if axis != along)
-        figures["map"] = winner_map(frame, axes, along, other, colors)
-    if along is not None:
-        figures["curves"] = curves(covered.rows, along, colors)
+    figures = {} if along is None else {"ratios": ratios(covered.rows, along, colors)}
     sizes = {
         "questions": len(frame),
         "tables": {name: len(each["rows"]) for name, each in tables.items()},
@@ -149,38 +157,72 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
         folder.path,
         tables,
         figures,
-        _texts(covered, frame, unanswered, along, colors),
+        live_map(covered.rows, colors),
+        _texts(covered, frame, axes, unanswered, along),
     )
 
 
 def _texts(
-    covered: Selection, frame: pd.DataFrame, unanswered: pd.DataFrame, along: str | None, colors: Mapping[str, str]
+    covered: Selection, frame: pd.DataFrame, axes: Sequence[str], unanswered: pd.DataFrame, along: str | None
 ) -> dict[str, Any]:
     """What the page states besides its tables."""
     told = covered.folder.provenance()
-    constants, winning = told.get("constants", ()), set(frame["schedule"])
     return {
         "study": covered.folder.study,
         "told": told,
+        "summary": summary(records_of(frame), axes),
         "unanswered": len(unanswered),
-        "counts_text": "; ".join([counts_text(covered.counts), *so_far_lines(covered.folder)]),
-        "questions": len(frame),
-        "close": sum(map(is_open, records_of(frame))),
+        "counts_text": counts_text(covered.counts),
+        "so_far": so_far_lines(covered.folder),
         "tie_rule": TIE_RULE,
         "along": None if along is None else title_of(along),
         "baseline": covered.baseline,
         "where": covered.where,
         "held": [(title_of(name), text_of(name, value)) for name, value in held_constant(covered.rows).items()],
-        "assumed": [constant for constant in constants if constant.get("assumed")],
-        "constants": len(constants),
-        "winning": {name: color for name, color in colors.items() if name in winning},
+        "constants": len(told.get("constants", ())),
     }
+
+
+def summary(winners: Sequence[Cells], axes: Sequence[str]) -> str:
+    """What to take where, and how much is decided, in two sentences.
+
+    >>> picked = {"a100-8": "ulysses", "h100-8": "ulysses", "gaudi2-8": "tasp"}
+    >>> rows = [{"machine": name, "recommended": taken, "schedule": taken, "expected_regret": 0.01 * place}
+    ...         for place, (name, taken) in enumerate(picked.items(), 1)]
+    >>> summary(rows, ["machine"])
+    'Take ulysses at 2 of 3 points (machine a100-8, h100-8), tasp at 1 (gaudi2-8). 2 of 3 are decided.'
+    """
+    taken = [(row["recommended"] or row["schedule"], row) for row in winners]
+    total, counts = len(taken), Counter(name for name, _ in taken)
+    decided = sum(not is_open(row) for row in winners)
+    last = "All are decided." if decided == total else f"{decided} of {total} are decided."
+    last = last if total > 1 else "It is decided." if decided else "It is open."
+    if len(counts) == 1:
+        return f"Take {taken[0][0]} at {'all ' if total > 1 else 'the '}{total} point{'s' * (total > 1)}. {last}"
+    # The axis that tells best which one to take: at each of its values most points agree.
+    by_axis = {
+        axis: {value: Counter(name for name, row in taken if row[axis] == value) for value in
+               dict.fromkeys(row[axis] for row in winners)}
+        for axis in axes
+    }  # fmt: skip
+    agreeing = {axis: sum(max(found.values()) for found in values.values()) for axis, values in by_axis.items()}
+    axis = max(axes, key=lambda name: agreeing[name])
+    parts = list[str]()
+    for name, count in counts.most_common(3):
+        led = [text_of(axis, value) for value, found in by_axis[axis].items() if found.most_common(1)[0][0] == name]
+        title = "" if parts else f"{title_of(axis)} "
+        where = f" ({title}{listed(led, 4)})" if led else ""
+        parts.append(f"{name} at {count}{'' if parts else f' of {total} points'}{where}")
+    more = (
+        "" if len(counts) <= 3 else f", {len(counts) - 3} others at {total - sum(n for _, n in counts.most_common(3))}"
+    )
+    return f"Take {', '.join(parts)}{more}. {last}"
 
 
 def numeric_axis(rows: pd.DataFrame) -> str | None:
     """The first axis with numbers, along which curves are drawn and changes are listed."""
     for axis in varying(rows):
-        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in map(plain, rows[axis])):
+        if all(is_number(value) for value in map(plain, rows[axis])):
             return axis
     return None
 
@@ -217,8 +259,7 @@ def cell(column: str, value: Any) -> Cell:
     (['64Ki', 65536], 'h100-8', '-')
     """
     value = plain(value)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return [text_of(column, value), value] if is_number else text_of(column, value)
+    return [text_of(column, value), value] if is_number(value) else text_of(column, value)
 
 
 def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
@@ -240,7 +281,7 @@ def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
 def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
     """The winners."""
     columns = [*map(title_of, axes), "winner", "time", "interval", "speed-up", "interval",
-               "recommended", "expected regret", "bottleneck", "share of bound", "exposed share"]  # fmt: skip
+               "recommended", "expected regret", "bottleneck"]  # fmt: skip
     rows = [
         [
             *(cell(axis, row[axis]) for axis in axes),
@@ -251,7 +292,7 @@ def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
             range_of("speedup", row["speedup_low"], row["speedup_high"]),
             cell("recommended", row["recommended"]),
             cell("expected_regret", row["expected_regret"]),
-            *(cell(column, row[column]) for column in ("bottleneck", "bound_share", "exposed_share")),
+            cell("bottleneck", row["bottleneck"]),
         ]
         for row in winners
     ]
@@ -282,7 +323,7 @@ def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> Page
 
 
 POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits",
-               "settled_by", "engine", "key")  # fmt: skip
+               "settled_by", "engine")  # fmt: skip
 
 
 def point_table(covered: Selection) -> PageTable:
@@ -362,9 +403,6 @@ def settled_table(covered: Selection) -> PageTable:
 
 # ----------------------------------------------------------------------------------------------------- pictures
 
-STRONG, PALE = 0.75, 0.32
-"""How strong the colour of a winner is of a decided question, and of an open one."""
-
 
 def figure(axes: Iterable[str], panels: Mapping[tuple[str, ...], Any], layout: dict[str, Any]) -> Figure:
     """A picture in the style of the page."""
@@ -391,116 +429,58 @@ def hover_text(row: Cells) -> str:
     return "<br>".join(lines)
 
 
-def curves(rows: pd.DataFrame, x: str, colors: Mapping[str, str]) -> Figure:
-    """Times over an axis, a line per schedule with interval and bound; a panel per values of all other axes."""
+LARGEST_RATIO = 10.0
+"""The vertical axis of ratios ends there at first; a double click on it shows all."""
+
+RATIO_TICKS = (1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def ratios(rows: pd.DataFrame, x: str, colors: Mapping[str, str]) -> Figure:
+    """Times over that of the fastest, over an axis, a line per schedule; a panel per values of all other axes."""
     axes = [axis for axis in varying(rows) if axis not in (x, "schedule")]
-    rows = rows.assign(least_s=least_times(rows)).sort_values(x, kind="stable")
-    values = sorted(set(rows[x]))
+    panels: dict[tuple[str, ...], dict[str, list[tuple[Cells, Cells]]]] = {}
+    for rivals in questions_of(rows.sort_values(x, kind="stable"), [*axes, x]).values():
+        fastest = min((row for row in rivals if row["time_s"] is not None), key=lambda row: row["time_s"])
+        lines = panels.setdefault(tuple(text_of(axis, fastest[axis]) for axis in axes), {})
+        for row in rivals:
+            lines.setdefault(row["schedule"], []).append((row, fastest))
+    values = sorted(set(map(plain, rows[x])))
     ticks = values[:: -max(1, len(values) // 12)][::-1]
-    decades = range(math.floor(math.log10(rows["least_s"].min())), math.ceil(math.log10(rows["least_s"].max())) + 1)
-    panels = {
-        key: [
-            trace
-            for (name,), line in by_values(panel, ["schedule"]).items()
-            for trace in _line(name, line, x, colors[name])
-        ]
-        for key, panel in by_values(records_of(rows), axes).items()
-    }
+    traces = {key: [_line(name, line, x, colors[name]) for name, line in lines.items()]
+              for key, lines in panels.items()}  # fmt: skip
+    largest = max(value for lines in traces.values() for line in lines for value in line["y"])
     layout = {
         "xaxis": {"title": {"text": title_of(x)}, "type": "log" if min(values) > 0 else "linear",
                   "tickvals": ticks, "ticktext": [text_of(x, value) for value in ticks]},
-        "yaxis": {"title": {"text": "time"}, "type": "log",
-                  "tickvals": [10.0**decade for decade in decades],
-                  "ticktext": [text_of("time_s", 10.0**decade) for decade in decades]},
-        "hovermode": "closest", "height": 520,
-        "legend": {"orientation": "h", "y": -0.18, "title": {"text": ""}},
+        "yaxis": {"title": {"text": "time over that of the fastest"}, "type": "log",
+                  "range": [math.log10(0.97), math.log10(1.05 * min(max(largest, 1.2), LARGEST_RATIO))],
+                  "tickvals": list(RATIO_TICKS), "ticktext": [f"{tick:g}x" for tick in RATIO_TICKS]},
+        "hovermode": "closest", "height": 440,
+        "legend": {"orientation": "h", "y": -0.2, "title": {"text": ""}},
     }  # fmt: skip
-    return figure(axes, panels, layout)
+    return figure(axes, traces, layout)
 
 
-def _line(name: str, line: Sequence[Cells], x: str, color: str) -> Iterator[dict[str, Any]]:
-    """The traces of a schedule: its interval, its bound, and its points, which tell all about themselves."""
-    series = {
-        column: [row[column] for row in line] for column in (x, "time_low_s", "time_high_s", "bound_s", "least_s")
-    }
-    around = {"type": "scatter", "x": series[x], "mode": "lines", "line": {"width": 0}, "legendgroup": name,
-              "showlegend": False, "hoverinfo": "skip"}  # fmt: skip
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
-    yield around | {"y": series["time_low_s"]}
-    yield around | {"y": series["time_high_s"], "fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.12)"}
-    yield around | {"y": series["bound_s"], "line": {"width": 1, "dash": "dash", "color": color}}
-    symbols = ["circle-open" if row["status"] == "settled" else "circle" for row in line]
-    yield {
+def _line(name: str, line: Sequence[tuple[Cells, Cells]], x: str, color: str) -> dict[str, Any]:
+    """The trace of a schedule: rows beside the fastest at their points, which tell all about themselves."""
+    return {
         "type": "scatter",
-        "x": series[x],
-        "y": series["least_s"],
+        "x": [plain(row[x]) for row, _ in line],
+        "y": [(row["time_s"] or row["bound_s"]) / fastest["time_s"] for row, fastest in line],
         "mode": "lines+markers",
         "name": html.escape(name),
-        "legendgroup": name,
         "line": {"color": color, "width": 2},
-        "marker": {"size": 7, "symbol": symbols},
-        "text": [hover_text(row) for row in line],
+        "marker": {"size": 7, "symbol": ["circle-open" if row["status"] == "settled" else "circle" for row, _ in line]},
+        "text": [hover_text(row) + _ratio_text(row, fastest) for row, fastest in line],
         "hovertemplate": "%{text}<extra></extra>",
     }
 
 
-def winner_map(winners: pd.DataFrame, axes: Sequence[str], x: str, y: str, colors: Mapping[str, str]) -> Figure:
-    """The fastest schedule over two axes, in its colour; a panel per values of the others."""
-    others = [axis for axis in axes if axis not in (x, y)]
-    panels = {key: [_heat_map(panel, x, y, colors)] for key, panel in by_values(records_of(winners), others).items()}
-    layout = {"xaxis": {"title": {"text": title_of(x)}, "type": "category", "fixedrange": True},
-              "yaxis": {"automargin": True, "type": "category", "autorange": "reversed", "fixedrange": True},
-              "height": 140 + 34 * winners[y].nunique()}  # fmt: skip
-    return figure(others, panels, layout)
-
-
-def _heat_map(rows: Sequence[Cells], x: str, y: str, colors: Mapping[str, str]) -> dict[str, Any]:
-    """One map. A cell has the place of its colour, of which each schedule has a strong and a pale one."""
-    columns, lines = sorted({row[x] for row in rows}), list(dict.fromkeys(row[y] for row in rows))
-    cells = {(row[y], row[x]): row for row in rows}
-    places = {name: 2 * place for place, name in enumerate(colors)}
-    shades = [blended(color, share) for color in colors.values() for share in (STRONG, PALE)]
-
-    def grid(what: Any, empty: object) -> list[list[Any]]:
-        return [
-            [what(cells[line, column]) if (line, column) in cells else empty for column in columns] for line in lines
-        ]
-
-    def text(row: Cells) -> str:
-        speedup = "" if row["speedup"] in (None, 1) else text_of("speedup", row["speedup"])
-        return f"{speedup} ~".strip() if is_open(row) else speedup
-
-    def hover(row: Cells) -> str:
-        then = "" if row["second"] is None else f"<br>then {html.escape(row['second'])}, {row['margin'] - 1:.1%} slower"
-        regret = "" if row["expected_regret"] is None else f", expected regret {row['expected_regret']:.1%}"
-        taken = "" if row["recommended"] is None else f"<br>recommended: {html.escape(row['recommended'])}{regret}"
-        return hover_text({**row, "status": "ok"}) + then + taken
-
-    return {
-        "type": "heatmap",
-        "x": [text_of(x, column) for column in columns],
-        "y": [text_of(y, line) for line in lines],
-        "z": grid(lambda row: places[row["schedule"]] + is_open(row), None),
-        "zmin": 0,
-        "zmax": len(shades) - 1,
-        "showscale": False,
-        "xgap": 2,
-        "ygap": 2,
-        "hoverongaps": False,
-        "colorscale": [[place / (len(shades) - 1), shade] for place, shade in enumerate(shades)],
-        "text": grid(text, ""),
-        "customdata": grid(hover, ""),
-        "texttemplate": "%{text}",
-        "textfont": {"color": "#222222"},
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }
-
-
-def blended(color: str, share: float) -> str:
-    """A colour mixed with white.
-
-    >>> blended("#000000", 0.5), blended("#4477aa", 1)
-    ('rgb(128,128,128)', 'rgb(68,119,170)')
-    """
-    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgb({','.join(str(round(255 + share * (part - 255))) for part in parts)})"
+def _ratio_text(row: Cells, fastest: Cells) -> str:
+    """How many times as long as the fastest a row takes, with the interval of that ratio."""
+    one, other = rival_of(row), rival_of(fastest)
+    if row["time_s"] is None or row["schedule"] == fastest["schedule"] or one is None or other is None:
+        return ""
+    low, high = paired_errors().ratio(one, other, row["setting"])
+    ratio = row["time_s"] / fastest["time_s"]
+    return f"<br>{ratio:.2f}x ({low:.2f} to {high:.2f}) the time of {html.escape(fastest['schedule'])}"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
+from tasp_lab.core.errors import OutputError
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SEND, ATTEND, DIFFERENTIATE = "send", "attend", "differentiate"
 """Kinds of events: transfers, and kernel calls of attention and of its gradients."""
@@ -84,6 +89,18 @@ class Timeline:
     world_size: int
     events: tuple[Event, ...]
     total_s: Number | None = None
+
+    def plot(self, title: str = "") -> Figure:
+        """A picture of the messages and kernel calls of each rank, see `tasp_lab.plots.timelines.draw_timelines`.
+
+        Raises `OutputError` for a timeline without events.
+        """
+        if not self.events and self.time_s:
+            raise OutputError(f"the timeline of {self.schedule} has a time only, expected one with events, such as "
+                              "predict(..., events=True) keeps")  # fmt: skip
+        drawing = import_module("tasp_lab.plots.timelines")  # which stands above this package
+        figure: Figure = drawing.draw_timelines([self], title or f"{self.schedule} on {self.topology}, {self.origin}")
+        return figure
 
     def __repr__(self) -> str:
         what = f"{self.schedule} on {self.topology}, {self.origin}"

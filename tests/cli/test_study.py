@@ -75,7 +75,7 @@ def test_report_writes_one_page(command: Command, folder: Path) -> None:
     found = command.json("study", "report", "longctx", "--where", "seq <= 16Ki")
     assert found["output"] == str(Path("longctx") / "report.html")
     assert found["questions"] == found["tables"]["winners"] == 18
-    assert found["figures"] == {"map": 3, "curves": 9}
+    assert found["figures"] == {"ratios": 9}
     assert (command.folder / found["output"]).read_text().startswith("<!DOCTYPE html>")
 
 

@@ -18,6 +18,7 @@ from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.columns import COLUMNS
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
+from tasp_lab.schedules.registry import SCHEDULES
 from tests.conftest import ROOT, Command
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown
 from tests.measure.fit.test_fit_profile import H100, log, table
@@ -150,6 +151,8 @@ def write_samples(folder: Path) -> None:
     ports = "".join(f"{rank},leaf,450GB/s,300ns,yes\n" for rank in range(8))
     (folder / "links.csv").write_text(f"source,destination,bandwidth,latency,both_ways\n{ports}")
     (folder / "times.csv").write_text(HEAD + times("H100", slower=1.3))
+    mine = next(each.text for each in blocks("python") if '@schedule("doubling"' in each.text)
+    (folder / "mine.py").write_text(mine)
 
 
 def slower(collective: NcclTestsName) -> MeasuredTable:
@@ -181,9 +184,13 @@ def test_python_in_a_document_uses_what_exists(block: Block) -> None:
 def test_python_in_a_document_runs(name: str) -> None:
     """The blocks of a document, one after another."""
     names: dict[str, object] = {}
-    for block in blocks("python"):
-        if block.document == ROOT / name:
-            exec(compile(block.text, name, "exec"), names)
+    try:
+        for block in blocks("python"):
+            if block.document == ROOT / name:
+                exec(compile(block.text, name, "exec"), names)
+    finally:
+        for mine in ("doubling", "half-each-way"):  # which a document registers
+            SCHEDULES.pop(mine, None)
 
 
 def test_every_name_of_code_in_a_document_exists() -> None:

@@ -188,7 +188,7 @@ def _scaled(variant: Variant, gpu: Gpu, like: Gpu, kernel: str) -> Variant:
     exponentials = KernelConstant(cost.value / faster, cost.low / faster, cost.high / faster, cost.source)
     of_exponentials = (head_dim + cost.value) / (head_dim + exponentials.value)
     rate = variant.rate.value * ratio * of_exponentials
-    source = f"assumed: as on {like.name}, times {ratio:.3g}, the ratio of the peaks of {gpu.name} and {like.name}"
+    source = f"assumed: that of {like.name}, times the ratio of the peaks of {gpu.name} and {like.name}, {ratio:.3g}"
     if faster != 1:
         source += f", and {of_exponentials:.3g} for exponentials {faster:.3g} times as fast beside tensor cores"
     constant = KernelConstant(rate, rate * (1 - _WIDER), rate * (1 + _WIDER), source)

@@ -100,7 +100,7 @@ class AttentionKernel:
         found = self.variant(passing, head_dim)
         notes = [self.note] if self.note else []
         if found.head_dim != head_dim:
-            notes.append(f"assumed: head dimension {head_dim} as {found.head_dim}, exponentials apart")
+            notes.append(f"assumed: the rate of head dimension {head_dim} follows from that of {found.head_dim}")
         if found.rate.assumed:
             notes.append(found.rate.source)
         return "; ".join(notes)

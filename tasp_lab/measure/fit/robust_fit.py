@@ -208,7 +208,7 @@ def _too_wide(names: Sequence[str], index: int, factor: float, covariance: Float
     deviations = np.sqrt(np.diag(covariance))
     correlations = covariance[index] / np.where(deviations > 0, deviations, 1.0) / deviations[index]
     partners = listed(names, index, correlations, 0.95)
-    why = f"its 95 % interval spans a factor of {factor:.3g}"
+    why = f"its 95 % interval spans a factor of {f'{factor:.3g}' if factor < 1000 else '>1000'}"
     return f"{why}; {partners} can compensate for it" if partners else why
 
 

@@ -1,0 +1,1 @@
+"""The grid of the live map in the documents."""

@@ -1,0 +1,171 @@
+"""AllGather, AllReduce and AllToAll in ASTRA-sim and here: the same schedules, exported as Chakra traces.
+
+``ASTRA_SIM=…/AstraSim_Analytical_Congestion_Aware python -m experiments.tables.astra_sim`` runs each trace in ASTRA-sim
+(astra-sim/astra-sim at 518bd51, analytical backend that models congestion) and writes
+``experiments/results/astra_sim.md``. Without that program it ends and leaves the table as it is.
+
+Links have 50 GiB/s, which ASTRA-sim calls GB/s, and 500 ns; the way through a switch is two links. There is no launch
+cost on either side, and additions take no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.common import RESULTS, markdown_table, write_page
+from sim.simulate import simulate
+from tasp_lab.core.errors import RunError, TaspLabError
+from tasp_lab.core.units import format_size, format_time
+from tasp_lab.formats import chakra
+from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.collectives.conditions import collectives_of
+from tasp_lab.topology.builders import bidirectional_ring, full_mesh, switch
+from tasp_lab.topology.graph import Topology
+
+PROGRAM = "AstraSim_Analytical_Congestion_Aware"
+RANKS, BANDWIDTH_GIB, LATENCY_NS = 8, 50, 500
+SIZES = (2**16, 2**20, 2**24)
+SCHEDULES = ("ring", "multi-ring", "direct", "trees", "ring-all-reduce", "all-to-all")
+SETTINGS = {
+    "AllGather": "all-gather",
+    "AllReduce": "all-reduce",
+    "ReduceScatter": "reduce-scatter",
+    "AllToAll": "all-to-all",
+}
+PAGE = RESULTS / "astra_sim.md"
+
+ABOUT = """\
+The same schedules in ASTRA-sim and here, made by `python -m experiments.tables.astra_sim`: eight ranks, links of
+50 GiB/s and 500 ns, no launch cost; bytes are those of the shard of a rank. ASTRA-sim is astra-sim/astra-sim at 518bd51
+with the analytical backend that models congestion; it runs our Chakra traces as custom collectives.
+
+"""
+
+WHY = """
+
+Where every message has its links to itself, both models are the same: latency plus bytes over bandwidth, and a message
+is sent on when it has arrived. ASTRA-sim counts whole nanoseconds and rounds each hop down.
+
+- *trees on the ring, 64 KiB*: chunks of several trees use one link. ASTRA-sim sends them in the order in which they
+  arrive, here a lane sends them in the order of steps.
+- *switch, one message per port*: ASTRA-sim stores a message in the switch before it sends it on, so its bytes take
+  their time twice; here they stream through both links at once, as through a cut-through switch.
+- *switch, several messages per port*: besides, ASTRA-sim serves them in the order in which they arrive, here they share
+  the port max-min fairly and end together. So the way of one message to the switch overlaps with that of another from
+  it, and with short messages the first of several rings hides the latency of the others.
+
+Two nodes are missing: this backend has one dimension, a ring, a mesh or a switch.
+"""
+
+
+class Row(NamedTuple):
+    """A schedule of a size per rank on a topology: its times in ASTRA-sim and here, in seconds."""
+
+    topology: str
+    schedule: str
+    shard_bytes: int
+    astra_s: float
+    own_s: float
+
+
+def program() -> str | None:
+    """The program of ASTRA-sim, if there is one: that of ``ASTRA_SIM``, or the one on the path."""
+    return shutil.which(os.environ.get("ASTRA_SIM", PROGRAM))
+
+
+def topologies() -> dict[str, Topology]:
+    """By ASTRA-sim's names."""
+    bandwidth, latency_s = BANDWIDTH_GIB * 2**30, LATENCY_NS * 1e-9
+    return {
+        "FullyConnected": full_mesh(RANKS, bandwidth, latency_s),
+        "Ring": bidirectional_ring(RANKS, bandwidth, latency_s),
+        "Switch": switch(RANKS, bandwidth, 2 * latency_s),
+    }
+
+
+def run(binary: str, block: str, schedule: Schedule) -> float:
+    """The time of a collective in ASTRA-sim, in seconds. Raises `RunError` if it does not end."""
+    kind = next(kind for kind in SETTINGS if kind in collectives_of(schedule))
+    system = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 1,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        f"{SETTINGS[kind]}-implementation-custom": ["plan"],
+        "local-mem-bw": 1600,
+    }
+    network = {
+        "topology": block,
+        "npus_count": schedule.world_size,
+        "bandwidth": BANDWIDTH_GIB,
+        "latency": LATENCY_NS,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for rank, trace in enumerate(chakra.write(schedule)):
+            (folder / f"plan.{rank}.et").write_bytes(trace)
+            (folder / f"work.{rank}.et").write_bytes(chakra.workload(schedule))
+        (folder / "network.yml").write_text("".join(f"{key}: [ {value} ]\n" for key, value in network.items()))
+        (folder / "system.json").write_text(json.dumps(system))
+        (folder / "memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
+        files = {"workload": "work", "system": "system.json", "remote-memory": "memory.json", "network": "network.yml"}
+        options = [f"--{key}-configuration={file}" for key, file in files.items()]
+        done = subprocess.run([binary, *options], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    ends = [int(cycles) for cycles in re.findall(r"finished, (\d+) cycles", done.stdout)]
+    if len(ends) != schedule.world_size:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise RunError(f"ASTRA-sim: {len(ends)} of {schedule.world_size} ranks ended {last}")
+    return max(ends) * 1e-9
+
+
+def rows(binary: str) -> list[Row]:
+    """All schedules that have links on each topology, at all sizes."""
+    found = []
+    for block, topology in topologies().items():
+        for name in SCHEDULES:
+            for size in SIZES:
+                try:
+                    schedule = collective(name, topology, size)
+                except TaspLabError:
+                    break  # messages between ranks without a link
+                own_s = float(simulate(schedule, Machine(topology)).time_s)
+                found.append(Row(block, name, size, run(binary, block, schedule), own_s))
+    return found
+
+
+def page(table: list[Row]) -> str:
+    """The page, with a line per row."""
+    columns = ("topology, schedule", "bytes per rank", "ASTRA-sim", "tasp-lab", "difference")
+    lines = [
+        [
+            f"{row.topology}, {row.schedule}",
+            format_size(row.shard_bytes),
+            format_time(row.astra_s),
+            format_time(row.own_s),
+            f"{row.own_s / row.astra_s - 1:+.1%}",
+        ]
+        for row in table
+    ]
+    return ABOUT + markdown_table(columns, lines) + WHY
+
+
+def main() -> None:
+    """Write the page."""
+    binary = program()
+    if binary is None:
+        sys.exit(f"ASTRA-sim is missing: set ASTRA_SIM to the program {PROGRAM}; {PAGE.name} is left as it is")
+    write_page(PAGE, page(rows(binary)))
+
+
+if __name__ == "__main__":
+    main()
