@@ -161,6 +161,18 @@ def _unit_hint(number: str, unit: str, units: dict[str, Fraction]) -> str:
     return f"; the units are {', '.join(shown)}" if unit else ""
 
 
+def format_count(count: float) -> str:
+    """Format a count, with a binary prefix if one divides it.
+
+    >>> format_count(131072), format_count(96), format_count(1024**2), format_count(1.5)
+    ('128Ki', '96', '1Mi', '1.5')
+    """
+    for prefix, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if count >= factor and count % factor == 0:
+            return f"{count / factor:.0f}{prefix}"
+    return f"{count:.10g}"
+
+
 def format_size(size_bytes: int) -> str:
     """Format a size exactly, in the largest unit that divides it.
 

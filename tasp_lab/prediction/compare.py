@@ -164,7 +164,7 @@ def compare(
     answers.sort(key=lambda each: each.time_s)
     recommendation = None
     if applying := tuple(each for each in answers if each.applies):
-        recommendation = Recommendation(applying, prefer)
+        recommendation = Recommendation(applying, prefer, on)
         regrets = iter(recommendation.expected_regrets)
         answers = [
             replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))

@@ -32,13 +32,14 @@ from sim.host import busy_s
 from sim.simulate import engine_of, simulate
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Preference
-from tasp_lab.core.units import format_size_about, format_time
+from tasp_lab.core.units import format_count, format_size_about, format_time
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.answer import Answer, answer
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
+from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedule.schedule import Schedule
 
 TIE = 0.01
@@ -54,8 +55,10 @@ CHECKED = 3
 """As many rivals are simulated on slower networks: those that send least."""
 
 MOST_TRANSFERS = 40_000
-"""Larger schedules are not simulated again on slower networks."""
+"""Larger schedules are not simulated again on slower networks or for shorter sequences."""
 
+SHORTER = (1 / 16, 1 / 4)
+"""Sequence lengths, as shares of the real one, at which the recommendation is checked, until it holds."""
 
 OTHER_KERNEL = 0.2
 """Another kernel of the GPU is named if it changes the time of the recommendation by more than this."""
@@ -154,10 +157,12 @@ class Recommendation:
     ----------
     answers : those that apply, the fastest first.
     prefer : what decides between schedules that are expected to be equally fast.
+    on : the machine of the question, where it is at hand.
     """
 
     answers: tuple[Answer, ...]
     prefer: Preference = "memory"
+    on: PreparedMachine | None = None
 
     @cached_property
     def setting(self) -> Setting:
@@ -187,9 +192,9 @@ class Recommendation:
         """The place of the recommended answer among the answers."""
 
         def costs_of(number: int) -> CostsOf:
-            answer = self.answers[number]
-            shipped = bool(self.switches_of(answer))
-            return CostsOf(answer.buffer_bytes, answer.link_bytes, shipped, float(answer.time_s), answer.schedule)
+            one = self.answers[number]
+            shipped = bool(self.switches_of(one))
+            return CostsOf(one.buffer_bytes, one.link_bytes, shipped, float(one.time_s), one.schedule)
 
         return choose(self.expected_regrets, costs_of, self.prefer)
 
@@ -254,6 +259,41 @@ class Recommendation:
         return 0.0, ""
 
     @cached_property
+    def shorter(self) -> tuple[int | None, int, str]:
+        """The length down to which the recommendation stays within `DECIDED` of its rivals, the next one, and what is
+        faster there.
+
+        The rivals are the schedules with the fewest steps and with the fewest bytes on the busiest link: where
+        sequences are short, launches and messages decide. The length is None where nothing was simulated, as for
+        hybrids and documents; the last two are 0 and empty where nothing was found to be faster.
+        """
+        layer, others = self.answer.layer, [each for each in self.answers if each is not self.answer]
+        if not others or layer.kind == "hybrid" or layer.documents is not None:
+            return None, 0, ""
+        fewest = min(others, key=lambda each: (each.steps, each.time_s))
+        compared = {
+            each.schedule: each for each in (self.answer, fewest, min(others, key=lambda each: each.link_bytes))
+        }
+        for each in compared.values():
+            too_large = any(passed.schedule.transfers > MOST_TRANSFERS for passed in each.passes)
+            if too_large or not isinstance(each.question.schedule, str):  # an object is of one length
+                return None, 0, ""
+        below, faster = 0, ""
+        for share in SHORTER:
+            length = int(layer.sequence * share)
+            times_s = {name: self._time_s_at(each, length) for name, each in compared.items()}
+            fastest = min(times_s, key=lambda name: times_s[name])
+            if times_s[self.schedule] <= (1 + DECIDED) * times_s[fastest]:
+                return length, below, faster
+            below, faster = length, fastest
+        return layer.sequence, below, faster
+
+    def _time_s_at(self, known: Answer, sequence: int) -> float:
+        """The time of a schedule for another sequence length; infinite where it does not apply."""
+        shorter = replace(known.question, work=replace(known.layer, sequence=sequence))
+        return float(answer(shorter, on=self.on).time_s)
+
+    @cached_property
     def other_kernel(self) -> tuple[str, float] | None:
         """The fastest other kernel of this GPU, and the time of the recommendation with it.
 
@@ -291,10 +331,10 @@ class Recommendation:
         """
         relative, here = self._relative, self.number
         options: list[tuple[float, str]] = []
-        for number, answer in enumerate(self.answers):
+        for number, other in enumerate(self.answers):
             if number != here:
                 after = float(np.minimum(relative[:, here], relative[:, number]).mean())
-                options.append((after, f"{self.schedule} and {answer.schedule} at this size"))
+                options.append((after, f"{self.schedule} and {other.schedule} at this size"))
         if self.setting != "exact":
             network = self._errors.network_samples(len(self.answers))
             groups = np.array_split(np.argsort(network), 16)
@@ -335,6 +375,16 @@ class Recommendation:
             found.append(f"It holds while the network is {at}; below that {rival} is faster.")
         elif share == 0.0:
             found.append(f"It holds on a network down to {SLOWER[-1]:g} times as fast.")
+        length, below, rival = self.shorter
+        if length is not None and rival:
+            at = (
+                "at this length"
+                if length == self.answer.layer.sequence
+                else f"down to {format_count(length)} positions"
+            )
+            found.append(f"It holds {at}; at {format_count(below)} {rival} is faster.")
+        elif length is not None:
+            found.append(f"It holds down to {format_count(length)} positions.")
         if self.other_kernel is not None:
             name, time_s = self.other_kernel
             took = format_time(float(self.answer.time_s))
@@ -366,6 +416,7 @@ class Recommendation:
     def to_dict(self) -> dict[str, object]:
         """The field `recommendation` of ``--json``."""
         share, rival = self.slower
+        length, below, faster = self.shorter
         what, after = self.to_measure
         return {
             "recommended": self.schedule,
@@ -377,6 +428,9 @@ class Recommendation:
             "near": [each.schedule for each in self.near],
             "network_share": share,
             "below_network_share": rival or None,
+            "down_to_sequence": length,
+            "shorter_sequence": below or None,
+            "faster_at_shorter_sequence": faster or None,
             "other_kernel": None if self.other_kernel is None else self.other_kernel[0],
             "other_kernel_time_s": None if self.other_kernel is None else self.other_kernel[1],
             "to_measure": None if self.is_decided or not what else what,

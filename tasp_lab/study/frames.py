@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import MissingPackageError, StudyError, unknown
-from tasp_lab.core.units import format_size_about, format_time
+from tasp_lab.core.units import format_count, format_size_about, format_time
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
 from tasp_lab.prediction.recommend import CostsOf, choose, switches_of
@@ -90,22 +90,10 @@ def _written(column: str) -> Callable[[float], str]:
     if column in SHARES or column == "expected_regret":
         return "{:.1%}".format
     if column in COUNTS:
-        return count_text
+        return format_count
     if column.endswith("_bytes") or column == "bytes_per_rank":
         return lambda size: format_size_about(round(size))
     return format_time if column.endswith("_s") and "_per_" not in column else "{:.6g}".format
-
-
-def count_text(count: float) -> str:
-    """A count, with a binary prefix if one divides it.
-
-    >>> count_text(131072), count_text(96), count_text(1024**2), count_text(1.5)
-    ('128Ki', '96', '1Mi', '1.5')
-    """
-    for prefix, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
-        if count >= factor and count % factor == 0:
-            return f"{count / factor:.0f}{prefix}"
-    return f"{count:.10g}"
 
 
 def plain(value: Any) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
 from tasp_lab.core.choices import Preference
+from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.compare import Ranking, compare
 from tasp_lab.prediction.interval import DECIDED
+from tasp_lab.prediction.question import Question
 from tasp_lab.prediction.recommend import TIE, Recommendation, switches_of
 from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.workload.layer import Workload
@@ -79,6 +82,36 @@ def test_slower_networks_favour_who_sends_less() -> None:
     if rival:
         (other,) = (each for each in found.answers if each.schedule == rival)
         assert other.link_bytes < found.answer.link_bytes
+
+
+def test_it_holds_down_to_a_length_and_not_at_the_next_one() -> None:
+    """Asked again at those lengths, `compare` finds the same times."""
+    names = ["ulysses", "zigzag-ring-attention"]
+    found = compare("h100-8", replace(LAYER, sequence=262144), names).recommendation
+    assert found is not None
+    length, below, faster = found.shorter
+    assert length in (16384, 65536, 262144)
+
+    def times(sequence: int) -> dict[str, float]:
+        return {
+            each.schedule: float(each.time_s)
+            for each in compare("h100-8", replace(LAYER, sequence=sequence), names).candidates
+        }
+
+    at_length = times(length)
+    assert at_length[found.schedule] <= (1 + DECIDED) * min(at_length.values())
+    assert bool(faster) == (length > 16384)
+    if faster:
+        assert below == length // 4
+        at_below = times(below)
+        assert at_below[found.schedule] > (1 + DECIDED) * at_below[faster]
+
+
+def test_a_schedule_object_is_not_built_for_other_lengths() -> None:
+    built = answer(Question("h100-8", "ulysses", LAYER)).passes[0].schedule
+    found = compare("h100-8", LAYER, [built, "zigzag-ring-attention"]).recommendation
+    assert found is not None
+    assert found.shorter == (None, 0, "")
 
 
 def test_a_measurement_lowers_the_regret_of_an_open_question(ranking: Ranking) -> None:
