@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype, Pass
-from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, of_type
+from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import simulate_pass
+from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
@@ -32,6 +33,7 @@ from tasp_lab.prediction.provenance import (
     machine_inputs,
     overrides_inputs,
 )
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.step_results import StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.memory import memory_use
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
@@ -41,6 +43,7 @@ from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOU
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names
+from tasp_lab.topology.derived import induced
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
 from tasp_lab.workload.models.parameters import active_parameters, embedding_parameters, parameter_count
@@ -60,7 +63,7 @@ def predict_step(
     machine: MachineLike,
     model: Model | str,
     sequence: int,
-    schedule: str | Callable[..., Any],
+    schedule: str | Callable[..., Any] | None = None,
     *,
     batch: int = 1,
     group: int | None = None,
@@ -86,7 +89,7 @@ def predict_step(
     model : a model, or the name of one, see `tasp_lab.workload.models.catalogue.load_model`.
     sequence, batch : positions per sequence, and sequences that each group has at once.
     schedule : of the attention of a layer by name or registered builder, see `tasp_lab.schedules.registry`; of a hybrid
-        one of each kind.
+        one of each kind. If None, that which `compare` recommends for the layer, alone on the ranks of a group.
     group : the ranks that share a sequence; all if None. Groups have different sequences: data parallelism.
     passes : ``both`` for training, ``forward`` without.
     fsdp, checkpointing, accumulate, matrix_dtype : see `tasp_lab.prediction.training_step.plan.StepPlan`.
@@ -105,15 +108,19 @@ def predict_step(
     """
     if not isinstance(model, Model | str):
         raise ModelError(of_type("model", model, "a model or the name of one"))
-    (schedule,) = as_names(schedule)
+    (schedule,) = [""] if schedule is None else as_names(schedule)
     check_arguments(locals())
     model = load_model(model) if isinstance(model, str) else model
     plan = StepPlan(model, sequence, schedule, batch, group, replace(options, passes=passes), fsdp, checkpointing,
                     matrix_dtype, accumulate)  # fmt: skip
-    check_names([schedule], plan.layer)
+    if schedule:
+        check_names([schedule], plan.layer)
     _check_overrides(overrides)
     machine = chosen_machine(machine, library, compute, kernel, overrides, (), ())
     machine = with_contention(with_compute(machine), contention)
+    recommendation = None if schedule else _recommended(machine, plan, progress)
+    if recommendation is not None:
+        plan = replace(plan, schedule=recommendation.schedule)
     machine = with_assumptions(machine, plan.layer) if compute is None else machine
     rates = step_rates(machine, matrix_dtype, _rate(matrix_rate))
     stepping = replace(machine, compute=StepCompute(machine.compute, rates))
@@ -129,7 +136,24 @@ def predict_step(
         memory_use(plan, phases.passes, machine.topology.world_size, _most_tokens(phases)),
         tuple((len(run.unit) * found.fewest[run], len(run.unit) * run.times) for run in runs),
         _provenance(machine, plan, rates, overrides),
+        recommendation,
     )
+
+
+def _recommended(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> Recommendation:
+    """The recommendation for the attention of a layer on the ranks of a group. Raises `ScheduleError` if none applies.
+
+    Groups are equal and of consecutive ranks, so the first one stands for all.
+    """
+    ranks = machine.topology.world_size
+    if plan.group is not None and ranks % plan.group:
+        raise ScheduleError(f"groups of {plan.group} ranks, expected a divisor of {ranks}")
+    if plan.group is not None and plan.group < ranks:
+        machine = replace(machine, topology=induced(machine.topology, range(plan.group)), system=None)
+    ranking = compare(machine, plan.layer, passes=plan.options.passes, progress=progress)
+    if ranking.recommendation is None:
+        raise ScheduleError(f"no schedule applies: {ranking.best.reason}")
+    return ranking.recommendation
 
 
 class _PhaseTimes(NamedTuple):

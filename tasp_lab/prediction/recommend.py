@@ -280,7 +280,7 @@ class Recommendation:
                 return None, 0, ""
         below, faster = 0, ""
         for share in SHORTER:
-            length = int(layer.sequence * share)
+            length = max(1, int(layer.sequence * share))
             times_s = {name: self._time_s_at(each, length) for name, each in compared.items()}
             fastest = min(times_s, key=lambda name: times_s[name])
             if times_s[self.schedule] <= (1 + DECIDED) * times_s[fastest]:
@@ -383,7 +383,7 @@ class Recommendation:
                 else f"down to {format_count(length)} positions"
             )
             found.append(f"It holds {at}; at {format_count(below)} {rival} is faster.")
-        elif length is not None:
+        elif length is not None and length > 1:
             found.append(f"It holds down to {format_count(length)} positions.")
         if self.other_kernel is not None:
             name, time_s = self.other_kernel

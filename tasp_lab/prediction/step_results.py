@@ -11,6 +11,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.captions import software
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.provenance import Provenance
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.training_step.memory import MemoryUse
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
@@ -67,6 +68,7 @@ class StepPrediction(Report):
     memory : of the GPU that needs most.
     simulated_layers : how many layers were simulated of each run of equal ones; others take as long as the last ones.
     provenance : version, inputs, constants with their sources.
+    recommendation : that of the schedule, for one layer; None if the schedule was given.
     """
 
     plan: StepPlan
@@ -77,6 +79,7 @@ class StepPrediction(Report):
     memory: MemoryUse
     simulated_layers: tuple[tuple[int, int], ...]
     provenance: Provenance
+    recommendation: Recommendation | None = None
 
     @property
     def time_s(self) -> float:
@@ -120,7 +123,8 @@ class StepPrediction(Report):
         return self.rates.holds(self.memory.total)
 
     def to_dict(self) -> dict[str, object]:
-        return {column.name: column.value(self) for column in STEP_COLUMNS if column.value is not None}
+        found = {column.name: column.value(self) for column in STEP_COLUMNS if column.value is not None}
+        return found if self.recommendation is None else found | self.recommendation.to_dict()
 
     def records(self) -> list[dict[str, object]]:
         """One row."""
@@ -128,6 +132,7 @@ class StepPrediction(Report):
 
     def parts(self) -> list[Part]:
         return [
+            *([] if self.recommendation is None else self.recommendation.lines()),
             self._title(),
             Table("Time", ("part", "time", "share"), self._time_rows()),
             Table("Per GPU", ("quantity", "value"), self._gpu_rows()),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasp_lab import predict_step
+from tasp_lab import compare, predict_step
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.step_results import StepPrediction
@@ -130,3 +130,20 @@ def test_the_phase_with_fewer_simulated_layers_is_reported(monkeypatch: pytest.M
     simulated = [int(line.split()[1]) for line in lines]
     assert simulated[0] > simulated[1]
     assert found.simulated_layers == ((simulated[1], 12),)
+
+
+@pytest.mark.parametrize(("machine", "group"), [("h100-4", None), ("h100-2x4", 4)])
+def test_without_a_schedule_a_step_has_the_recommended_one(machine: str, group: int | None) -> None:
+    """Of a layer on the ranks of a group; the step is the one with that schedule given."""
+    model = small_model()
+    found = predict_step(machine, model, 8192, group=group)
+    recommended = found.recommendation
+    assert recommended is not None
+    assert recommended.schedule == found.plan.schedule
+    assert recommended.schedule == compare("h100-4", model.layer(8192), passes="both").recommendation.schedule  # type: ignore[union-attr]
+    given = predict_step(machine, model, 8192, found.plan.schedule, group=group)
+    assert (given.time_s, given.recommendation) == (found.time_s, None)
+    assert found.to_dict().keys() - given.to_dict().keys() >= {"recommended", "why", "expected_regret"}
+    assert str(found).startswith(f"Use {recommended.schedule}: ")
+    with pytest.raises(TaspLabError, match="groups of 3 ranks, expected a divisor of"):
+        predict_step(machine, model, 8192, group=3)

@@ -143,3 +143,10 @@ def test_every_switch_is_of_a_schedule_and_has_a_source() -> None:
         assert any(filled), switch.schedules
         assert switch.source
         assert all("{" not in each.text for each in filled if each)
+
+
+def test_a_layer_of_one_position_is_recommended_a_schedule() -> None:
+    """No shorter one is asked for."""
+    found = compare("full-mesh:4", Workload(1, heads=4), ["ring-attention", "direct-attention", "ulysses"])
+    assert found.recommendation is not None
+    assert found.recommendation.shorter[0] == 1

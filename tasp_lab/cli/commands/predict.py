@@ -204,12 +204,13 @@ def step(
     model: Annotated[str, Parameter(group=WORK, help="The model, such as llama-3-8b, or a model file.")],
     seq: Annotated[str, quantity("Positions of a sequence: 8192 or 128Ki (131072).", WORK)],
     schedule: Annotated[
-        str,
+        str | None,
         Parameter(
             group=WORK,
-            help="The attention schedule of each group of ranks, as in predict; of a hybrid such as lasp-2+ulysses.",
+            help="The attention schedule of each group of ranks, as in predict; of a hybrid such as lasp-2+ulysses. "
+            "Default: the one that compare recommends for a layer.",
         ),
-    ],
+    ] = None,
     batch: Annotated[int, whole("Sequences per group.", WORK)] = 1,
     group: Annotated[
         int | None,
@@ -264,6 +265,8 @@ def step(
     json: Json = False,
 ) -> None:
     """Predict a whole step of a model: time, tokens per second, MFU and GPU memory. Less checked than layers.
+
+    Example: tasp-lab step h100-8 --model llama-3-8b --seq 128Ki
 
     Example: tasp-lab step h100-8 --model llama-3-8b --seq 128Ki --schedule tasp
 
