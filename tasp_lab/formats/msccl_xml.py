@@ -253,7 +253,7 @@ _READS, _SENDS, _RECEIVES = (
     {"r", "rcs", "rrs", "rrc", "rrcs"},
 )
 _STORES = {"r", "re", "cpy", "rcs", "rrc", "rrcs"}
-_STEP_TYPES = [*dict.fromkeys(("s", "r", "cpy", "re", "nop", "rcs", "rrs", "rrc", "rrcs"))]
+_STEP_TYPES = ("s", "r", "cpy", "re", "nop", "rcs", "rrs", "rrc", "rrcs")
 _BUFFERS = {"i": "i", "o": "o", "s": "s", "input": "i", "output": "o", "scratch": "s"}
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import PurePath
@@ -35,7 +35,7 @@ from tasp_lab.machines.own_links import family_of, machine_of_family
 from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, PARSERS, ExpressionDefaults, parse_expression
-from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology
+from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, both_ways
 from tasp_lab.topology.links import SwitchKind
 
 
@@ -217,12 +217,11 @@ class _LinkRecord(Record, frozen=True, forbid_unknown_fields=True):
     latency_s: float | str = ""
     both_ways: bool = False
 
-    def links(self, where: str) -> Iterable[Link]:
+    def links(self, where: str) -> tuple[Link, ...]:
         bandwidth_bytes_per_s = _bandwidth(where, self.bandwidth, self.bandwidth_bytes_per_s)
         latency_s = _number(where, "latency", self.latency, "latency_s", self.latency_s, parse_time_s)
-        yield Link(self.source, self.destination, bandwidth_bytes_per_s, latency_s)
-        if self.both_ways:
-            yield Link(self.destination, self.source, bandwidth_bytes_per_s, latency_s)
+        there, back = both_ways(self.source, self.destination, bandwidth_bytes_per_s, latency_s)
+        return (there, back) if self.both_ways else (there,)
 
 
 class _SharedRecord(Record, frozen=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ from tasp_lab.prediction.provenance import (
 )
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.step_results import StepPrediction, StepTimes, plan_inputs
+from tasp_lab.prediction.training_step.attention_passes import groups_of
 from tasp_lab.prediction.training_step.memory import memory_use
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
@@ -43,7 +44,7 @@ from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOU
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names
-from tasp_lab.topology.derived import induced
+from tasp_lab.topology.derived import equal_parts
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
 from tasp_lab.workload.models.parameters import active_parameters, embedding_parameters, parameter_count
@@ -143,13 +144,11 @@ def predict_step(
 def _recommended(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> Recommendation:
     """The recommendation for the attention of a layer on the ranks of a group. Raises `ScheduleError` if none applies.
 
-    Groups are equal and of consecutive ranks, so the first one stands for all.
+    Groups are equal, so the first one stands for all. Raises `TopologyError` for groups that are not.
     """
-    ranks = machine.topology.world_size
-    if plan.group is not None and ranks % plan.group:
-        raise ScheduleError(f"groups of {plan.group} ranks, expected a divisor of {ranks}")
-    if plan.group is not None and plan.group < ranks:
-        machine = replace(machine, topology=induced(machine.topology, range(plan.group)), system=None)
+    groups = groups_of(plan, machine.topology)
+    if len(groups) > 1:
+        machine = replace(machine, topology=equal_parts(machine.topology, groups), system=None)
     ranking = compare(machine, plan.layer, passes=plan.options.passes, progress=progress)
     if ranking.recommendation is None:
         raise ScheduleError(f"no schedule applies: {ranking.best.reason}")

@@ -79,7 +79,7 @@ AnySchedule = str | Schedule
 """A schedule by its name, or one that was built."""
 
 GivenSchedule = AnySchedule | Callable[..., Any]
-"""The same, or a registered builder, which stands for its name."""
+"""A schedule by name or object, or the registered function that builds it, which stands for its name."""
 
 
 def as_schedule(schedule: GivenSchedule) -> AnySchedule:

@@ -351,7 +351,7 @@ def _paired(first: Cells, other: Cells) -> tuple[float, float]:
 
 
 def _independent(first: Cells, other: Cells) -> tuple[float, float]:
-    """The same, of two machines: their intervals are independent."""
+    """The factors of a speed-up over another machine, down to 5 % and up to 95 %: errors are independent."""
     one, two = ([_number(row, column) for column in ("time_low_s", "time_s", "time_high_s")] for row in (first, other))
     down = math.hypot(math.log(one[1] / one[0]), math.log(two[2] / two[1]))
     up = math.hypot(math.log(one[2] / one[1]), math.log(two[1] / two[0]))

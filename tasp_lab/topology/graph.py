@@ -13,7 +13,7 @@ A `Topology` is valid by construction: all numbers are checked, and every rank c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -275,6 +275,6 @@ def _number_of(
         raise TopologyError(f"{where}: {error}") from error
 
 
-def both_ways(a: Vertex, b: Vertex, bandwidth_bytes_per_s: Number, latency_s: Number) -> Iterable[Link]:
+def both_ways(a: Vertex, b: Vertex, bandwidth_bytes_per_s: Number, latency_s: Number) -> tuple[Link, Link]:
     """The two directed links of one full-duplex cable."""
     return (Link(a, b, bandwidth_bytes_per_s, latency_s), Link(b, a, bandwidth_bytes_per_s, latency_s))

@@ -134,7 +134,7 @@ def test_the_phase_with_fewer_simulated_layers_is_reported(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("machine", "group"), [("h100-4", None), ("h100-2x4", 4)])
 def test_without_a_schedule_a_step_has_the_recommended_one(machine: str, group: int | None) -> None:
-    """Of a layer on the ranks of a group; the step is the one with that schedule given."""
+    """`compare` recommends it for a layer on the ranks of a group; given by name it makes the same step."""
     model = small_model()
     found = predict_step(machine, model, 8192, group=group)
     recommended = found.recommendation
@@ -145,5 +145,5 @@ def test_without_a_schedule_a_step_has_the_recommended_one(machine: str, group: 
     assert (given.time_s, given.recommendation) == (found.time_s, None)
     assert found.to_dict().keys() - given.to_dict().keys() >= {"recommended", "why", "expected_regret"}
     assert str(found).startswith(f"Use {recommended.schedule}: ")
-    with pytest.raises(TaspLabError, match="groups of 3 ranks, expected a divisor of"):
+    with pytest.raises(TaspLabError, match=r"groups of 3 ranks on .*, expected a divisor of its"):
         predict_step(machine, model, 8192, group=3)

@@ -19,7 +19,7 @@ POINT = Point("h100-8", "one", Workload(1024, heads=1))
 def comparison(
     one: Formula, two: Formula, values: Sequence[float], margin: float = 0.0, setting: Setting = "exact"
 ) -> Comparison:
-    """Of schedules ``one`` and ``two``, whose messages cost nothing."""
+    """A comparison of the schedules ``one`` and ``two``, whose times follow formulas and whose messages are free."""
     formulas = {"one": one, "two": two}
 
     def evaluate(point: Point) -> Row:

@@ -79,12 +79,9 @@ def export(
         raise OutputError("chakra: traces are binary files, one for each rank; expected --output")
     with limited_memory():
         machine = as_machine(numbers.load(topology, "auto"), "auto", changes.without_link, changes.link)
-        size = (
-            DEFAULT_SHARD_BYTES
-            if shard_bytes is None and format != "chakra" and layer == DEFAULT_LAYER
-            else shard_bytes
-        )
-        work = layer.work(size)
+        if shard_bytes is None and format != "chakra" and layer == DEFAULT_LAYER:
+            shard_bytes = DEFAULT_SHARD_BYTES
+        work = layer.work(shard_bytes)
         sought = RingOptions(**vars(rings))
         found = sought.find(machine.topology) if uses_rings(schedule) else None
         files = export_schedule(machine, schedule, work, format, found, layer.options())
@@ -101,9 +98,8 @@ def export(
     elif output is None:
         sys.stdout.write(_text(files))
     else:
-        print_progress(
-            f"{format}: {', '.join([*written][:1])}" + (f" and {len(written) - 1} more" * (len(written) > 1))
-        )
+        first, *others = written
+        print_progress(f"{format}: {first}" + (f" and {len(others)} more" if others else ""))
 
 
 def _text(files: dict[str, bytes]) -> str:

@@ -63,7 +63,7 @@ class AllPasses:
 
 def passes_of(plan: StepPlan, topology: Topology) -> AllPasses:
     """All passes of a step. Raises `ScheduleError` for groups that do not divide the ranks, and what builders raise."""
-    groups = _groups(plan, topology)
+    groups = groups_of(plan, topology)
     part = topology if len(groups) == 1 else equal_parts(topology, groups)
     layer, letters = plan.layer, sorted(set(plan.model.pattern))
     found: dict[str, LayerPasses] = {}
@@ -90,8 +90,8 @@ def _of_letter(plan: StepPlan, letter: str) -> tuple[str, AttentionOptions]:
     return names_of(plan.schedule).of(letter), options_for_layer(plan.schedule, letter, plan.options)
 
 
-def _groups(plan: StepPlan, topology: Topology) -> IntArray:
-    """The ranks of each group, an int array (groups, ranks)."""
+def groups_of(plan: StepPlan, topology: Topology) -> IntArray:
+    """The ranks of each group, an int array (groups, ranks). Raises `ScheduleError` unless they divide the ranks."""
     n = topology.world_size
     size = plan.group or n
     if n % size:
