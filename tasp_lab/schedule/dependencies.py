@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, distinct
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, positions, stable_order
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
@@ -116,7 +116,9 @@ class Edges(NamedTuple):
 class Uses(NamedTuple):
     """Operations that deliver or read a block at a rank at a step. Arrays of equal length.
 
-    `since` is the step at which the copy came into its buffer, or `RESIDENT`.
+    `since` is the step at which the copy came into its buffer, or `RESIDENT`. `first` is the first part that comes to
+    the copy at the same step as the part itself, or as the last parts before it is read: an index in the parts; -1 if
+    there are none.
     """
 
     operation: IntArray
@@ -124,6 +126,7 @@ class Uses(NamedTuple):
     block: IntArray
     step: IntArray
     since: IntArray
+    first: IntArray
 
     def select(self, chosen: IntArray) -> Uses:
         """The uses with these numbers, in this order."""
@@ -145,11 +148,6 @@ class Accesses:
     @property
     def first_call(self) -> int:
         return len(self.transfers.step)
-
-    def at(self, ranks: IntArray) -> Accesses:
-        """What some ranks change and read."""
-        parts, reads = (uses.select(np.flatnonzero(np.isin(uses.rank, ranks))) for uses in (self.parts, self.reads))
-        return Accesses(self.transfers, self.calls, parts, reads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +236,7 @@ def _uses(transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None) -
 
 
 class _Uses(NamedTuple):
-    """`Uses` without `since`."""
+    """`Uses` without `since` and `first`."""
 
     operation: IntArray
     rank: IntArray
@@ -307,7 +305,7 @@ def _named_block(schedule: Schedule, calls: Calls) -> IntArray:
 
 def in_order(operations: IntArray, lane: IntArray) -> Edges:
     """Each operation waits until the previous one on its lane has been sent."""
-    order = np.argsort(lane, kind="stable")
+    order = stable_order(lane)
     follows = np.flatnonzero(np.diff(lane[order]) == 0)
     return Edges.of(operations[order[follows]], operations[order[follows + 1]], SENT, LANE)
 
@@ -329,22 +327,28 @@ class _Copies:
         self._steps = len(schedule.steps) + 1
         self.part_stays = schedule.is_resident(parts.rank, parts.block)
         self.read_stays = schedule.is_resident(reads.rank, reads.block)
-        keys = self._first_key(parts) + parts.step
-        self._order = np.argsort(keys, kind="stable")
-        self._keys = keys[self._order]
-        start = self._first_key(reads)
-        end = np.searchsorted(self._keys, start + reads.step)
-        last = np.append(self._keys, -1)[end - 1]
-        delivered = (end > 0) & (last >= start)  # else the copy is as it was at the start: there is no part to wait for
-        first = np.searchsorted(self._keys, np.where(self.read_stays, start, last))
-        self._first, self._end = np.where(delivered, first, end), end
-        self.since: IntArray = np.where(delivered & ~self.read_stays, last - start, RESIDENT)
+        part_keys, start = self._first_key(parts) + parts.step, self._first_key(reads)
+        self._order = stable_order(part_keys)
+        keys = part_keys[self._order]
+        # Parts with the same key come together.
+        begins = np.flatnonzero(np.diff(keys, prepend=-1))
+        begin = np.repeat(begins, np.diff(np.append(begins, len(keys))))
+        end = positions(keys, start + reads.step)
+        last = np.append(keys, -1)[end - 1]
+        delivered = last >= start  # else the copy is as it was at the start: there is no part to wait for
+        began = np.append(begin, 0)[end - 1]
+        self._first, self._end = np.where(delivered, began, end), end
+        all_parts = np.flatnonzero(delivered & self.read_stays)
+        self._first[all_parts] = positions(keys, start[all_parts])
         self._last_part_step = np.where(delivered, last - start, -1)
+        self.since: IntArray = np.where(self.read_stays, RESIDENT, self._last_part_step)
         sums = np.flatnonzero(self.read_stays & self._is_sum[reads.block])
-        self._sum_reads = sums[np.argsort((start + reads.step)[sums], kind="stable")]
+        self._sum_reads = sums[stable_order((start + reads.step)[sums])]
         self._sum_read_keys = (start + reads.step)[self._sum_reads]
-        self.parts = Uses(*parts, np.where(self.part_stays, RESIDENT, parts.step))
-        self.reads = Uses(*reads, self.since)
+        first = np.empty_like(begin)
+        first[self._order] = self._order[begin]
+        self.parts = Uses(*parts, np.where(self.part_stays, RESIDENT, parts.step), first)
+        self.reads = Uses(*reads, self.since, np.where(delivered, np.append(self._order, -1)[began], -1))
 
     def _first_key(self, uses: _Uses) -> IntArray:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
