@@ -79,6 +79,7 @@ LAYERS = [
     [
         ("half-each-way", "both"),
         ("startrail:2x2", "forward"),
+        ("rows-then-columns", "forward"),
         ("tree-decode", "forward"),
         ("chunked-ulysses", "forward"),
     ],
