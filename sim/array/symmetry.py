@@ -177,7 +177,7 @@ def _is_constant(label: IntArray, classes: IntArray) -> bool:
 def _is_regular(member: IntArray, neighbour: IntArray, classes: IntArray) -> bool:
     """Whether all members of each class have equally many neighbours of each kind; pairs (member, neighbour)."""
     width = int(neighbour.max(initial=0)) + 1
-    pairs, counts = np.unique(member * width + neighbour, return_counts=True)
+    pairs, counts = np.unique(member.astype(np.int64) * width + neighbour, return_counts=True)
     rows = np.stack([classes[pairs // width], pairs % width, counts])
     order = np.lexsort(rows)
     rows = rows[:, order]

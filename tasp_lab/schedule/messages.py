@@ -32,22 +32,23 @@ from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (
     HANDED_OUT,
     HOST,
-    LANE,
     Accesses,
     Buffers,
     CallTable,
-    Dependencies,
+    Copies,
     Edges,
     Transfers,
     Uses,
     accesses,
-    dependencies,
+    compute_in_order,
     in_order,
+    operations_of,
     steps_of,
 )
 from tasp_lab.schedule.schedule import Schedule
 
-_EVENTS, _CAUSES = HANDED_OUT + 1, HOST + 1
+_CAUSE_BITS = HOST.bit_length()
+_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
 
 
 class Messages(NamedTuple):
@@ -105,40 +106,47 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds. Those of the last
     schedule are kept: predictions simulate it with and without compute.
     """
-    derived = dependencies(schedule)
-    transfers, size = derived.transfers, schedule.block_bytes
+    transfers, calls = operations_of(schedule, schedule.steps)
+    copies = Copies(schedule, transfers, calls)
+    derived = Accesses(transfers, calls, copies.parts, copies.reads)
     group = schedule.blocks.kind if kinds_apart else np.zeros_like(schedule.blocks.kind)
-    message, order = _joined(schedule, range(schedule.world_size), derived, np.arange(derived.first_call), group)
-    is_first = message == np.arange(len(message))
-    if is_first.all():
-        blocks = BlockLists(np.arange(derived.first_call + 1), transfers.block)
-        messages = _messages(transfers, size[transfers.block], blocks)
-        return MessageDependencies(messages, derived.calls, derived.buffers, derived.edges)
-    firsts = transfers.select(np.flatnonzero(is_first))
-    number = (np.cumsum(is_first) - 1)[message]
-    in_messages = order[stable_order(number[order])]
-    blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[in_messages])
-    messages = _messages(firsts, np.add.reduceat(size[blocks.block], blocks.offset[:-1]), blocks)
-    return MessageDependencies(messages, derived.calls, derived.buffers, _edges(schedule, derived, messages, number))
+    numbers = np.arange(len(transfers.step))
+    message, order = _joined(schedule, range(schedule.world_size), derived, numbers, group)
+    is_first = message == numbers
+    number, size = (np.cumsum(is_first) - 1)[message], schedule.block_bytes
+    blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[order[stable_order(number[order])]])
+    first = transfers.select(np.flatnonzero(is_first))
+    size_bytes = np.add.reduceat(size[blocks.block], blocks.offset[:-1]) if len(numbers) else size[blocks.block]
+    messages = Messages(first.step, first.source, first.destination, first.lane, size_bytes, blocks)
+    return MessageDependencies(messages, calls, copies.buffers, _edges(schedule, copies, messages, calls, number))
 
 
-def _messages(first: Transfers, size_bytes: IntArray, blocks: BlockLists) -> Messages:
-    """Messages with the steps, ends and lanes of their first transfers."""
-    return Messages(first.step, first.source, first.destination, first.lane, size_bytes, blocks)
-
-
-def _edges(schedule: Schedule, derived: Dependencies, messages: Messages, number: IntArray) -> Edges:
+def _edges(schedule: Schedule, copies: Copies, messages: Messages, calls: CallTable, number: IntArray) -> Edges:
     """The edges with messages in place of transfers, each once; `number` is the message of each transfer."""
-    count = len(messages.step)
-    operations = np.concatenate([number, np.arange(count, count + len(derived) - derived.first_call)])
-    old = derived.edges
-    kept = np.flatnonzero((old.cause != LANE) | (old.before >= derived.first_call))
-    edges = Edges(operations[old.before[kept]], operations[old.after[kept]], old.event[kept], old.cause[kept])
-    pair = (edges.before * len(operations) + edges.after) * _EVENTS * _CAUSES
-    pair, what = np.divmod(distinct(pair + edges.event * _CAUSES + edges.cause), _EVENTS * _CAUSES)
-    once = Edges(*np.divmod(pair, len(operations)), *np.divmod(what, _CAUSES))
-    on_lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
-    return Edges.joined([on_lanes, once])
+    count, others = len(messages.step), len(calls.step) + len(copies.buffers.step)
+    operations = np.concatenate([number, np.arange(count, count + others)])
+    compute = compute_in_order(calls, len(number))
+    # An edge is one number of both operations and of what it waits for, so that those that occur twice are found.
+    width = len(operations).bit_length()
+    edges = [np.zeros(0, dtype=np.int64)]
+    for group in (compute, *copies.edges()):
+        ends = operations[group.before] << width | operations[group.after]
+        edges.append(distinct(ends << _BITS | group.event << _CAUSE_BITS | group.cause))
+    edge = distinct(np.concatenate(edges))
+    lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
+    # There are several edges per message: small types, which are filled in place.
+    start = len(lanes.before)
+    before, after = (np.empty(start + len(edge), dtype="i4") for _ in range(2))
+    event, cause = (np.empty(start + len(edge), dtype="i1") for _ in range(2))
+    for column, of_lanes, shift, bits in (
+        (before, lanes.before, _BITS + width, width),
+        (after, lanes.after, _BITS, width),
+        (event, lanes.event, _CAUSE_BITS, _BITS - _CAUSE_BITS),
+        (cause, lanes.cause, 0, _CAUSE_BITS),
+    ):
+        column[:start] = of_lanes
+        column[start:] = edge >> shift & (1 << bits) - 1
+    return Edges(before, after, event, cause)
 
 
 def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntArray:
