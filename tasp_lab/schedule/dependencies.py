@@ -365,10 +365,9 @@ class Copies:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
 
     def _lands(self, parts: Uses) -> BoolArray:
-        """Which parts land in buffers. A sum that arrives at a resident copy does; what a call adds to it does not."""
-        lands: BoolArray = (parts.since != RESIDENT) | (
-            (parts.operation < self._first_call) & self._is_sum[parts.block]
-        )
+        """Which parts land in buffers: also a sum that arrives at a resident copy, but not what a call adds to it."""
+        arrives = parts.operation < self._first_call
+        lands: BoolArray = (parts.since != RESIDENT) | (arrives & self._is_sum[parts.block])
         lands &= self._schedule.blocks.pool[parts.block] >= 0
         return lands
 
