@@ -161,7 +161,7 @@ def _edges(operations: Operations, classes: Classes, leaders: _Leaders, rows: Ta
     followers["offset"], followers["cause"] = (after - before)[order], edges.cause[led][order]
     begins = _begins(row, 2 * count)
     rows["if_sent"], rows["if_arrived"][:-1] = begins[::2], begins[1::2]
-    if operations.repeats == 1:
+    if not delay.any():
         return np.bincount(after, minlength=count)[None], followers
     followers["offset"] += delay[order] * count
     repeats = range(min(int(delay.max(initial=0)) + 1, operations.repeats))
