@@ -234,8 +234,18 @@ class _Probe:
         This spares most flows where all ranks are alike and close, as on a full mesh or a switch.
         """
         into = np.flatnonzero(self._graph.heads == rank)
-        over_links = np.minimum(self._edges[into], self._within_reach[self._graph.tails[into]]).sum()
-        return bool(self._supply[rank] + over_links >= self._needed)
+        missing = self._needed - self._supply[rank]
+        if self._reaching(into) >= missing:
+            return True
+        if len(into) != 1 or self._edges[into[0]] < missing:
+            return False
+        # Behind one switch: what the others send there reaches the rank, except for what it sends itself.
+        to_switch = (self._graph.heads == self._graph.tails[into[0]]) & (self._graph.tails != rank)
+        return self._reaching(np.flatnonzero(to_switch)) >= missing
+
+    def _reaching(self, links: IntArray) -> int:
+        """What sources and their neighbours send over these edges at once."""
+        return int(np.minimum(self._edges[links], self._within_reach[self._graph.tails[links]]).sum())
 
     def capacities(self) -> WholeArray:
         """Of the edges of the graph, from the source to each rank, and of one before the source: what is needed."""
