@@ -241,7 +241,7 @@ class _Probe:
             return False
         # Behind one switch: what the others send there reaches the rank, except for what it sends itself.
         to_switch = (self._graph.heads == self._graph.tails[into[0]]) & (self._graph.tails != rank)
-        return self._reaching(np.flatnonzero(to_switch)) >= missing
+        return bool(self._reaching(np.flatnonzero(to_switch)) >= missing)
 
     def _reaching(self, links: IntArray) -> int:
         """What sources and their neighbours send over these edges at once."""
