@@ -230,7 +230,7 @@ class _Runs:
     def of(cls, task: AttentionTask, held: BoolArray) -> _Runs:
         """The runs in the order of tensors, groups and positions."""
         blocks = np.flatnonzero((task.tensor == KEYS) | (task.tensor == QUERIES))
-        entry, document, start, count = task.pieces_of(blocks)
+        entry, document, start, count = task.pieces_of(task.start[blocks], task.count[blocks])
         blocks, documents = blocks[entry], len(task.workload.document_starts)
         columns = np.stack([task.tensor[blocks], task.group[blocks] * documents + document, task.owner[blocks]])
         order = np.lexsort((start, *columns[::-1]))

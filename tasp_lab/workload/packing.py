@@ -38,7 +38,8 @@ def document_segments(
 ) -> list[PackedSegment]:
     """The segments of a document; a query is in one of them, or in none if it sees none of the keys.
 
-    `queries` and `keys` are in the order of positions; `stride` is the distance of neighbours in a run.
+    `queries` and `keys` are in the order of first positions; `stride` is the distance of neighbours in a run. Runs of
+    keys do not interleave, as those of striped shards would, unless every query sees every key.
 
     The back of a document attends to itself and to the front, the front to itself alone:
 
@@ -83,8 +84,10 @@ def document_segments(
 
 def _all_see_all(queries: Sequence[Rows], keys: Sequence[Rows], mask: Mask, stride: int) -> bool:
     """Whether every query sees every key."""
-    nearest = queries[0].position - keys[-1].position - stride * (keys[-1].length - 1)
-    farthest = queries[-1].position + stride * (queries[-1].length - 1) - keys[0].position
+    last_query, last_key = (
+        max(each.position + stride * (each.length - 1) for each in rows) for rows in (queries, keys)
+    )
+    nearest, farthest = queries[0].position - last_key, last_query - keys[0].position
     return (mask.low is None or nearest >= mask.low) and (mask.high is None or farthest <= mask.high)
 
 

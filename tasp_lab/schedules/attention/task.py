@@ -332,18 +332,18 @@ class AttentionTask(LayerBlocks):
     def _pieces(self) -> dict[int, list[tuple[int, int, int]]]:
         """By block of queries and keys: document, first position and count of each of its parts, in order."""
         blocks = np.flatnonzero(np.isin(self.tensor, (QUERIES, KEYS)))
-        columns = (each.tolist() for each in self.pieces_of(blocks))
+        columns = (each.tolist() for each in self.pieces_of(self.start[blocks], self.count[blocks]))
         found: dict[int, list[tuple[int, int, int]]] = {block: [] for block in blocks.tolist()}
         for entry, document, position, count in zip(*columns, strict=True):
             found[int(blocks[entry])].append((document, position, count))
         return found
 
-    def pieces_of(self, blocks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """The parts of blocks, one of each document: the index in `blocks`, document, first position and count."""
+    def pieces_of(self, start: IntArray, count: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The parts of runs of places, one of each document: the number of the run, document, first position, count."""
         stride, starts = self.layout.stride, self.workload.document_starts
         # A part ends where a piece of the layout or a document does.
         cuts = self.layout.piece_columns[0] if self.layout.pieces else starts
-        first, last = self.start[blocks], self.start[blocks] + stride * (self.count[blocks] - 1)
+        first, last = start, start + stride * (count - 1)
         entry, number = ranges(
             np.searchsorted(cuts, first, side="right") - 1, np.searchsorted(cuts, last, side="right")
         )
