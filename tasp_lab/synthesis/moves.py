@@ -39,6 +39,9 @@ def starts(topology: Topology, shape: Sequence[int], *, backward: bool) -> list[
     for queries in (range(1, n // 2 + 1), range(1, n), range(n // 2 + 1, n)):
         if len(queries) and topology.is_complete:
             found += [Plan(_star(n, pieces), queries=tuple(queries)) for pieces in (1, 2)]
+    if backward:  # what others wait for is computed first
+        found += [msgspec.structs.replace(each, own=2 + max(map(max, (tree.arrival for tree in each.trees))))
+                  for each in found[:6]]  # fmt: skip
     if topology.world_size > 1 and len(set(topology.node_of_rank)) > 1:
         found += [msgspec.structs.replace(each, lanes="order") for each in found[:8]]
     return list(dict.fromkeys(found))
@@ -165,7 +168,9 @@ def neighbour(plan: Plan, shape: Sequence[int], random: np.random.Generator, *, 
 
 def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, backward: bool) -> Plan:
     n = int(np.prod(shape))
-    kind = random.choice(["via", "arrival", "arrival", "swap", "merge", "pieces", "queries", "home", "lanes"])
+    kind = random.choice(
+        ["via", "arrival", "arrival", "swap", "merge", "pieces", "queries", "home", "lanes", "buffers", "own"]
+    )
     if kind == "pieces":
         if len(plan.trees) < MOST_PIECES and random.random() < 0.6:
             return _with(plan, trees=(*plan.trees, _later(plan.trees[-1], 1)))
@@ -173,6 +178,11 @@ def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, ba
     if kind == "queries":
         chosen = set(plan.queries) ^ set(_offsets_alike(shape, random))
         return _with(plan, queries=tuple(sorted(chosen - {0})))
+    if kind == "buffers":
+        return _with(plan, buffers=int(random.choice([0, 2, 3, 4, 6])))
+    if kind == "own":
+        last = max(max(tree.arrival) for tree in plan.trees)
+        return _with(plan, own=int(random.integers(0, last + 3)))
     if kind == "home" and backward:
         return _with(plan, home="straight" if plan.home == "tree" else "tree")
     if kind in ("lanes", "home"):

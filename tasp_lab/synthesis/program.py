@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decisions of one pass.
 
     `queries` are the offsets over which queries travel instead of keys. `buffers` are those of a rank for what arrives,
-    each for one step; 0 for memory for all of it.
+    each for one step; 0 for memory for all of it. `own` is the step in which ranks compute with what they own.
     """
 
     trees: tuple[Tree, ...]
@@ -80,6 +80,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     home: Literal["straight", "tree"] = "straight"
     lanes: Literal["peer", "order"] = "peer"
     buffers: int = 0
+    own: int = 0
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,12 +93,15 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The decisions of all passes; or the name of a schedule, where nothing better was found.
 
+    With `keep` the forward pass leaves all keys where they were used, and the backward pass sends none: the trees of its
+    plan are the order of its calls, and the ways of gradients.
     `question` says what it was found for. It can be used for any layer on as many ranks.
     """
 
     layout: str = "contiguous"
     shape: tuple[int, ...] = ()
     members: int = 1
+    keep: bool = False
     forward: Plan | None = None
     backward: Plan | None = None
     known: Known | None = None
@@ -205,7 +209,10 @@ def build_pass(
     members, groups = program.members, topology.world_size // program.members
     outer = topology if members == 1 else between_groups(topology, members)
     layout = LAYOUTS[program.layout](workload.sequence, groups, workload.parts)
-    found = _PassBuilder(name, outer, workload, layout, plan, program.shape, options, backward).schedule()
+    if program.keep and (members > 1 or any(each and (each.queries or each.buffers)
+                                            for each in (program.forward, program.backward))):  # fmt: skip
+        raise ScheduleError(f"schedule {name!r}: keys are kept, expected no groups, queries or buffers")
+    found = _PassBuilder(name, outer, workload, layout, plan, program, options, backward).schedule()
     if members == 1:
         return found
     wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
@@ -217,12 +224,13 @@ class _PassBuilder:
 
     def __init__(
         self, name: str, topology: Topology, workload: Workload, layout: SequenceLayout, plan: Plan,
-        shape: Sequence[int], options: AttentionOptions, backward: bool,
+        program: Program, options: AttentionOptions, backward: bool,
     ) -> None:  # fmt: skip
         self.name, self.topology, self.plan, self.backward = name, topology, plan, backward
         self.n = n = topology.world_size
-        offset = offsets(shape)
-        routes = _routes(f"schedule {name!r}", plan, shape)
+        offset = offsets(program.shape)
+        routes = _routes(f"schedule {name!r}", plan, program.shape)
+        self.starts_with_keys = program.keep and backward
         wire = options.wire_dtype(workload.dtype, backward=backward, sums=plan.home == "tree")
         spans = replace(span_task(workload, layout, wire, backward=backward), home_dtype="fp32")
         self.task, stage = in_stages(spans, len(plan.trees))
@@ -237,7 +245,7 @@ class _PassBuilder:
         self.steps: dict[int, list[Step]] = {}
         self.kept = no_copies(n, len(self.task.tensor))
         self._nodes = np.array(topology.node_of_rank)
-        self._add(0, Step.of((), self.keys.calls_at(0, np.arange(len(self.keys.blocks)))))
+        self._add(plan.own, Step.of((), self.keys.calls_at(0, np.arange(len(self.keys.blocks)))))
 
     def _circulation(self, side: Literal["keys", "queries"], travels: BoolArray, documents: int) -> Circulation:
         # Both sides as blocks around a ring of ascending ranks, of which only masks and calls are used.
@@ -262,16 +270,20 @@ class _PassBuilder:
             self._move_queries(self.queries)
         last = max(self.steps)
         # What goes home straight leaves a step after the call. Sums that grow on their way wait for those behind them.
-        sums = Pool("sums", SUM_BUFFERS if self.plan.home == "straight" else last + 1)
+        sums = Pool("sums", SUM_BUFFERS) if self.plan.home == "straight" else None
         data = Pool("data", self.plan.buffers) if self.plan.buffers else None
         pools = {KEYS: data, KEY_GRADIENTS: sums}
         if self.queries is not None:
-            pools |= {QUERIES: data, RESULTS: sums, QUERY_GRADIENTS: sums}
+            straight = Pool("sums", SUM_BUFFERS)
+            pools |= {QUERIES: data, RESULTS: straight, QUERY_GRADIENTS: straight}
         circulating = {tensor: pool for tensor, pool in pools.items() if tensor in self.task.tensor}
         steps = [joined(self.steps.get(number, [])) for number in range(last + 1)]
         steps, lanes = _compressed([step for step in steps if len(step) or step.calls])
-        return owner_schedule(self.name, self.topology, self.task, steps, lanes=lanes,
-                              circulating=circulating, kept=self.kept if data is None else None)  # fmt: skip
+        return owner_schedule(
+            self.name, self.topology, self.task, steps, lanes=lanes, circulating=circulating,
+            copies=self.kept if self.starts_with_keys else None,
+            kept=self.kept if data is None and not self.starts_with_keys else None,
+        )  # fmt: skip
 
     def _needed(self, circulation: Circulation) -> BoolArray:
         """Where each circulating block is used, besides at its owner: bool array (rank, block)."""
@@ -295,7 +307,8 @@ class _PassBuilder:
         late = np.zeros(there.shape, dtype=np.int64)  # when the gradient of a block is complete at a rank
         for step, (rank, block) in moves.items():
             source, number = via[rank, block], keys.blocks[block]
-            self._add(step, Step(source, rank, self._lane(source, rank), number))
+            if not self.starts_with_keys:
+                self._add(step, Step(source, rank, self._lane(source, rank), number))
             self.kept[rank, number] = True
             uses = needed[rank, block]
             self._add(step + 1, Step.of((), keys.calls_with(block[uses], rank[uses])))

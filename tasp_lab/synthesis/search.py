@@ -75,11 +75,12 @@ AT_BOUND = 1e-3
 
 
 class Frame(NamedTuple):
-    """What both passes have in common: the layout, the ranks that share out heads, and the grid of the groups."""
+    """What both passes have in common: the first fields of `Program`."""
 
     layout: str
     shape: tuple[int, ...]
     members: int
+    keep: bool = False
 
 
 class _Trial(NamedTuple):
@@ -220,7 +221,7 @@ class _Search:
     def _starts(self) -> Iterator[_Trial]:
         """The constructions of all frames, in turns, so that a small effort sees the first ones of each frame."""
         queues = []
-        for frame in frames(self.machine.topology, self.work):
+        for frame in frames(self.machine.topology, self.work, both=len(self.backward) > 1):
             try:
                 topology = between(self.machine.topology, frame.members)
             except NOT_APPLICABLE:
@@ -295,7 +296,7 @@ class _Search:
         return Found(self.question, program, best, named, self.ranking, self.spent, self.effort, self.interrupted)
 
 
-def frames(topology: Topology, work: Workload) -> list[Frame]:
+def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
     """The layouts, groups and grids to search, those with whole heads first."""
     n, found = topology.world_size, []
     layout = work.visible.balanced_layout
@@ -313,6 +314,8 @@ def frames(topology: Topology, work: Workload) -> list[Frame]:
             shapes += [(each, groups // each) for each in range(2, groups) if groups % each == 0 and each**2 <= groups]
         shapes = shapes or [(groups,)]
         found += [Frame(layout, shape, members) for shape in shapes]
+        if members == 1 and both:
+            found += [Frame(layout, shape, members, keep=True) for shape in shapes]
     return found
 
 
