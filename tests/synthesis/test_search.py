@@ -33,9 +33,9 @@ def test_found_is_never_worse_than_named_and_never_below_the_bound(
     machine: str, layer: tasp_lab.Workload, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """And its file is a schedule of the same time in every command."""
-    found = tasp_lab.search(machine, layer, effort=40, **settings)
+    found = tasp_lab.search(machine, layer, effort=24, **settings)
     best = tasp_lab.compare(machine, layer, samples=0, **settings).best
-    assert found.spent <= 40
+    assert found.spent <= 24
     assert found.bound_s * (1 - 1e-9) <= found.time_s <= float(best.time_s)
     file = tmp_path / "found.json"
     found.save(file)
@@ -44,7 +44,7 @@ def test_found_is_never_worse_than_named_and_never_below_the_bound(
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
-    one, two = (tasp_lab.search("h100-2x2", LAYER, effort=60, workers=each, passes="both") for each in (1, 2))
+    one, two = (tasp_lab.search("h100-2x2", LAYER, effort=100, workers=each) for each in (1, 2))
     assert one.program == two.program
     assert one.time_s == two.time_s
 
@@ -83,7 +83,7 @@ def test_at_the_bound_nothing_is_simulated() -> None:
         (LAYER, {"effort": 0}, QuantityError, "effort: 0, expected 1 or more"),
         (LAYER, {"workers": 0}, QuantityError, "workers: 0, expected 1 or more"),
         (tasp_lab.Workload(8192, heads=8, kind="linear", mask="causal"), {}, ScheduleError, "not linear"),
-        (LAYER, {"without_links": ("0-1", "0-2", "0-3")}, tasp_lab.core.errors.TaspLabError, "reach"),
+        (LAYER, {"without_links": ("0-1", "0-2", "0-3")}, tasp_lab.core.errors.TaspLabError, "not connected"),
     ],
 )
 def test_bad_questions_are_refused_in_one_line(
@@ -114,4 +114,5 @@ def test_the_command_writes_a_schedule_that_others_take(tell: Tell, tmp_path: Pa
     assert picture.stat().st_size > 0
     code, out, _ = tell("predict", "h100-2x2", *question, "--schedule", str(file), "--json")
     assert code == 0
-    assert json.loads(out)["results"][0]["time_s"] == pytest.approx(document["found"]["time_s"], rel=1e-12)
+    (again,) = json.loads(out)["predictions"]
+    assert again["time_s"] == pytest.approx(document["found"]["time_s"], rel=1e-12)
