@@ -93,8 +93,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The decisions of all passes; or the name of a schedule, where nothing better was found.
 
-    With `keep` the forward pass leaves all keys where they were used, and the backward pass sends none: the trees of its
-    plan are the order of its calls, and the ways of gradients.
+    With `keep` the forward pass leaves all keys where they were used, and the backward pass sends none: the trees of
+    its plan are the order of its calls, and the ways of gradients.
     `question` says what it was found for. It can be used for any layer on as many ranks.
     """
 
