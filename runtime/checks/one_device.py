@@ -10,10 +10,11 @@ What a pass costs without a network is measured so, on the only GPU that there i
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,32 @@ from tasp_lab.schedule.schedule import Schedule
 
 Peers = Literal["nothing", "copies", "nccl"]
 """Messages take no time; are copies on the device; or are NCCL's, from this rank to itself."""
+
+
+Device = torch.device
+
+
+def the_device() -> Device:
+    """The current GPU, or the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def reserved_bytes(device: Device) -> int:
+    """What torch has reserved of a GPU's memory."""
+    return torch.cuda.memory_reserved(device)
+
+
+@contextlib.contextmanager
+def with_peers() -> Iterator[list[Peers]]:
+    """The kinds of peers that there are; for NCCL, a process group of this rank alone lasts as long as the context."""
+    if not dist.is_nccl_available() or dist.is_initialized():
+        yield ["nothing", "copies"]
+        return
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        yield ["nothing", "copies", "nccl"]
+    finally:
+        dist.destroy_process_group()
 
 
 class Ghosts(OrdinaryMemory):

@@ -20,19 +20,23 @@ over a loopback (`runtime.executor.loopback`). Steps that fail do not end the ch
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from runtime.checks import hardware
 from runtime.checks.kernels import check_kernels, check_linear_kernels
-from runtime.checks.one_device import GhostRun, Peers, merge_bytes_per_s, merge_errors
+from runtime.checks.one_device import (
+    Device,
+    GhostRun,
+    merge_bytes_per_s,
+    merge_errors,
+    reserved_bytes,
+    the_device,
+    with_peers,
+)
 from runtime.checks.planted import FAULTS, NO_PLACE, RANK, report
 from runtime.checks.training import grows_after
 from runtime.checks.watch import End
@@ -65,7 +69,7 @@ MERGE_LIMIT, COPY_SHARE = 4e-6, 0.7
 class OneDevice:
     """What steps work with."""
 
-    device: torch.device
+    device: Device
     machine: Machine
     names: tuple[str, ...]
     seed: int
@@ -194,12 +198,7 @@ GHOST_SCHEDULES = ("ring-attention", "zigzag-ring-attention", "tasp")
 def run_ghosts(context: OneDevice) -> Outcome:
     """Time each pass of one rank with peers that send nothing, with copies, and by NCCL from this rank to itself."""
     rows = []
-    kinds: list[Peers] = ["nothing", "copies"]
-    with contextlib.ExitStack() as stack:
-        if context.on_gpu and dist.is_nccl_available() and not dist.is_initialized():
-            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-            stack.callback(dist.destroy_process_group)
-            kinds.append("nccl")
+    with with_peers() as kinds:
         for name, schedule, which in _layers(context, 2048 if context.quick else 8192):
             times_s = {f"{peers}_s": GhostRun(schedule, RANK, context.device, peers).time_s() for peers in kinds}
             rows.append({"schedule": name, "pass": which, **times_s})
@@ -243,7 +242,7 @@ def check_memory(context: OneDevice) -> Outcome:
     for _ in range(8 if context.quick else 20):
         for schedule in passes:
             run_on_one_device(schedule, context.device)
-        reserved.append(torch.cuda.memory_reserved(context.device))
+        reserved.append(reserved_bytes(context.device))
     grown = grows_after(tuple(reserved), 3)
     return Outcome({"reserved_bytes": reserved}, failure=f"grew by {grown} bytes after round 3" if grown else "")
 
@@ -345,7 +344,7 @@ def gpu_check_one(
     names = tuple(schedules) or (*COLLECTIVES, *attention_names_on(n), *LINEAR)
     folder = Path(output)
     check_folder(folder)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = the_device()
     context = OneDevice(device, chosen, names, seed, quick, folder, progress)
     session = Session(Record(chosen.topology.name, n, f"loopback, {device.type}", quick), folder, show, progress)
     for step in steps:
