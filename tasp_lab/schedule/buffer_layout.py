@@ -37,7 +37,7 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
 from tasp_lab.schedule.model import Step
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import Schedule, remembered
 
 OUTSIDE = -1
 """In place of an offset: the copy is a tensor of the caller."""
@@ -336,6 +336,7 @@ _EMPTY, _ALONE, _SEVERAL = range(3)
 """What a resident sum has: nothing, one arrival that lies in its place, or anything else."""
 
 
+@remembered
 def memory_bytes(schedule: Schedule) -> IntArray:
     """The size of each rank's memory in bytes, as an int array (world_size,)."""
     sizes = _Sizes(schedule)

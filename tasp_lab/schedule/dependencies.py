@@ -30,7 +30,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct, positions, stable_order
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
 from tasp_lab.schedule.model import Step
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import Schedule, remembered
 from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes
 
 SENT, ARRIVED, HANDED_OUT = 0, 1, 2
@@ -484,6 +484,7 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
     return CallShapes(*distinct_shapes(names, name, rows), rows.flops)
 
 
+@remembered
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     """For each rank, how many calls it makes of each shape."""
     calls = [group for step in schedule.steps for group in step.calls if len(group)]

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,7 @@ from tasp_lab.schedule.dependencies import (
     operations_of,
     steps_of,
 )
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import Schedule, remembered
 
 _CAUSE_BITS = HOST.bit_length()
 _BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
@@ -99,12 +98,11 @@ class MessageDependencies:
         return self.first_buffer + len(self.buffers.step)
 
 
-@lru_cache(maxsize=1)
+@remembered
 def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> MessageDependencies:
     """The messages of a schedule, its calls and buffers, and what waits for what.
 
-    `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds. Those of the last
-    schedule are kept: predictions simulate it with and without compute.
+    `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds.
     """
     transfers, calls = operations_of(schedule, schedule.steps)
     copies = Copies(schedule, transfers, calls)
