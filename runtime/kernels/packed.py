@@ -185,7 +185,7 @@ def _packed(
 
 @lru_cache(maxsize=1024)
 def _cumulative_lengths(starts: tuple[int, ...], batch: int, device: torch.device) -> Tensor:
-    """Of the sequences of all of a batch, one after another. Kept for all layers: a copy to a GPU makes the host wait."""
+    """Of the sequences of all of a batch. Kept for all layers, since a copy to a GPU makes the host wait."""
     rows = starts[-1] - starts[0]
     found = [each - starts[0] + rows * number for number in range(batch) for each in starts[:-1]]
     return torch.tensor([*found, rows * batch], dtype=torch.int32, device=device)
