@@ -21,6 +21,7 @@ from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep, step_plan
 from runtime.executor.plans import Plan, plan_of
 from runtime.executor.streams import Streams, streams_for
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.linux import BusyShare, clock_name
 from runtime.protocol.records import RankRecord
@@ -135,7 +136,7 @@ SHORT_FLOPS = 1 << 18
 class _NoWork:
     """For schedules without kernel calls."""
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
 
     def bound(self, blocks: Sequence[int]) -> Views:

@@ -126,9 +126,9 @@ class MessageIO:
         if message.given:
             self._copies.given(message.given)
 
-    def join(self, each: Join) -> None:
-        """Join what came to a copy at a step."""
-        self._copies.join(each)
+    def join(self, joins: Sequence[Join]) -> None:
+        """Join what came to some copies."""
+        self._copies.join(joins)
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call."""

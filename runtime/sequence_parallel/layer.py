@@ -10,7 +10,7 @@ result itself. They receive it for the rank's own queries, else the shortest row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -19,7 +19,10 @@ import torch
 
 from runtime.executor.copies import Copies
 from runtime.executor.messages import Transport
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
+from runtime.kernels import fused
+from runtime.kernels.partials import lse_for_gradients
 from runtime.kernels.registry import Kernel
 from runtime.sequence_parallel.calls import load_blocks, run_pass
 from tasp_lab.core.errors import RunError
@@ -54,7 +57,11 @@ class AttentionLayer:
         self._task, self._rank, self._kernel, self._scale = schedule.task, rank, kernel, scale
         self._shard = shard = _shard_of(schedule, rank)
         self._tensor, self._count, self._first, self._heads = shard.tensor, shard.count, shard.first, shard.heads
+        if self._task.is_backward:
+            q, dout, lse, out = inputs[QUERIES]
+            inputs = {**inputs, QUERIES: (q, dout, lse_for_gradients(lse), out)}
         self._inputs = inputs
+        self._bound: dict[tuple[int, ...], Views] = {}
         bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
         outputs = (QUERY_GRADIENTS, KEY_GRADIENTS) if self._task.is_backward else (RESULTS,)
         self._sums = {each: self._empty(each, torch.float32) for each in outputs if TENSORS[each] in bound}
@@ -77,7 +84,7 @@ class AttentionLayer:
                     place.copy_(values)
         return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns the parts of the results or gradients of its operands."""
         if row.kernel != self._task.kernel:
             device = self._inputs[QUERIES][0].device.type
@@ -93,26 +100,26 @@ class AttentionLayer:
         else:
             (q, dout, lse, out), (k, v) = queries, keys
             if row.operands[0].offset != OUTSIDE:
-                out = stand_in_for_out(dout, out)
+                out = fused.stand_in_for_out(dout, out)
             found = self._kernel.backward(dout, q, k, v, out, lse, scale=self._scale, low=low, high=high)
             outputs = [(found.q,), (found.k, found.v)]
-        parts: dict[int, Views] = {}
-        for operand, tensors in zip(row.operands, outputs, strict=False):
-            pieces = self._pieces([each.transpose(0, 1) for each in tensors], operand.blocks)
-            parts |= zip((self._shard.output_of[block] for block in operand.blocks), pieces, strict=True)
-        return [parts[place.block] for place in row.adds]
-
-    def _pieces(self, tensors: Sequence[Tensor], blocks: Sequence[int]) -> Iterable[Views]:
-        """The rows of each block of tensors of several blocks."""
-        if len(blocks) == 1:
-            return [tensors]
-        counts = [self._count[block] for block in blocks]
-        return zip(*(each.split_with_sizes(counts) for each in tensors), strict=True)
+        return [
+            Parts([self._shard.output_of[block] for block in operand.blocks], [each.transpose(0, 1) for each in tensors])
+            for operand, tensors in zip(row.operands, outputs, strict=False)
+        ]
 
     def bound(self, blocks: Sequence[int]) -> Views:
         """Inputs or outputs of own blocks, which are adjacent in the shard."""
-        tensor = self._tensor[blocks[0]]
-        return self._rows(self._sums[tensor] if tensor in self._sums else self._inputs[tensor], blocks)
+        key = tuple(blocks)
+        found = self._bound.get(key)
+        if found is None:
+            tensor = self._tensor[blocks[0]]
+            found = self._rows(self._sums[tensor] if tensor in self._sums else self._inputs[tensor], blocks)
+            if tensor == QUERIES and self._task.is_backward:
+                q, dout, lse, out = found
+                found = [q, dout, lse.permute(1, 2, 0).contiguous().permute(2, 0, 1), out]
+            self._bound[key] = found
+        return found
 
     def sent(self, block: int) -> Views:
         """As `bound`, of a block that is sent: queries with delta in place of the result."""
@@ -127,7 +134,7 @@ class AttentionLayer:
     @cached_property
     def _delta(self) -> Tensor:
         _, dout, _, out = self._inputs[QUERIES]
-        return (dout.float() * out.float()).sum(-1)
+        return fused.inner_products(dout, out)
 
     def _empty(self, tensor: int, dtype: torch.dtype) -> Sequence[Tensor]:
         """Tensors of the shard for an output; log-sum-exps are float32."""
@@ -203,22 +210,6 @@ def _runs(shard: _Shard, part: RankPart, tensors: tuple[int, ...]) -> list[list[
             found.append([])
         found[-1].append(block)
     return found
-
-
-def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:
-    """The shortest rows whose inner products with the rows of dout are delta, in the dtype of dout.
-
-    They are no longer than the actual result, so rounding is no worse. dout is [batch, positions, heads, head_dim],
-    delta [batch, positions, heads].
-
-    >>> stand_in_for_out(torch.tensor([3.0, 4.0]).view(1, 1, 1, 2), torch.tensor([[[50.0]]])).flatten().tolist()
-    [6.0, 8.0]
-    """
-    rows = dout.float()
-    largest = rows.abs().amax(-1, keepdim=True)  # avoids underflow of the squares in float32
-    unit = rows / largest.masked_fill(largest == 0, 1)
-    lengths = unit.square().sum(-1, keepdim=True) * largest
-    return (unit * (delta[..., None] / lengths.masked_fill(lengths == 0, 1))).to(dout.dtype)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from runtime.executor.messages import Message, Wait
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.kernels.partials import Gradients, Partial
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -50,8 +51,8 @@ class Zeros:
     def __init__(self, schedule: Schedule) -> None:
         self._zeros = [torch.zeros(size, dtype=torch.uint8) for size in schedule.block_bytes.tolist()]
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
-        return [(self._zeros[place.block],) for place in row.adds]
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
+        return [Parts((place.block,), (self._zeros[place.block],)) for place in row.adds]
 
     def bound(self, blocks: Sequence[int]) -> Views:
         return [self._zeros[blocks[0]]]
