@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -67,6 +67,10 @@ class DelayedTransport:
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         return self._transport.take(schedule, part, device)
+
+    @property
+    def key(self) -> Hashable:
+        return self._transport.key
 
     def give_back(self, memory: torch.Tensor) -> None:
         self._transport.give_back(memory)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.sums import Format, Parts, Sum, Sums, Term
 from runtime.executor.views import Views, store, views
+from runtime.kernels import fused
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import SCATTERED, CallRow, Join, Operand, RankPart
@@ -48,7 +50,7 @@ class Copies:
     """
 
     def __init__(self, schedule: Schedule, part: RankPart, memory: torch.Tensor, work: Work, as_bytes: bool) -> None:
-        self.part, self.memory, self._work, self._as_bytes = part, memory, work, as_bytes
+        self.part, self.memory, self.work, self._as_bytes = part, memory, work, as_bytes
         self._kinds = schedule.blocks.kinds
         self._sizes, self._home_sizes, self._kind, initial = _facts(schedule, part.rank)
         self._initial_sums = initial & _added_to(part)
@@ -57,10 +59,11 @@ class Copies:
                 for kind, each in zip(self._kinds, wire, strict=True)]  # fmt: skip
         self._formats = wire, home
         how = ["add" if as_bytes and kind.join else kind.join for kind in self._kinds]
-        self._sums = Sums(self._kind, self._sizes, how, wire, home, work.bound)
+        self._sums = Sums(self._kind, self._sizes, how, wire, home)
         self._planned: dict[int, tuple[object, list[Sum]]] = {}
+        self._resident: dict[tuple[int, ...], tuple[Views, torch.Tensor | None] | None] = {}
         self._lock = threading.Lock()
-        self._operands: dict[int, list[Views]] = {}
+        self._operands: dict[int, list[Views | None]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -80,6 +83,41 @@ class Copies:
     def store(self, blocks: Sequence[int], values: Views) -> None:
         """Set resident copies that are adjacent in the memory."""
         store(self._adjacent(blocks), self._format(blocks[0], at_home=True).fields, values)
+
+    def load(self, blocks: tuple[int, ...], values: Views) -> None:
+        """Set resident copies, wherever they are in the memory; their rows in `values` follow one another."""
+        found = self._resident_rows(blocks)
+        if found is None:
+            for block, rows in self._by_block(blocks, values):
+                self.store([block], rows)
+        else:
+            fused.add(found[0], values, found[1], empty=True)
+
+    def read(self, blocks: tuple[int, ...], into: Views) -> None:
+        """Copy resident copies, whose rows in `into` follow one another."""
+        found = self._resident_rows(blocks)
+        if found is None:
+            for block, rows in self._by_block(blocks, into):
+                fused.add(rows, self.resident([block]), empty=True)
+        else:
+            fused.add(into, found[0], None, found[1], empty=True)
+
+    def _resident_rows(self, blocks: tuple[int, ...]) -> tuple[Views, torch.Tensor | None] | None:
+        if blocks not in self._resident:
+            self._resident[blocks] = self._sums.resident(blocks, [self.part.resident[block] for block in blocks])
+        return self._resident[blocks]
+
+    def _by_block(self, blocks: Sequence[int], values: Views) -> Iterator[tuple[int, Views]]:
+        counts = [self._sums.rows(block) for block in blocks]
+        return zip(blocks, zip(*(torch.split(each, counts) for each in values), strict=True), strict=True)
+
+    def load_bytes(self, blocks: Sequence[int], data: torch.Tensor) -> None:
+        """Set resident copies to the bytes of blocks, one after the other."""
+        for _, of_kind in groupby(blocks, key=self._kind.__getitem__):
+            alike = tuple(of_kind)
+            size = sum(self._sizes[block] for block in alike)
+            self.load(alike, views(data[:size], self._format(alike[0]).fields))
+            data = data[size:]
 
     def left_behind(self, block: int) -> torch.Tensor:
         """The bytes of a block that the run has left at the rank, resident or in a buffer."""
@@ -106,13 +144,13 @@ class Copies:
         (row,) = message.rows
         data = self.memory.new_empty(message.size_bytes)
         place = self.part.resident.get(row.block)
-        found = self._work.sent(row.block) if place is None else self._views(row.block, place, at_home=True)[0]
+        found = self.work.sent(row.block) if place is None else self._views(row.block, place, at_home=True)[0]
         store(data, self._format(row.block).fields, found)
         return data
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call, and join what it adds to resident copies; the rest waits for its join."""
-        found = self._work.compute(row, self._operands.get(row.operation) or self._operands_of(row))
+        found = self.work.compute(row, self._operands_of(row))
         planned = self._planned.get(id(row))
         if planned is None:
             places = [place for place in row.adds if place.since == RESIDENT]
@@ -137,7 +175,7 @@ class Copies:
             if each.at_home:
                 self._add_to_resident(each, found)
             else:
-                self._sums.join(each, each.is_first, found)
+                self._sums.join(each, each.is_first, found, self.work.bound)
             if each.call is not None:
                 self._joined(each.call, len(each.blocks))
 
@@ -170,20 +208,25 @@ class Copies:
 
     def _add_to_resident(self, sum_: Sum, found: Sequence[Parts]) -> None:
         with self._lock:
-            empty = [block not in self._has_parts for block in sum_.blocks]
-            if all(empty) or not any(empty):
-                self._sums.join(sum_, empty[0], found)
+            is_empty = self._has_parts.isdisjoint(sum_.blocks)
+            if is_empty or self._has_parts.issuperset(sum_.blocks):
+                self._sums.join(sum_, is_empty, found, self.work.bound)
             else:
+                empty = [block not in self._has_parts for block in sum_.blocks]
                 for each, is_empty in self._sums.split(sum_, empty):
-                    self._sums.join(each, is_empty, found)
+                    self._sums.join(each, is_empty, found, self.work.bound)
             self._has_parts.update(sum_.blocks)
 
     def _operands_of(self, row: CallRow) -> list[Views]:
-        """The operands of a kernel call, which are kept where they are the copies themselves."""
-        found = [self._operand(each) for each in row.operands]
-        if all(in_place for _, in_place in found):
-            self._operands[row.operation] = [fields for fields, _ in found]
-        return [fields for fields, _ in found]
+        """The operands of a kernel call. Those that are the copies themselves are kept for later runs."""
+        kept = self._operands.get(row.operation)
+        if kept is None:
+            found = [self._operand(each) for each in row.operands]
+            self._operands[row.operation] = [fields if in_place else None for fields, in_place in found]
+            return [fields for fields, _ in found]
+        return [
+            self.operand(each) if fields is None else fields for each, fields in zip(row.operands, kept, strict=True)
+        ]
 
     def operand(self, operand: Operand) -> Views:
         """The fields of an operand of a kernel call."""
@@ -196,7 +239,7 @@ class Copies:
         if operand.offset == SCATTERED:
             return self._gathered(operand), False
         if operand.offset == OUTSIDE:
-            return self._work.bound(operand.blocks), len(operand.blocks) == 1
+            return self.work.bound(operand.blocks), False
         at_home = operand.since[0] == RESIDENT
         if self._as_bytes and at_home:
             return self._bytes_on_the_wire(operand)
@@ -210,7 +253,7 @@ class Copies:
         found = []
         for piece in operand.pieces:
             if piece.offset == OUTSIDE:
-                found += [self._work.sent(block) for block in piece.blocks]
+                found += [self.work.sent(block) for block in piece.blocks]
             else:
                 found.append(self._operand(piece)[0])
         return tuple(torch.cat(list(fields)) for fields in zip(*found, strict=True))
@@ -227,7 +270,7 @@ class Copies:
     def _views(self, block: int, offset: int, at_home: bool = False) -> tuple[Views, bool]:
         """The fields of a copy, and whether they are the copy itself."""
         if offset == OUTSIDE:
-            return self._work.bound([block]), True
+            return self.work.bound([block]), True
         return self._format(block, at_home).views(offset, self._size(block, at_home))
 
     def _size(self, block: int, at_home: bool) -> int:

@@ -61,6 +61,15 @@ class Executor:
         self.schedule, self._transport, self._progress = schedule, transport, progress
         self.copies = Copies(schedule, self.part, self.memory, work or _NoWork(), as_bytes)
 
+    def reuse(self, transport: Transport, work: Work | None) -> None:
+        """Run from now on over a transport of the same `key`, and with other tensors; None: with none at all."""
+        self._transport = self._message_io.transport = transport
+        self.copies.work = work or _NoWork()
+
+    def give_back(self) -> None:
+        """Give the memory back to the transport; there are no further runs."""
+        self._transport.give_back(self.memory)
+
     def prepare(self, streams: Streams | None = None, timed: bool = False) -> None:
         """Post the first receives. Once all ranks have done so, every first send has a receiver ready.
 

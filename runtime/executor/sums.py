@@ -97,14 +97,13 @@ class Sums:
     kind, sizes, home_sizes : by block.
     how : by kind.
     wire, home : the formats of kinds in buffers, and of resident copies.
-    bound : the caller's tensors of blocks that lie side by side there.
     """
 
     def __init__(
         self, kind: Sequence[int], sizes: Sequence[int], how: Sequence[How], wire: Sequence[Format],
-        home: Sequence[Format], bound: Callable[[Sequence[int]], Views],
+        home: Sequence[Format],
     ) -> None:  # fmt: skip
-        self._kind, self._sizes, self._how, self._formats, self._bound = kind, sizes, how, (wire, home), bound
+        self._kind, self._sizes, self._how, self._formats = kind, sizes, how, (wire, home)
 
     def rows(self, block: int) -> int:
         """How many rows a block has."""
@@ -134,13 +133,16 @@ class Sums:
             blocks.add(term.block)
         return [self._sum(run) for run in runs]
 
-    def join(self, sum_: Sum, empty: bool, found: Sequence[Parts] = ()) -> None:
-        """Join a sum, whose copies are `empty` or not; `found` is what its call has returned."""
+    def join(self, sum_: Sum, empty: bool, found: Sequence[Parts], bound: Callable[[Sequence[int]], Views]) -> None:
+        """Join a sum, whose copies are `empty` or not; `found` is what its call has returned.
+
+        `bound` has the caller's tensors of blocks that lie side by side there.
+        """
         part = found[sum_.output].fields if sum_.part is None else sum_.part
         part_rows = sum_.part_rows
         if isinstance(part_rows, slice):
             part, part_rows = [each[part_rows] for each in part], None
-        into = self._bound(sum_.blocks) if sum_.into is None else sum_.into
+        into = bound(sum_.blocks) if sum_.into is None else sum_.into
         if sum_.unaligned:
             first = sum_.terms[0]
             format_, size = self._format(first), self._bytes(first)
@@ -149,11 +151,23 @@ class Sums:
             if first.into != OUTSIDE:
                 into = format_.views(first.into, size)[0]
         if sum_.how == "merge":
-            fused.merge(*into, *part, sum_.rows, part_rows, empty=empty)
+            (out, lse), (part_out, part_lse) = into, part
+            fused.merge(out, lse, part_out, part_lse, sum_.rows, part_rows, empty=empty)
         else:
             fused.add(into, part, sum_.rows, part_rows, empty=empty or sum_.how != "add", rounded=sum_.at_home)
         if sum_.unaligned and first.into != OUTSIDE:
             store(format_.memory[first.into : first.into + size], format_.fields, into)
+
+    def resident(self, blocks: Sequence[int], offsets: Sequence[int]) -> tuple[Views, torch.Tensor | None] | None:
+        """The rows of resident copies of one kind: themselves if they lie side by side, else all rows, and which.
+
+        None if they cannot be numbered, as a field is unaligned, or as they do not lie at multiples of a row.
+        """
+        terms = [Term(block, at, True, 0, 0, 0, True) for block, at in zip(blocks, offsets, strict=True)]
+        format_ = self._format(terms[0])
+        if any(self._group(term) != self._group(terms[0]) or self._is_unaligned(term) for term in terms):
+            return None
+        return self._in_memory(format_, offsets, terms)
 
     def split(self, sum_: Sum, empty: Sequence[bool]) -> list[tuple[Sum, bool]]:
         """A sum in those whose copies are all empty, or all not."""

@@ -1,10 +1,10 @@
 """What a pass does with rows of results beside attention itself, each in one kernel on a GPU.
 
-Partial results over disjoint keys are merged by their log-sum-exp (lse). With m the larger one::
+Partial results over disjoint keys are merged by their log-sum-exp (lse)::
 
-    a, b = exp(lse - m), exp(lse_b - m)
-    out' = out * (a / (a + b)) + out_b * (b / (a + b))
-    lse' = m + log(a + b)
+    weight = sigmoid(lse_b - lse)
+    out'   = out + weight * (out_b - out)
+    lse'   = log(exp(lse) + exp(lse_b))
 
 as in online softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The result does not
 depend on the order and grouping of the keys, up to rounding. A row has weight 0 if its lse is -inf, whatever its out,
@@ -52,21 +52,20 @@ def merge(
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, empty: bool) -> None:
-    """On CPUs the rare rows of weight 0 are looked for first."""
-    nothing = (part_lse == -math.inf) | ((part_lse == math.inf) & (part[..., 0] == 0))
-    if not nothing.is_cpu or nothing.any():
+    """Rows of weight 0 are rare, so on a CPU all are looked at together first; a GPU would have to be waited for."""
+    nothing = None
+    if not part_lse.is_cpu or not math.isfinite(part_lse.sum().item()):
+        nothing = (part_lse == -math.inf) | ((part_lse == math.inf) & (part[..., 0] == 0))
         part, part_lse = part.masked_fill(nothing[..., None], 0), part_lse.masked_fill(nothing, -math.inf)
     if empty:
         out.copy_(part)
         lse.copy_(part_lse)
         return
-    larger = torch.maximum(lse, part_lse)
-    larger.masked_fill_(larger == -math.inf, 0)
-    weight, part_weight = torch.sub(lse, larger).exp_(), torch.sub(part_lse, larger).exp_()
-    total = weight + part_weight
-    torch.add(larger, total.log(), out=lse) if larger.dtype == lse.dtype else lse.copy_(larger + total.log())
-    total.masked_fill_(total == 0, 1)
-    out.mul_((weight / total)[..., None]).addcmul_(part, (part_weight / total)[..., None])
+    weight = torch.sub(part_lse, lse).sigmoid_()
+    if nothing is not None:
+        weight.masked_fill_(nothing, 0)
+    out.lerp_(part.to(out.dtype), weight[..., None].to(out.dtype))
+    lse.copy_(torch.logaddexp(lse, part_lse.to(lse.dtype)))
 
 
 def add(
@@ -106,7 +105,8 @@ def _in_one_launch(into: Sequence[Tensor], part: Sequence[Tensor]) -> bool:
 def inner_products(dout: Tensor, out: Tensor) -> Tensor:
     """The inner product of each row of a result with its gradient, float32: [..., head_dim] to [...]."""
     if (triton := _triton_for(dout)) is not None:
-        return triton.launch_inner_products(dout, out)
+        found: Tensor = triton.launch_inner_products(dout, out)
+        return found
     return (dout.float() * out.float()).sum(-1)
 
 
@@ -119,7 +119,8 @@ def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:
     [6.0, 8.0]
     """
     if (triton := _triton_for(dout)) is not None:
-        return triton.launch_stand_in(dout, delta)
+        found: Tensor = triton.launch_stand_in(dout, delta)
+        return found
     rows = dout.float()
     largest = rows.abs().amax(-1, keepdim=True)  # avoids underflow of the squares in float32
     unit = rows / largest.masked_fill(largest == 0, 1)

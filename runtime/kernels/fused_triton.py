@@ -25,8 +25,8 @@ def _split(item, batch, heads):
 
 
 @triton.jit
-def _row_of(rows, position, mask, HAS_ROWS: tl.constexpr):
-    if HAS_ROWS:
+def _row_of(rows, position, mask, has_rows: tl.constexpr):
+    if has_rows:
         return tl.load(rows + position, mask=mask, other=0).to(tl.int64)
     return position
 
@@ -35,14 +35,14 @@ def _row_of(rows, position, mask, HAS_ROWS: tl.constexpr):
 def _merge(
     out, lse, part, part_lse, rows, part_rows, items, batch, heads, size,
     out_p, out_b, out_h, lse_p, lse_b, lse_h, part_p, part_b, part_h, part_lse_p, part_lse_b, part_lse_h,
-    HAS_ROWS: tl.constexpr, HAS_PART_ROWS: tl.constexpr, EMPTY: tl.constexpr,
-    ITEMS: tl.constexpr, SIZE: tl.constexpr,
+    has_rows: tl.constexpr, has_part_rows: tl.constexpr, is_empty: tl.constexpr,
+    block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
     there = item < items
     head, entry, position = _split(item, batch, heads)
-    at, part_at = _row_of(rows, position, there, HAS_ROWS), _row_of(part_rows, position, there, HAS_PART_ROWS)
-    element = tl.arange(0, SIZE)
+    at, part_at = _row_of(rows, position, there, has_rows), _row_of(part_rows, position, there, has_part_rows)
+    element = tl.arange(0, block_size)
     inside = there[:, None] & (element < size)[None, :]
     place = (part_at * part_p + entry * part_b + head * part_h)[:, None] + element[None, :]
     new = tl.load(part + place, mask=inside, other=0.0).to(tl.float32)
@@ -53,16 +53,14 @@ def _merge(
     new = tl.where(nothing[:, None], 0.0, new)
     into = (at * out_p + entry * out_b + head * out_h)[:, None] + element[None, :]
     into_lse = at * lse_p + entry * lse_b + head * lse_h
-    if not EMPTY:
+    if not is_empty:
         old = tl.load(out + into, mask=inside, other=0.0).to(tl.float32)
         old_lse = tl.load(lse + into_lse, mask=there, other=0.0).to(tl.float32)
-        larger = tl.maximum(old_lse, new_lse)
-        larger = tl.where(larger == -float("inf"), 0.0, larger)
-        weight, new_weight = tl.exp(old_lse - larger), tl.exp(new_lse - larger)
-        total = weight + new_weight
-        new_lse = larger + tl.log(total)
-        total = tl.where(total == 0.0, 1.0, total)
-        new = old * (weight / total)[:, None] + new * (new_weight / total)[:, None]
+        distance = new_lse - old_lse
+        weight = tl.where(nothing, 0.0, 1.0 / (1.0 + tl.exp(-distance)))[:, None]
+        new = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
+        larger = tl.maximum(old_lse, new_lse) + tl.log(1.0 + tl.exp(-tl.abs(distance)))
+        new_lse = tl.where(nothing, old_lse, tl.where(distance == distance, larger, distance))
     tl.store(out + into, new.to(out.dtype.element_ty), mask=inside)
     tl.store(lse + into_lse, new_lse.to(lse.dtype.element_ty), mask=there)
 
@@ -79,20 +77,20 @@ def launch_merge(
         _merge[grid](
             out, lse, part, part_lse, _or(rows, lse), _or(part_rows, lse), items, batch, heads, size,
             *out.stride()[:3], *lse.stride(), *part.stride()[:3], *part_lse.stride(),
-            HAS_ROWS=rows is not None, HAS_PART_ROWS=part_rows is not None, EMPTY=empty, **block,
+            has_rows=rows is not None, has_part_rows=part_rows is not None, is_empty=empty, **block,
         )  # fmt: skip
 
 
 @triton.jit
 def _add_one(
     into, part, at, part_at, entry, head, element, inside, into_p, into_b, into_h, part_p, part_b, part_h,
-    EMPTY: tl.constexpr, ROUNDED: tl.constexpr,
+    is_empty: tl.constexpr, is_rounded: tl.constexpr,
 ):  # fmt: skip
     place = (at * into_p + entry * into_b + head * into_h)[:, None] + element[None, :]
     part_place = (part_at * part_p + entry * part_b + head * part_h)[:, None] + element[None, :]
     new = tl.load(part + part_place, mask=inside, other=0.0).to(tl.float32)
-    if not EMPTY:
-        if ROUNDED:
+    if not is_empty:
+        if is_rounded:
             new = new.to(into.dtype.element_ty).to(tl.float32)
         new += tl.load(into + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(into + place, new.to(into.dtype.element_ty), mask=inside)
@@ -102,21 +100,21 @@ def _add_one(
 def _add(
     into, part, second_into, second_part, rows, part_rows, items, batch, heads, size,
     into_p, into_b, into_h, part_p, part_b, part_h, into_p2, into_b2, into_h2, part_p2, part_b2, part_h2,
-    HAS_ROWS: tl.constexpr, HAS_PART_ROWS: tl.constexpr, EMPTY: tl.constexpr, ROUNDED: tl.constexpr,
-    ITEMS: tl.constexpr, SIZE: tl.constexpr,
+    has_rows: tl.constexpr, has_part_rows: tl.constexpr, is_empty: tl.constexpr, is_rounded: tl.constexpr,
+    block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
     there = item < items
     head, entry, position = _split(item, batch, heads)
-    at, part_at = _row_of(rows, position, there, HAS_ROWS), _row_of(part_rows, position, there, HAS_PART_ROWS)
-    element = tl.arange(0, SIZE)
+    at, part_at = _row_of(rows, position, there, has_rows), _row_of(part_rows, position, there, has_part_rows)
+    element = tl.arange(0, block_size)
     inside = there[:, None] & (element < size)[None, :]
     if tl.program_id(1) == 0:
         _add_one(into, part, at, part_at, entry, head, element, inside,
-                 into_p, into_b, into_h, part_p, part_b, part_h, EMPTY, ROUNDED)  # fmt: skip
+                 into_p, into_b, into_h, part_p, part_b, part_h, is_empty, is_rounded)  # fmt: skip
     else:
         _add_one(second_into, second_part, at, part_at, entry, head, element, inside,
-                 into_p2, into_b2, into_h2, part_p2, part_b2, part_h2, EMPTY, ROUNDED)  # fmt: skip
+                 into_p2, into_b2, into_h2, part_p2, part_b2, part_h2, is_empty, is_rounded)  # fmt: skip
 
 
 def launch_add(
@@ -133,19 +131,19 @@ def launch_add(
             into[0], part[0], into[-1], part[-1], _or(rows, part[0]), _or(part_rows, part[0]),
             items, batch, heads, size,
             *into[0].stride()[:3], *part[0].stride()[:3], *into[-1].stride()[:3], *part[-1].stride()[:3],
-            HAS_ROWS=rows is not None, HAS_PART_ROWS=part_rows is not None, EMPTY=empty, ROUNDED=rounded, **block,
+            has_rows=rows is not None, has_part_rows=part_rows is not None, is_empty=empty, is_rounded=rounded, **block,
         )  # fmt: skip
 
 
 @triton.jit
 def _inner_products(
     dout, out, delta, items, batch, heads, size, dout_p, dout_b, dout_h, out_p, out_b, out_h, delta_p, delta_b, delta_h,
-    ITEMS: tl.constexpr, SIZE: tl.constexpr,
+    block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
     there = item < items
     head, entry, position = _split(item, batch, heads)
-    element = tl.arange(0, SIZE)
+    element = tl.arange(0, block_size)
     inside = there[:, None] & (element < size)[None, :]
     place = (position * dout_p + entry * dout_b + head * dout_h)[:, None] + element[None, :]
     left = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
@@ -169,12 +167,12 @@ def launch_inner_products(dout: Tensor, out: Tensor) -> Tensor:
 @triton.jit
 def _stand_in(
     dout, delta, out, items, batch, heads, size, dout_p, dout_b, dout_h, delta_p, delta_b, delta_h, out_p, out_b, out_h,
-    ITEMS: tl.constexpr, SIZE: tl.constexpr,
+    block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
     there = item < items
     head, entry, position = _split(item, batch, heads)
-    element = tl.arange(0, SIZE)
+    element = tl.arange(0, block_size)
     inside = there[:, None] & (element < size)[None, :]
     place = (position * dout_p + entry * dout_b + head * dout_h)[:, None] + element[None, :]
     rows = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
@@ -203,7 +201,7 @@ def _grid(items: int, size: int) -> tuple[int, dict[str, int], tuple[int]]:
     """The items, how a program is sized, and the grid of programs."""
     width = triton.next_power_of_2(max(size, 1))
     block = max(1, ELEMENTS // width)
-    return items, {"ITEMS": block, "SIZE": width}, (triton.cdiv(items, block),)
+    return items, {"block_items": block, "block_size": width}, (triton.cdiv(items, block),)
 
 
 def _rows_contiguous(x: Tensor) -> Tensor:

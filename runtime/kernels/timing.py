@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 
+from runtime.kernels.partials import lse_for_gradients
 from runtime.kernels.registry import Kernel, choose_kernel
 from tasp_lab.core.progress import ProgressCallback
 

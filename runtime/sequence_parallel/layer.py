@@ -10,7 +10,8 @@ result itself. They receive it for the rank's own queries, else the shortest row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -24,7 +25,7 @@ from runtime.executor.views import Views
 from runtime.kernels import fused
 from runtime.kernels.partials import lse_for_gradients
 from runtime.kernels.registry import Kernel
-from runtime.sequence_parallel.calls import load_blocks, run_pass
+from runtime.sequence_parallel.calls import run_pass
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -68,8 +69,8 @@ class AttentionLayer:
 
     def load(self, copies: Copies) -> None:
         """Copy the inputs that are in the memory of a run into it, and make what is sent in place of others."""
-        for blocks in _runs(self._shard, copies.part, (KEYS, QUERIES)):
-            copies.store(blocks, self._rows(self._on_the_wire(self._tensor[blocks[0]]), blocks))
+        for blocks in _together(self._shard, copies.part, (KEYS, QUERIES)):
+            copies.load(blocks, self._rows(self._on_the_wire(self._tensor[blocks[0]]), blocks))
         if _sends(self._shard, copies.part, QUERIES):
             self._on_the_wire(QUERIES)  # here, since several streams may send
 
@@ -79,9 +80,8 @@ class AttentionLayer:
             found = self._sums[tensor]
         else:
             found = self._empty(tensor, dtype)
-            for blocks in _runs(self._shard, copies.part, (tensor,)):
-                for place, values in zip(self._rows(found, blocks), copies.resident(blocks), strict=True):
-                    place.copy_(values)
+            for blocks in _together(self._shard, copies.part, (tensor,)):
+                copies.read(blocks, self._rows(found, blocks))
         return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
@@ -104,7 +104,9 @@ class AttentionLayer:
             found = self._kernel.backward(dout, q, k, v, out, lse, scale=self._scale, low=low, high=high)
             outputs = [(found.q,), (found.k, found.v)]
         return [
-            Parts([self._shard.output_of[block] for block in operand.blocks], [each.transpose(0, 1) for each in tensors])
+            Parts(
+                [self._shard.output_of[block] for block in operand.blocks], [each.transpose(0, 1) for each in tensors]
+            )
             for operand, tensors in zip(row.operands, outputs, strict=False)
         ]
 
@@ -166,7 +168,6 @@ class _Shard:
     output_of: list[int]
     first: dict[int, int]
     heads: dict[int, slice]
-    home_sizes: list[int]
 
 
 @lru_cache(maxsize=16)
@@ -184,7 +185,6 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
         task.output_of.tolist(),
         dict(zip(own.tolist(), first.tolist(), strict=True)),
         {block: slice(*task.heads_of(block)) for block in own.tolist()},
-        schedule.blocks.home_bytes.tolist(),
     )
 
 
@@ -195,21 +195,20 @@ def _sends(shard: _Shard, part: RankPart, tensor: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _runs(shard: _Shard, part: RankPart, tensors: tuple[int, ...]) -> list[list[int]]:
-    """The own blocks of these tensors in the memory, in runs that are adjacent there and in the shard."""
-    places, found = part.resident, list[list[int]]()
-    own = [block for block in places if block in shard.first and shard.tensor[block] in tensors]
-    own.sort(key=places.__getitem__)
+def _together(shard: _Shard, part: RankPart, tensors: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The own blocks of these tensors in the memory, those that are adjacent in the shard together and in its order."""
+    found = list[list[int]]()
+    own = [block for block in part.resident if block in shard.first and shard.tensor[block] in tensors]
+    own.sort(key=lambda block: (shard.tensor[block], shard.heads[block].start, shard.first[block]))
     for before, block in zip([None, *own], own, strict=False):
         if before is None or not (
-            places[before] + shard.home_sizes[before] == places[block]
-            and shard.tensor[before] == shard.tensor[block]
+            shard.tensor[before] == shard.tensor[block]
             and shard.heads[before] == shard.heads[block]
             and shard.first[before] + shard.count[before] == shard.first[block]
         ):
             found.append([])
         found[-1].append(block)
-    return found
+    return [tuple(blocks) for blocks in found]
 
 
 @dataclass(frozen=True)
@@ -231,24 +230,24 @@ class SoftmaxPasses:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
-        layer, copies = self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left)
-        if self.backward_schedule is not None:
-            blocks = copies_of_others(self.backward_schedule, self.rank)
-            left = torch.cat([left, *(copies.left_behind(block) for block in blocks)])
-        out, lse = layer.output(copies, RESULTS, q.dtype)
-        self.transport.give_back(copies.memory)
+        with self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left) as (layer, copies):
+            blocks = [] if self.backward_schedule is None else copies_of_others(self.backward_schedule, self.rank)
+            if blocks:
+                left = torch.cat([copies.left_behind(block) for block in blocks])
+            out, lse = layer.output(copies, RESULTS, q.dtype)
         return (out, lse.transpose(1, 2)), (q, k, v, out, lse, left)
 
     def backward(self, saved: Sequence[Tensor], dout: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         assert self.backward_schedule is not None, "gradients were wanted when the call was planned"
         q, k, v, out, lse, left = saved
-        layer, copies = self._run(self.backward_schedule, {QUERIES: (q, dout, lse, out), KEYS: (k, v)}, left)
-        (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
-        dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
-        self.transport.give_back(copies.memory)
+        inputs = {QUERIES: (q, dout, lse, out), KEYS: (k, v)}
+        with self._run(self.backward_schedule, inputs, left) as (layer, copies):
+            (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
+            dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
         return dq, dk, dv
 
-    def _run(self, schedule: Schedule, inputs: Inputs, left: Tensor) -> tuple[AttentionLayer, Copies]:
+    @contextlib.contextmanager
+    def _run(self, schedule: Schedule, inputs: Inputs, left: Tensor) -> Iterator[tuple[AttentionLayer, Copies]]:
         """Run a pass; `left` are the blocks of other ranks with which it starts, as the pass before has left them."""
         layer = AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs)
 
@@ -256,7 +255,8 @@ class SoftmaxPasses:
             layer.load(copies)
             load_copies_of_others(copies, schedule, left)
 
-        return layer, run_pass(schedule, self.rank, self.transport, layer, left.device, load)
+        with run_pass(schedule, self.rank, self.transport, layer, left.device, load) as copies:
+            yield layer, copies
 
 
 @lru_cache(maxsize=16)
@@ -269,4 +269,4 @@ def copies_of_others(schedule: Schedule, rank: int) -> list[int]:
 
 def load_copies_of_others(copies: Copies, schedule: Schedule, left: Tensor) -> None:
     """Copy the blocks of other ranks, in the order of their numbers, into the memory."""
-    load_blocks(copies, copies_of_others(schedule, copies.part.rank), left)
+    copies.load_bytes(copies_of_others(schedule, copies.part.rank), left)

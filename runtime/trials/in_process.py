@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -85,6 +85,10 @@ class InProcess(OrdinaryMemory):
         self.receives_ahead, self.whole_steps = receives_ahead, whole_steps
         self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
         self._posted: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+
+    @property
+    def key(self) -> Hashable:
+        return id(self)
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: messages do not wait for each other."""

@@ -129,9 +129,7 @@ class PatternWork:
         if self._compute is not None:
             time.sleep(float(self._compute.time_s(row.shape)))
         if not self.checked:
-            return [
-                Parts((place.block,), [self._nothing(self.patterns.size_bytes(place.block))]) for place in row.adds
-            ]
+            return [Parts((place.block,), [self._nothing(self.patterns.size_bytes(place.block))]) for place in row.adds]
         found = self.patterns.added(self._rank, row)
         return [Parts((place.block,), [each.to(self._device)]) for place, each in zip(row.adds, found, strict=True)]
 

@@ -25,8 +25,8 @@ from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Mark, Streams
-from runtime.executor.transports import OrdinaryMemory
 from runtime.executor.sums import Parts
+from runtime.executor.transports import OrdinaryMemory
 from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.calls import Calls

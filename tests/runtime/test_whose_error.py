@@ -14,8 +14,8 @@ from runtime.executor import transports
 from runtime.executor.executor import Executor
 from runtime.executor.messages import LostPeer, Message, Wait
 from runtime.executor.streams import HostStreams, Streams
-from runtime.executor.transports import AllToAll, Batched, OrdinaryMemory, PointToPoint, wait_for
 from runtime.executor.sums import Parts
+from runtime.executor.transports import AllToAll, Batched, OrdinaryMemory, PointToPoint, wait_for
 from runtime.executor.views import Views
 from runtime.protocol.jobs import Job, RunSchedule
 from runtime.ranks import run_job
