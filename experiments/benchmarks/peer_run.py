@@ -1,4 +1,4 @@
-"""One simulation of an AllGather by one of our engines, as a process started by `experiments.benchmarks.peers`.
+"""One simulation by one of our engines, as a process started by `experiments.benchmarks.peers`.
 
 ``python -m experiments.benchmarks.peer_run array full-mesh:64 ring`` prints JSON: the seconds for finding rings, for
 building and proving the schedule, for the proof alone and for the simulation; the predicted time; and the peak memory
@@ -21,16 +21,22 @@ import numpy as np
 
 from sim.event.engine import simulate
 from tasp_lab.core.units import Number
-from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.schedules.collectives.all_gather import RingSteps
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 
 BLOCK_BYTES = 2**20
+
+CALL_S = 20e-6
+"""The time of a kernel call of ring attention: a little less than that of a message, so that both matter."""
+
+ATTENTION = "ring-attention"
 
 T = TypeVar("T")
 
@@ -43,8 +49,8 @@ def main() -> None:
     system, topology, name = sys.argv[1:]
     simulate_it = SYSTEMS[system]
     warm_up = full_mesh(4)
-    simulate_it(collective("ring", warm_up, BLOCK_BYTES), Machine(warm_up))
-    print(json.dumps(_measure(simulate_it, Machine(topology_of(topology)), name)))
+    simulate_it(_schedule(warm_up, name, rings_of(warm_up, name)), _machine(warm_up, name))
+    print(json.dumps(_measure(simulate_it, _machine(topology_of(topology), name), name)))
 
 
 def _measure(simulate_it: Simulate, machine: Machine, name: str) -> dict[str, float]:
@@ -80,11 +86,32 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def rings_of(topology: Topology, name: str) -> Decomposition | None:
-    """The rings of a multi-ring AllGather; None for the ring AllGather, which finds its own ring."""
+    """The rings of a multi-ring AllGather; None for the others, which find their own ring."""
     return decompose(topology) if name == "multi-ring" else None
 
 
+def call_s(name: str) -> float:
+    """The time of a kernel call of a schedule, 0 for an AllGather."""
+    return CALL_S if name == ATTENTION else 0.0
+
+
+def _layer(ranks: int) -> Workload:
+    """A layer whose keys and values of a rank are a block."""
+    one = Workload(ranks, heads=1)
+    return replace(one, sequence=ranks * (BLOCK_BYTES // one.kv_bytes_per_position))
+
+
+def _machine(topology: Topology, name: str) -> Machine:
+    if name != ATTENTION:
+        return Machine(topology)
+    layer = _layer(topology.world_size)
+    pairs = (layer.sequence // topology.world_size) ** 2
+    return Machine(topology, compute=ComputeRate(pairs * layer.flops_per_pair / CALL_S))
+
+
 def _schedule(topology: Topology, name: str, decomposition: Decomposition | None) -> Schedule:
+    if name == ATTENTION:
+        return attention_schedules(name, topology, _layer(topology.world_size))[0]
     rings = 1 if decomposition is None else len(decomposition.rings)
     return collective(name, topology, rings * BLOCK_BYTES, decomposition)
 

@@ -1,9 +1,10 @@
 """Simulation speed of our engines compared with SimGrid, on one machine in one run.
 
-``python -m experiments.benchmarks.peers`` simulates rings on full meshes with the array engine, the SimPy engine,
-SimGrid from C++ and from Python, and a plain NumPy recurrence. The recurrence is a lower bound on the cost of stepping
-through a schedule: it assumes that no two transfers share a link. Every run is a separate process; all must predict the
-same time. Results: ``experiments/benchmarks/results/peers.json``, ``.md`` and ``.png``.
+``python -m experiments.benchmarks.peers`` simulates AllGathers and ring attention on full meshes with the array engine,
+the SimPy engine, SimGrid from C++ and from Python, and AllGathers with a plain NumPy recurrence. The recurrence is a
+lower bound on the cost of stepping through a schedule: it assumes that no two transfers share a link. Every run is a
+separate process; all must predict the same time. Results: ``experiments/benchmarks/results/peers.json``, ``.md`` and
+``.png``.
 
 ``--long`` adds SimGrid's Python on 512 ranks, ``--most-ranks 64`` omits larger worlds, ``--results`` sets the folder of
 the results. SimGrid (python3-simgrid, libsimgrid-dev and g++) is omitted if not installed.
@@ -27,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.peer_run import BLOCK_BYTES, rings_of, topology_of
+from experiments.benchmarks.peer_run import ATTENTION, BLOCK_BYTES, call_s, rings_of, topology_of
 from experiments.common import Record, machine_record, markdown_table, write_record
 from tasp_lab.core.files import write_whole
 
@@ -66,7 +67,7 @@ class Case(NamedTuple):
 
 def main() -> None:
     """Measure all cases and write the table and the picture."""
-    options = argparse.ArgumentParser(description="Simulate AllGathers with our engines and with SimGrid.")
+    options = argparse.ArgumentParser(description="Simulate rings with our engines and with SimGrid.")
     options.add_argument("--long", action="store_true", help="also run SimGrid's Python on 512 ranks (a minute)")
     options.add_argument("--most-ranks", dest="max_ranks", type=int, default=2**14, help="omit larger worlds")
     options.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
@@ -84,12 +85,16 @@ def main() -> None:
 def table_cases(long: bool) -> list[Case]:
     """The rows of the table."""
     all_systems, compiled = tuple(SYSTEMS), tuple(system for system in SYSTEMS if system != "simgrid-python")
+    simulators = tuple(system for system in SYSTEMS if system != "numpy")
     return [
         Case("full-mesh:8", "ring", all_systems),
         Case("full-mesh:64", "ring", all_systems),
         Case("full-mesh:512", "ring", all_systems if long else compiled),
         Case("full-mesh:64", "multi-ring", compiled),
         Case("full-mesh:512", "multi-ring", ("array", "numpy")),
+        Case("full-mesh:8", ATTENTION, simulators),
+        Case("full-mesh:64", ATTENTION, simulators),
+        Case("full-mesh:512", ATTENTION, ("array", "simgrid-c++")),
         Case("nodes:128x8", "ring", ("array",)),
         Case("nodes:128x8", "multi-ring", ("array",)),
         Case("nodes:2048x8", "ring", ("array",)),
@@ -158,7 +163,8 @@ def _as_text(case: Case) -> str:
     decomposition = rings_of(topology, case.schedule)
     rings = [list(range(topology.world_size))] if decomposition is None else decomposition.rings.tolist()
     link = topology.links[0]
-    head = topology.world_size, len(rings), BLOCK_BYTES, link.bandwidth_bytes_per_s, link.latency_s
+    link_of = link.bandwidth_bytes_per_s, link.latency_s
+    head = topology.world_size, len(rings), BLOCK_BYTES, *link_of, call_s(case.schedule)
     return "".join(" ".join(map(str, line)) + "\n" for line in (head, *rings))
 
 
@@ -182,8 +188,8 @@ def report(rows: Sequence[Record], curve: Sequence[Record]) -> str:
     """The table, its explanation, and the scaling exponents."""
     made = machine_record()
     head = (
-        f"AllGathers of blocks of {BLOCK_BYTES // 2**20} MiB, made by `python -m experiments.benchmarks.peers` "
-        f"on {made['cores']} "
+        f"AllGathers, and ring attention forward with a full mask, of blocks of {BLOCK_BYTES // 2**20} MiB, made by "
+        f"`python -m experiments.benchmarks.peers` on {made['cores']} "
         f"cores ({made['processor']}, {made['date']}). Medians of {REPEATS} processes; of one where it takes more than "
         f"{SHORT_S:g} s. All that simulate the same predict the same time, to a millionth. *Prepared*: the schedule "
         "built and proved, for SimGrid its platform and actors made; *proof*: that part alone, done once more. Memory: "

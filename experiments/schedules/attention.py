@@ -91,6 +91,35 @@ def startrail(
     return (writer.schedule(),)
 
 
+@schedule("rows-then-columns", "softmax", layout="zigzag")
+def rows_then_columns(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> Passes:
+    """Keys along the rows of a square, then those of whole rows along its columns, forward."""
+    n, side = topology.world_size, round(topology.world_size**0.5)
+    if side * side != n or options.passes != "forward":
+        raise ScheduleError(f"{n} ranks, pass {options.passes}: expected a square, and forward")
+    writer = LayerWriter(name, topology, layer_task(workload, n, "zigzag", options), {KEYS: None})
+    rows = [[block for mate in range(side) for block in writer.keys(row * side + mate)] for row in range(side)]
+    for hop in range(side):
+        with writer.step():
+            for rank in range(n):
+                row, column = divmod(rank, side)
+                guests = writer.keys(row * side + (column - hop) % side)
+                writer.attend(rank, writer.queries(rank), guests)
+                if hop < side - 1:
+                    writer.send(guests, rank, to=row * side + (column + 1) % side, keep=True)
+    for hop in range(side):
+        with writer.step():
+            for rank in range(n):
+                guests = rows[(rank // side - hop) % side]
+                if hop > 0:
+                    writer.attend(rank, writer.queries(rank), guests)
+                if hop < side - 1:
+                    writer.send(guests, rank, to=(rank + side) % n, lane=1, keep=True)
+    return (writer.schedule(),)
+
+
 @schedule("tree-decode", "softmax", layout="contiguous", options=("result_dtype",))
 def tree_decode(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS

@@ -354,7 +354,7 @@ def check_ends(
     if documents is not None:
         raise WorkloadError(f"{what} with cu_seqlens: every document begins with a state of its own, expected one "
                             "sequence")  # fmt: skip
-    if schedule in LINEAR and schedule not in state_schedules():
+    if schedule in LINEAR and not LINEAR[schedule].moves_states:
         raise ScheduleError(f"schedule {schedule!r}: {what} does not apply to it, as it moves keys instead of states, "
                             f"expected one of {', '.join(state_schedules())}")  # fmt: skip
     first = next((rank for rank, length in enumerate(lengths) if length), 0)

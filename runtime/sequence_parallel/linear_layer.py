@@ -100,11 +100,13 @@ class LinearLayer:
             tasks.ATTEND_BY_STATE: self._attend,
             tasks.FOLD: self._fold,
             tasks.ADVANCE: self._advance,
+            tasks.COMBINE: self._combine,
             tasks.APPLY_STATE: self._apply_state,
             tasks.MAKE_GRADIENT_STATE: self._make_gradient_state,
             tasks.DIFFERENTIATE: self._differentiate,
             tasks.FOLD_BACK: self._fold,
             tasks.RETREAT: self._advance,
+            tasks.COMBINE_BACK: self._combine,
             tasks.APPLY_GRADIENT_STATE: self._apply_gradient_state,
             tasks.DIFFERENTIATE_TILE: self._differentiate_tile,
             tasks.DIFFERENTIATE_BY_STATE: self._differentiate_tile,
@@ -219,16 +221,23 @@ class LinearLayer:
         totals = self._totals(row.operands[1], operands[1], 1)
         return [(kernels.advance(before[0], own, None if totals is None else totals[0]),)]
 
+    def _combine(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+        (first, *before), (second, *own) = operands
+        totals = self._totals(row.operands[1], operands[1], len(row.adds))
+        found = kernels.advance(first, second, None if totals is None else totals[0])
+        return list(zip(*(torch.split(each, 1) for each in (found, *map(torch.mul, before, own))), strict=True))
+
     def _totals(self, operand: Operand, views: Views, pieces: int) -> Tensor | None:
-        """The total decays of states, [chunks, pieces, batch, KV heads, channels], the last or the batch 1 if alike."""
-        chunks = [self._chunk[block] for block in operand.blocks[::pieces]]
+        """The total decays of states, [states, pieces, batch, KV heads, channels], the last or the batch 1 if alike."""
+        blocks = operand.blocks[::pieces]
         if self._task.workload.decay == "none":
-            kept = [0.0 if len(self._task.resets(chunk)) else 1.0 for chunk in chunks]
+            kept = [0.0 if any(len(self._task.resets(chunk)) for chunk in self._task.chunks_of(block)) else 1.0
+                    for block in blocks]  # fmt: skip
             return None if all(kept) else self._decays.new_tensor(kept, dtype=torch.float32).view(-1, 1, 1, 1, 1)
         decay = views[1]
         shaped = {"head": (slice(None), None, slice(None), None), "scalar": (..., None)}
         decay = decay[shaped.get(self._task.workload.decay, (...,))]
-        return decay.reshape(len(chunks), pieces, *decay.shape[1:])
+        return decay.reshape(len(blocks), pieces, *decay.shape[1:])
 
     def _differentiate(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q, dout), (k, v), states, *gates = operands

@@ -20,6 +20,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,7 +34,10 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
+from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, states_of
+from tasp_lab.schedules.linear.task import CHAIN_LANE, LinearTask
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 
 Written = tuple[int, int, int, int, bool]
 """A transfer: source, destination, lane, block, and whether it is given."""
@@ -45,11 +49,10 @@ Row = tuple[int, list[list[int]], tuple[int, ...]]
 class Writer:
     """The steps of a schedule on a topology, in the order in which they are written."""
 
-    def __init__(self, name: str, topology: Topology, block_count: int) -> None:
+    def __init__(self, name: str, topology: Topology) -> None:
         self.name, self.topology, self.world_size = name, topology, topology.world_size
-        self.kept = no_copies(self.world_size, block_count)
-        """Bool array (ranks, blocks): copies that stay where they arrive, beside those at the start and at the end."""
-        self._steps: list[tuple[list[Written], dict[str, list[Row]]]] = []
+        self._kept: list[tuple[int, int]] = []  # ranks and blocks
+        self._steps: list[tuple[list[Written], dict[tuple[str, int], list[Row]]]] = []
         self._lines: list[list[tuple[int, int, int]]] = []  # source, block and line of the transfers of each step
         self._is_open = False
 
@@ -68,7 +71,14 @@ class Writer:
         """Copy blocks from rank `source` to rank `to`; with `keep` they stay there."""
         self._transfer(blocks, source, to, lane, False)
         if keep:
-            self.kept[to, [*_listed(blocks)]] = True
+            self._kept += [(to, block) for block in _listed(blocks)]
+
+    def kept(self, block_count: int) -> BoolArray:
+        """Copies that stay where they arrive, beside those at the start and at the end: bool array (ranks, blocks)."""
+        found = no_copies(self.world_size, block_count)
+        for rank, block in self._kept:
+            found[rank, block] = True
+        return found
 
     def give(self, blocks: int | Iterable[int], source: int, *, to: int, lane: int = 0) -> None:
         """Send what rank `source` has of blocks, which then has nothing of them."""
@@ -82,11 +92,11 @@ class Writer:
             transfers.append((source, to, lane, block, gives))
             self._lines[-1].append((source, block, line))
 
-    def call(self, kernel: str, rank: int, *operands: Iterable[int], params: Sequence[int] = ()) -> None:
-        """Call a kernel of the task on blocks, one list per operand."""
+    def call(self, kernel: str, rank: int, *operands: Iterable[int], params: Sequence[int] = (), lane: int = 0) -> None:
+        """Call a kernel of the task on blocks, one list per operand, on a compute lane."""
         self._check_open()
         _, calls = self._steps[-1]
-        calls.setdefault(kernel, []).append((rank, [[*map(int, each)] for each in operands], tuple(params)))
+        calls.setdefault((kernel, lane), []).append((rank, [[*map(int, each)] for each in operands], tuple(params)))
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -96,7 +106,7 @@ class Writer:
     def steps(self) -> list[Step]:
         """The steps; one in which nothing happens is left out."""
         return [
-            Step.of(transfers, [Calls.of(kernel, rows) for kernel, rows in calls.items()])
+            Step.of(transfers, [Calls.of(kernel, rows, lane) for (kernel, lane), rows in calls.items()])
             for transfers, calls in self._steps if transfers or calls
         ]  # fmt: skip
 
@@ -136,7 +146,7 @@ class CollectiveWriter(Writer):
 
     def __init__(self, name: str, kind: CollectiveKind, topology: Topology, shard_bytes: int) -> None:
         n = topology.world_size
-        super().__init__(name, topology, n)
+        super().__init__(name, topology)
         own, everything = np.eye(n, dtype=bool), np.ones((n, n), dtype=bool)
         starts_and_ends = {
             "AllGather": (own, everything), "ReduceScatter": (everything, own), "AllReduce": (everything, everything),
@@ -170,7 +180,7 @@ class LayerWriter(Writer):
     def __init__(
         self, name: str, topology: Topology, task: AttentionTask, circulating: Mapping[int, Pool | None]
     ) -> None:
-        super().__init__(name, topology, len(task.tensor))
+        super().__init__(name, topology)
         self.task, self._circulating = task, circulating
         self._parts: BoolArray = no_copies(self.world_size, len(task.tensor))
         self._arriving: list[tuple[int, int]] = []
@@ -227,7 +237,88 @@ class LayerWriter(Writer):
         """The pass, proved. Raises `ScheduleError` and `NoLinkError`."""
         with self._with_lines():
             return owner_schedule(self.name, self.topology, self.task, self.steps, lanes=self.lanes,
-                                  circulating=self._circulating, kept=self.kept)  # fmt: skip
+                                  circulating=self._circulating, kept=self.kept(len(self.task.tensor)))  # fmt: skip
+
+
+class LinearWriter(Writer):
+    """A pass of linear attention under a causal mask, whose states are combined from those of neighbouring segments.
+
+    Chunks are counted in the order of the pass, backward from the last one on, so that one text writes both passes:
+    the states of the forward pass are the gradients of states backward. Copies of states stay where they arrive.
+
+    `chunks` is the number of chunks; `begin` has for each the first of those whose states it needs, itself for none.
+
+    Raises `ScheduleError` for what is no causal layer of linear attention.
+    """
+
+    def __init__(
+        self, name: str, topology: Topology, workload: Workload, decays: tuple[float, ...] = (), *, backward: bool
+    ) -> None:
+        super().__init__(name, topology)
+        if not workload.visible.is_causal:
+            raise ScheduleError(f"schedule {name!r} combines states in their order, expected a causal mask")
+        layout = chunk_layout(workload, self.world_size)
+        self.task = LinearTask(workload, layout, decays, "fp32" if backward else None)
+        self.chunks, self._states = len(self.task.owner), states_of(self.task)
+        self._blocks, self._segments = len(self.task.tensor), dict[tuple[int, int], int]()
+        last = self.chunks - 1
+        self.begin: list[int] = (last - self.task.last[::-1] if backward else self.task.first).tolist()
+
+    def rank(self, chunk: int) -> int:
+        """The rank of a chunk."""
+        return int(self.task.owner[self._chunk(chunk)])
+
+    def state(self, first: int, last: int) -> int:
+        """The block of the state of the chunks from `first` to `last`."""
+        low, high = sorted((self._chunk(first), self._chunk(last)))
+        if low == high:
+            return int(self.task.block(self._states.chunk, np.array(low)))
+        return self._blocks + self._segments.setdefault((low, high + 1), len(self._segments))
+
+    def pass_on(self, first: int, last: int, *, to: int) -> None:
+        """Send the state of chunks from the rank of the last of them to that of another chunk."""
+        self.send(self.state(first, last), self.rank(last), to=self.rank(to), keep=True)
+
+    def make_state(self, chunk: int) -> None:
+        """Make the state of a chunk, where another one needs it."""
+        if chunk + 1 < self.chunks and self.begin[chunk + 1] <= chunk:
+            self._call_on(self._states.make, chunk)
+            self._kept.append((self.rank(chunk), self.state(chunk, chunk)))
+
+    def attend(self, chunk: int) -> None:
+        """Attend within a chunk."""
+        self._call_on(self._states.within, chunk)
+
+    def combine(self, first: int, middle: int, last: int, *, at: int) -> None:
+        """At the rank of chunk `at`: the state of chunks `first` to `last` from those up to `middle` and behind it."""
+        rank, halves = self.rank(at), (self.state(first, middle), self.state(middle + 1, last))
+        self.call(self._states.combine, rank, *([half] for half in halves), lane=CHAIN_LANE)
+        self._kept.append((rank, self.state(first, last)))
+
+    def fold(self, chunk: int) -> None:
+        """The state before a chunk, from that of all chunks that it needs, if any."""
+        if self.begin[chunk] < chunk:
+            whole = self.state(self.begin[chunk], chunk - 1)
+            self.call(self._states.fold, self.rank(chunk), [whole], params=[self._chunk(chunk)])
+
+    def apply(self, chunk: int) -> None:
+        """Apply the state before a chunk, if it has any."""
+        if self.begin[chunk] < chunk:
+            self._call_on(self._states.apply, chunk)
+
+    def _chunk(self, place: int) -> int:
+        return self.chunks - 1 - place if self.task.is_backward else place
+
+    def _call_on(self, kernel: str, chunk: int) -> None:
+        for rank, operands, params in self.task.calls(kernel, np.array([self._chunk(chunk)])).rows():
+            self.call(kernel, rank, *operands, params=params)
+
+    def schedule(self) -> Schedule:
+        """The pass, proved. Raises `ScheduleError` and `NoLinkError`."""
+        task = replace(self.task, segments=tuple(self._segments))
+        with self._with_lines():
+            return layer_schedule(self.name, self.topology, task, self.steps, lanes=self.lanes,
+                                  kept=self.kept(len(task.tensor)))  # fmt: skip
 
 
 def _listed(blocks: int | Iterable[int]) -> Iterator[int]:

@@ -23,9 +23,12 @@ from tasp_lab.schedules.registry import LINEAR, state_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
+from tests.conftest import ROOT
 from tests.support.linear_recurrence import recurrence
 
 Tensor = torch.Tensor
+
+TREE_SCAN = f"{ROOT}/experiments/schedules/linear.py:tree-scan"
 
 
 class OnlyCall(Call):
@@ -101,7 +104,7 @@ def in_one_piece(layer: Workload, with_state: bool, with_final: bool) -> list[Te
     return [out.detach(), *gradients, *([after.detach()] if with_final else []), *dinitial]
 
 
-@pytest.mark.parametrize("name", state_schedules())
+@pytest.mark.parametrize("name", [*state_schedules(), TREE_SCAN])
 @settings(max_examples=12)
 @given(st.data())
 def test_states_at_both_ends_and_all_gradients_are_those_of_the_recurrence(name: str, data: st.DataObject) -> None:

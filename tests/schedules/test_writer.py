@@ -6,14 +6,19 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tasp_lab
 from sim.simulate import simulate
+from tasp_lab.core.choices import Decay
 from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
+from tasp_lab.schedule.composition import in_chunks
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.for_work import build_schedules
@@ -21,9 +26,14 @@ from tasp_lab.schedules.writer import CollectiveWriter
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT, Tell
+from tests.support.mutations import campaign, is_right_in_orders
+from tests.support.numeric_tasks import numbers_of
+from tests.support.strategies import linear_layers
+from tests.support.world import World
 
 FOLDER = ROOT / "experiments/schedules"
 COLLECTIVES, ATTENTION = FOLDER / "collectives.py", FOLDER / "attention.py"
+TREE_SCAN = f"{FOLDER}/linear.py:tree-scan"
 S, B, L, a = 60, Fraction(5), Fraction(7), Fraction(1)
 
 
@@ -69,6 +79,7 @@ LAYERS = [
     [
         ("half-each-way", "both"),
         ("startrail:2x2", "forward"),
+        ("rows-then-columns", "forward"),
         ("tree-decode", "forward"),
         ("chunked-ulysses", "forward"),
     ],
@@ -89,6 +100,74 @@ def test_half_each_way_sends_half_as_much_on_a_lane_as_a_ring() -> None:
     own, theirs = (each.bytes_sent().sum(axis=0) for each in (ours, ring_of_keys))
     assert (own.sum(axis=1) == theirs.sum(axis=1)).all()
     assert (own[:, 0] == own[:, 1]).all()
+
+
+BOTH = AttentionOptions("both")
+SCANNED = Workload(67, batch=2, heads=4, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", kind="linear")
+
+
+@pytest.mark.parametrize("decay", get_args(Decay))
+@pytest.mark.parametrize("documents", [None, (13, 30, 24), (1, 1, 62, 3)])
+@pytest.mark.parametrize("n", [1, 3, 4, 7, 8])
+def test_a_tree_scan_is_that_of_float64(decay: Decay, documents: tuple[int, ...] | None, n: int) -> None:
+    from runtime.trials.in_process import run_in_process
+
+    for built in build_schedules(
+        TREE_SCAN, full_mesh(n), replace(SCANNED, decay=decay, documents=documents), options=BOTH
+    ):
+        run_in_process(built)
+
+
+@settings(max_examples=20, deadline=None)
+@given(linear_layers(), st.integers(1, 9))
+def test_a_tree_scan_is_right_in_any_order(layer: Workload, n: int) -> None:
+    """By kernels of the tests, in random orders that wait as the dependencies demand; also in groups of heads."""
+    if layer.mask == "full":
+        with pytest.raises(ScheduleError, match="combines states in their order, expected a causal mask"):
+            build_schedules(TREE_SCAN, full_mesh(n), layer)
+        return
+    for built in build_schedules(TREE_SCAN, full_mesh(n), layer, options=BOTH):
+        for schedule in [built, *([in_chunks(built, 2)] if layer.kv_head_count % 2 == 0 else [])]:
+            world = World.of(schedule)
+            assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+def test_no_wrong_change_of_a_tree_scan_is_accepted() -> None:
+    layer = Workload(6, heads=2, kv_heads=2, head_dim=1, mask="causal", kind="linear", decay="channel")
+    for built in build_schedules(TREE_SCAN, full_mesh(4), layer, options=BOTH):
+        found = campaign(World.of(built), max_per_kind=4, double=20)
+        assert found.survivors == []
+        assert found.of(right=False) > 50
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 16])
+def test_a_tree_scan_takes_a_logarithm_of_rounds(n: int) -> None:
+    """In round r all but 2**r ranks send one state and its decays; a chain takes n - 1 rounds, each without decays.
+
+    Unless n is a power of two, what is sent in the last round was there before, and latencies overlap.
+    """
+    state, total, rounds = 4 * 2 * 2 * 8 * 8, 4 * 2 * 2 * 8, (n - 1).bit_length()
+    machine, most_s = Machine(full_mesh(n, B, L), CommLibrary("mine", a)), rounds * (a + (state + total) / B + L)
+    layer = replace(SCANNED, decay="channel")
+    for built in build_schedules(TREE_SCAN, full_mesh(n, B, L), layer, options=BOTH):
+        assert built.bytes_sent().sum() == sum(n - 2**r for r in range(rounds)) * (state + total)
+        time_s = simulate(built, machine, "simpy").time_s
+        assert time_s == most_s if n.bit_count() == 1 else time_s < most_s
+        assert simulate(built, machine, "array").time_s == pytest.approx(float(time_s), rel=1e-9)
+    for chain in build_schedules("lasp", full_mesh(n, B, L), layer, options=BOTH):
+        assert simulate(chain, machine).time_s == (n - 1) * (a + state / B + L)
+
+
+def test_a_combination_costs_what_two_steps_of_a_chain_do() -> None:
+    """Two states are read and one is written, as by ``advance``: one product each of a state for both operands."""
+    flops = {}
+    for name, kernel in (("lasp", "advance"), (TREE_SCAN, "combine")):
+        (built,) = build_schedules(name, full_mesh(4), SCANNED)
+        assert built.task is not None
+        calls = [each for step in built.steps for each in step.calls if each.kernel == kernel]
+        flops[kernel] = {int(each) for call in calls for each in built.task.flops(call)}
+    assert max(flops["advance"]) == 2 * 2 * 2 * 2 * 8 * 8  # two states of two heads and a batch of two
+    assert flops["combine"] == {max(flops["advance"])}
 
 
 def test_an_error_of_the_proof_names_the_line_that_wrote_it(tmp_path: Path, tell: Tell) -> None:

@@ -115,7 +115,7 @@ class LinearNumbers(Sums):
             linear.GATE_GRADIENTS: self._of_gates(self.a * found.a),
         }
         self.columns: list[Column] = list(
-            zip(task.tensor.tolist(), task.chunk.tolist(), task.piece.tolist(), strict=True)
+            zip(task.tensor.tolist(), task.segment.tolist(), task.piece.tolist(), strict=True)
         )
         self.group = task.group.tolist()
         columns = zip(self.columns, self.group, strict=True)
@@ -137,8 +137,10 @@ class LinearNumbers(Sums):
         return gradient if self.task.workload.decay == "channel" else gradient.sum(axis=2, keepdims=True)
 
     def _positions(self, chunk: int) -> tuple[int, int]:
-        start = int(self.task.start[chunk])
-        return start, start + int(self.task.count[chunk])
+        """Of a chunk or a further segment."""
+        chunks = len(self.task.owner)
+        first, end = (chunk, chunk + 1) if chunk < chunks else self.task.segments[chunk - chunks]
+        return int(self.task.start[first]), int(self.task.start[end - 1] + self.task.count[end - 1])
 
     # -- contents -----------------------------------------------------------------------------------------------------
     def where(self, block: int) -> tuple[int, tuple[slice, slice]]:
@@ -240,6 +242,8 @@ class _Kernels:
         name = self._call.kernel
         if name in ("fold", "fold_back", "advance", "retreat"):
             return self._of_states(name, operands)
+        if name in ("combine", "combine_back"):
+            return self._combine(name == "combine_back", operands)
         expected = {
             "make_state": ["k", "g"], "attend": ["q", "k", "g"], "attend_by_state": ["q", "k"],
             "apply_state": ["q", "S", "g"], "make_gradient_state": ["q", "g"], "differentiate": ["q", "k", "S", "g"],
@@ -428,6 +432,28 @@ class _Kernels:
             return self._cut(found)
 
         return self._all_pieces(summed, self._call.params[0]), fold
+
+    def _combine(self, back: bool, operands: list[list[Column]]) -> Found:
+        """The state of a segment, and its total decay, from two parts of it in the order of the pass."""
+        own = linear.CHUNK_GRADIENTS if back else linear.CHUNK_STATES
+        if back != self._task.is_backward or len(operands) != 2 or self._call.params or not all(operands):
+            return None
+        first, second = (each[0][1] for each in operands)
+        if operands != [self._all_pieces(own, each) for each in (first, second)]:
+            return None
+        chunks = len(self._task.owner)
+        ranges = [(each, each + 1) if each < chunks else self._task.segments[each - chunks] for each in (first, second)]
+        left, right = reversed(ranges) if back else ranges
+        if left[1] != right[0] or (left[0], right[1]) not in self._task.segments:
+            return None
+
+        def combine(x: list[list[FloatArray]]) -> list[FloatArray]:
+            (before, so_far), (state, total) = (self._parted(np.concatenate(each)) for each in x)
+            found = state + total * before
+            return self._cut(found if self._task.workload.decay == "none" else
+                             np.concatenate([found, total * so_far], axis=2))  # fmt: skip
+
+        return self._all_pieces(own, chunks + self._task.segments.index((left[0], right[1]))), combine
 
     def _parted(self, record: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The state of a chunk and its total decay."""

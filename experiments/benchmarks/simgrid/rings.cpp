@@ -1,7 +1,7 @@
-// A ring AllGather in SimGrid's C++ API: an actor for each rank on each ring.
+// A ring AllGather, or ring attention, in SimGrid's C++ API: an actor for each rank on each ring.
 //
-// Standard input: ranks, rings, bytes of a block, bandwidth in bytes/s and latency in s of every link; then each ring's
-// ranks in their order. Standard output: JSON with the seconds that the platform and the simulation took, the
+// Standard input: ranks, rings, bytes of a block, bandwidth in bytes/s and latency in s of every link, seconds of the
+// kernel call on a block, 0 for an AllGather; then each ring's ranks in their order. Standard output: JSON with the seconds that the platform and the simulation took, the
 // predicted time and the peak memory of the process. The network is CM02 as in tests/support/simgrid/arrivals.py.
 
 #include <chrono>
@@ -32,21 +32,27 @@ static long peak_bytes()
   return 0;
 }
 
-static void pass_on(sg4::Mailbox* from, sg4::Mailbox* to, int steps, double block_bytes)
+static void pass_on(sg4::Mailbox* from, sg4::Mailbox* to, int steps, double block_bytes, double call_s)
 {
   static int block = 0; // the content of a block is irrelevant
   for (int step = 0; step < steps; ++step) {
+    int* received           = nullptr;
+    const sg4::CommPtr got  = from->get_async(&received);
     const sg4::CommPtr sent = to->put_async(&block, static_cast<uint64_t>(block_bytes));
-    from->get<int>();
+    if (call_s > 0)
+      sg4::this_actor::sleep_for(call_s);
+    got->wait();
     sent->wait();
   }
+  if (call_s > 0)
+    sg4::this_actor::sleep_for(call_s);
 }
 
 int main(int argc, char** argv)
 {
   int ranks = 0, rings = 0;
-  double block_bytes = 0, bandwidth_bytes_per_s = 0, latency_s = 0;
-  std::cin >> ranks >> rings >> block_bytes >> bandwidth_bytes_per_s >> latency_s;
+  double block_bytes = 0, bandwidth_bytes_per_s = 0, latency_s = 0, call_s = 0;
+  std::cin >> ranks >> rings >> block_bytes >> bandwidth_bytes_per_s >> latency_s >> call_s;
   std::vector<std::vector<int>> order(rings, std::vector<int>(ranks));
   for (auto& ring : order)
     for (int& rank : ring)
@@ -80,7 +86,7 @@ int main(int argc, char** argv)
       const int rank = order[ring][place], next = order[ring][(place + 1) % ranks];
       auto* from = sg4::Mailbox::by_name(std::to_string(ring) + " " + std::to_string(rank));
       auto* to   = sg4::Mailbox::by_name(std::to_string(ring) + " " + std::to_string(next));
-      sg4::Actor::create("hop", hosts[rank], pass_on, from, to, ranks - 1, block_bytes);
+      sg4::Actor::create("hop", hosts[rank], pass_on, from, to, ranks - 1, block_bytes, call_s);
     }
   const double platform_s = seconds_since(began);
 

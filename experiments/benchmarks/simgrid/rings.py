@@ -1,4 +1,4 @@
-"""A ring AllGather in SimGrid's Python: the same program as ``rings.cpp``, with the same input and output.
+"""A ring AllGather or ring attention in SimGrid's Python: the program of ``rings.cpp``, with its input and output.
 
 It runs in the Python interpreter for which SimGrid is installed.
 """
@@ -26,7 +26,7 @@ SETTINGS = (
 def main() -> None:
     """Read the rings, simulate, and print the times."""
     head, *rings = [line.split() for line in sys.stdin]
-    ranks, block_bytes = int(head[0]), int(head[2])
+    ranks, block_bytes, call_s = int(head[0]), int(head[2]), float(head[5])
     engine = simgrid.Engine(["rings", "--log=root.thresh:error", *(f"--cfg={setting}" for setting in SETTINGS)])
     began = time.perf_counter()
     zone = simgrid.NetZone.create_full_zone("all")
@@ -37,7 +37,7 @@ def main() -> None:
             ends = hosts[rank].netpoint, hosts[following].netpoint
             zone.add_route(*ends, None, None, [simgrid.LinkInRoute(link)], False)
             boxes = [simgrid.Mailbox.by_name(f"{index} {end}") for end in (rank, following)]
-            simgrid.Actor.create("hop", hosts[rank], pass_on, *boxes, ranks - 1, block_bytes)
+            simgrid.Actor.create("hop", hosts[rank], pass_on, *boxes, ranks - 1, block_bytes, call_s)
     zone.seal()
     prepared_s, began = time.perf_counter() - began, time.perf_counter()
     engine.run()
@@ -49,12 +49,17 @@ def main() -> None:
     json.dump(found, sys.stdout)
 
 
-def pass_on(before: simgrid.Mailbox, after: simgrid.Mailbox, steps: int, block_bytes: int) -> None:
-    """One rank on one ring: forward a block, then receive the next."""
+def pass_on(before: simgrid.Mailbox, after: simgrid.Mailbox, steps: int, block_bytes: int, call_s: float) -> None:
+    """One rank on one ring: forward a block, compute on it, then receive the next."""
     for _ in range(steps):
+        got, _ = before.get_async()
         sent = after.put_async("block", block_bytes)
-        before.get()
+        if call_s:
+            simgrid.this_actor.sleep_for(call_s)
+        got.wait()
         sent.wait()
+    if call_s:
+        simgrid.this_actor.sleep_for(call_s)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ nothing is ever sent across a document boundary.
 
 States and their gradients are in float32, ``head_dim x head_dim`` elements per KV head: their size does not depend on
 the sequence. They may be cut into **pieces**, equal groups of KV heads.
+
+A schedule may also name **segments**, two or more consecutive chunks, whose states it combines from those of their
+halves. Chunk r is segment r; further ones are numbered behind the chunks, and their blocks are the last ones.
 """
 
 from __future__ import annotations
@@ -83,9 +86,10 @@ class LinearBlocks:
     gradient_dtype : dtype of the gradients of keys and queries on the wire; at home they are float32. None forward.
     pieces : states are cut into so many equal groups of KV heads.
     head_groups : every block is of one of so many equal groups of heads.
+    segments : the first chunk of each further segment and that behind its last, of a causal layer.
 
     Raises `ScheduleError` for a layer of softmax attention, for packed documents with a full mask, for other decays,
-    for pieces of unequal size, and unless the spans are consecutive positions.
+    for pieces of unequal size, for segments that are none, and unless the spans are consecutive positions.
     """
 
     workload: Workload
@@ -94,6 +98,7 @@ class LinearBlocks:
     gradient_dtype: str | None = None
     pieces: int = 1
     head_groups: int = 1
+    segments: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         layer, heads = self.workload, self.workload.kv_head_count
@@ -117,6 +122,12 @@ class LinearBlocks:
                 f"layout {self.layout.name!r} of {self.layout.sequence} positions, expected spans of consecutive "
                 f"positions, {layer.sequence} in all"
             )
+        for first, end in self.segments:
+            if self.is_full or not 0 <= first < end - 1 < len(self.owner):
+                raise ScheduleError(f"the segment of chunks {first} to {end - 1}, expected two or more of "
+                                    f"{len(self.owner)} chunks of a causal layer")  # fmt: skip
+        if len(set(self.segments)) < len(self.segments):
+            raise ScheduleError("a segment is listed twice, expected each once")
 
     @property
     def result_layout(self) -> SequenceLayout:
@@ -199,23 +210,40 @@ class LinearBlocks:
         """Whether another chunk follows each chunk: it has a suffix gradient."""
         return self.has_prefix if self.is_full else self.last > np.arange(len(self.owner))
 
+    # -- segments -----------------------------------------------------------------------------------------------------
+    @cached_property
+    def segment_range(self) -> tuple[IntArray, IntArray]:
+        """The first chunk of each segment, and that behind its last."""
+        chunks, more = np.arange(len(self.owner)), np.array(self.segments, dtype=np.int64).reshape(-1, 2)
+        return np.append(chunks, more[:, 0]), np.append(chunks + 1, more[:, 1])
+
+    @cached_property
+    def segment_of(self) -> Mapping[tuple[int, int], int]:
+        """The number of each segment, by its first chunk and that behind its last."""
+        return {each: number for number, each in enumerate(zip(*(x.tolist() for x in self.segment_range), strict=True))}
+
+    def chunks_of(self, block: int) -> range:
+        """The chunks of the segment of a block."""
+        return range(*(int(each[self.segment[block]]) for each in self.segment_range))
+
     # -- blocks -------------------------------------------------------------------------------------------------------
     @cached_property
     def _columns(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Tensor, chunk and piece of the blocks of one group of heads; and the table of their numbers by these."""
+        """Tensor, segment and piece of the blocks of one group of heads; and the table of their numbers by these."""
         chunks, number = np.arange(len(self.owner)), 0
-        numbers = np.full((len(TENSORS), len(chunks), self.pieces), -1)
+        numbers = np.full((len(TENSORS), len(chunks) + len(self.segments), self.pieces), -1)
         columns = []
-        for tensor in self._tensors:
-            which = np.flatnonzero({PREFIX_STATES: self.has_prefix, SUFFIX_GRADIENTS: self.has_suffix}.get(
-                tensor, np.ones(len(chunks), dtype=np.bool_)))  # fmt: skip
+        further = CHUNK_GRADIENTS if self.is_backward else CHUNK_STATES
+        rows = {PREFIX_STATES: np.flatnonzero(self.has_prefix), SUFFIX_GRADIENTS: np.flatnonzero(self.has_suffix)}
+        listed = [(tensor, rows.get(tensor, chunks)) for tensor in self._tensors]
+        for tensor, which in [*listed, (further, len(chunks) + np.arange(len(self.segments)))]:
             pieces = self.pieces if tensor in STATES else 1
             numbers[tensor, which, :pieces] = number + np.arange(len(which) * pieces).reshape(-1, pieces)
             number += len(which) * pieces
             columns.append(np.stack([np.full(len(which) * pieces, tensor), which.repeat(pieces),
                                      np.tile(np.arange(pieces), len(which))]))  # fmt: skip
-        tensors, chunk, piece = np.concatenate(columns, axis=1)
-        return tensors, chunk, piece, numbers
+        tensors, segment, piece = np.concatenate(columns, axis=1)
+        return tensors, segment, piece, numbers
 
     @property
     def _tensors(self) -> tuple[int, ...]:
@@ -235,9 +263,15 @@ class LinearBlocks:
         return np.tile(self._columns[0], self.head_groups)
 
     @cached_property
-    def chunk(self) -> IntArray:
-        """The chunk of each block."""
+    def segment(self) -> IntArray:
+        """The segment of each block, that of a chunk except for states of further segments."""
         return np.tile(self._columns[1], self.head_groups)
+
+    @cached_property
+    def chunk(self) -> IntArray:
+        """The chunk of each block, of a state the first one of its segment."""
+        found: IntArray = self.segment_range[0][self.segment]
+        return found
 
     @cached_property
     def piece(self) -> IntArray:
@@ -252,7 +286,7 @@ class LinearBlocks:
     def block(
         self, tensor: int | IntArray, chunk: IntArray, piece: IntArray | int = 0, group: IntArray | int = 0
     ) -> IntArray:
-        """The block of a tensor of each of these chunks, pieces and groups of heads."""
+        """The block of a tensor of each of these chunks, or segments, pieces and groups of heads."""
         found: IntArray = self._columns[3][tensor, chunk, piece] + group * len(self._columns[0])
         return found
 

@@ -18,6 +18,8 @@ from tasp_lab.schedules.linear.task import (
     ATTEND,
     CHUNK_GRADIENTS,
     CHUNK_STATES,
+    COMBINE,
+    COMBINE_BACK,
     DIFFERENTIATE,
     FOLD,
     FOLD_BACK,
@@ -55,13 +57,22 @@ class StateTensors:
     within: str
     fold: str
     chain: str
+    combine: str
     apply: str
     ahead: int
 
 
-FORWARD = StateTensors(CHUNK_STATES, PREFIX_STATES, MAKE_STATE, ATTEND, FOLD, ADVANCE, APPLY_STATE, 1)
+FORWARD = StateTensors(CHUNK_STATES, PREFIX_STATES, MAKE_STATE, ATTEND, FOLD, ADVANCE, COMBINE, APPLY_STATE, 1)
 BACKWARD = StateTensors(
-    CHUNK_GRADIENTS, SUFFIX_GRADIENTS, MAKE_GRADIENT_STATE, DIFFERENTIATE, FOLD_BACK, RETREAT, APPLY_GRADIENT_STATE, -1
+    CHUNK_GRADIENTS,
+    SUFFIX_GRADIENTS,
+    MAKE_GRADIENT_STATE,
+    DIFFERENTIATE,
+    FOLD_BACK,
+    RETREAT,
+    COMBINE_BACK,
+    APPLY_GRADIENT_STATE,
+    -1,
 )
 
 

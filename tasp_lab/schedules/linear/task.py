@@ -6,10 +6,12 @@ mask, without decay, S_i is the sum over all positions. Chunks, parts and pieces
 
 Results of chunk r are computed within the chunk (``attend``), and from the prefix state (``apply_state``), which is
 made of the states of other chunks (``make_state``): all at once (``fold``), or from chunk to chunk (``advance``).
+``combine`` makes the state of a segment from those of two that lie side by side, ``S = S_2 + D_2 S_1`` with its total
+decay ``D = D_1 D_2``; a fold takes segments as it takes chunks. So a prefix state is made of each chunk exactly once.
 Backward, ``differentiate`` is the vector-Jacobian product of both; the gradients of states take the same ways in
-reverse (``make_gradient_state``, ``fold_back``, ``retreat``) up to the keys (``apply_gradient_state``). This is local:
-with weights ``exp(G_i - G_j)`` of the cumulated gates G, even the gradient of a gate needs, besides its chunk, only
-the prefix state and the suffix gradient.
+reverse (``make_gradient_state``, ``fold_back``, ``retreat``, ``combine_back``) up to the keys
+(``apply_gradient_state``). This is local: with weights ``exp(G_i - G_j)`` of the cumulated gates G, even the gradient
+of a gate needs, besides its chunk, only the prefix state and the suffix gradient.
 
 Without gates the parts of results may also be computed from the keys of other chunks, by two products of positions
 (``attend``, ``differentiate_tile``) or through their state (``attend_by_state``, ``differentiate_by_state``).
@@ -26,7 +28,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
 from tasp_lab.schedules.linear.chunks import CHUNK_GRADIENTS as CHUNK_GRADIENTS
 from tasp_lab.schedules.linear.chunks import CHUNK_STATES as CHUNK_STATES
 from tasp_lab.schedules.linear.chunks import GATE_GRADIENTS as GATE_GRADIENTS
@@ -49,10 +51,11 @@ FOLD, ADVANCE, APPLY_STATE = "fold", "advance", "apply_state"
 MAKE_GRADIENT_STATE, DIFFERENTIATE = "make_gradient_state", "differentiate"
 DIFFERENTIATE_TILE, DIFFERENTIATE_BY_STATE = "differentiate_tile", "differentiate_by_state"
 FOLD_BACK, RETREAT, APPLY_GRADIENT_STATE = "fold_back", "retreat", "apply_gradient_state"
+COMBINE, COMBINE_BACK = "combine", "combine_back"
 """Names of kernels."""
 
 CHAIN_LANE = 1
-"""The compute lane of ``advance`` and ``retreat``, small calls that do not wait for the attention within chunks."""
+"""The compute lane of chains and of ``combine``, small calls that do not wait for the attention within chunks."""
 
 _OPERANDS: Mapping[str, tuple[int, ...]] = {
     MAKE_STATE: (KEYS, GATES),
@@ -60,6 +63,7 @@ _OPERANDS: Mapping[str, tuple[int, ...]] = {
     ATTEND_BY_STATE: (QUERIES, KEYS),
     FOLD: (CHUNK_STATES,),
     ADVANCE: (PREFIX_STATES, CHUNK_STATES),
+    COMBINE: (CHUNK_STATES, CHUNK_STATES),
     APPLY_STATE: (QUERIES, PREFIX_STATES, GATES),
     MAKE_GRADIENT_STATE: (QUERIES, GATES),
     DIFFERENTIATE: (QUERIES, KEYS, PREFIX_STATES, GATES),
@@ -67,11 +71,12 @@ _OPERANDS: Mapping[str, tuple[int, ...]] = {
     DIFFERENTIATE_BY_STATE: (QUERIES, KEYS),
     FOLD_BACK: (CHUNK_GRADIENTS,),
     RETREAT: (SUFFIX_GRADIENTS, CHUNK_GRADIENTS),
+    COMBINE_BACK: (CHUNK_GRADIENTS, CHUNK_GRADIENTS),
     APPLY_GRADIENT_STATE: (KEYS, SUFFIX_GRADIENTS, PREFIX_STATES, GATES),
 }
 """The tensors that kernels read; gates only if there are any, and for them ``apply_gradient_state`` prefix states."""
 
-_FORWARD = (MAKE_STATE, ATTEND, ATTEND_BY_STATE, FOLD, ADVANCE, APPLY_STATE)
+_FORWARD = (MAKE_STATE, ATTEND, ATTEND_BY_STATE, FOLD, ADVANCE, COMBINE, APPLY_STATE)
 BACKWARD = tuple(each for each in _OPERANDS if each not in _FORWARD)
 """The kernels of backward passes."""
 
@@ -80,6 +85,7 @@ _BY_STATE = (ATTEND_BY_STATE, DIFFERENTIATE_BY_STATE)
 _FOLDS = {FOLD: (CHUNK_STATES, PREFIX_STATES), FOLD_BACK: (CHUNK_GRADIENTS, SUFFIX_GRADIENTS)}
 _CHAINS = {ADVANCE: (PREFIX_STATES, 1), RETREAT: (SUFFIX_GRADIENTS, -1)}
 """What a chain yields, and of which chunk: the next one or the one before."""
+_COMBINES = (COMBINE, COMBINE_BACK)
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class LinearTask(LinearBlocks):
         return BlockLists.of_sizes(np.ones_like(chunk), self.block(tensor, chunk, 0, group))
 
     def _pieces(self, tensor: int, call: IntArray, chunk: IntArray, group: IntArray, count: int) -> BlockLists:
-        """All pieces of chunks, for each of `count` calls the chunks that belong to it; `call` is ascending."""
+        """All pieces of chunks or segments, for each of `count` calls those that belong to it; `call` is ascending."""
         sizes = np.bincount(call, minlength=count) * self.pieces
         blocks = self.block(tensor, chunk[:, None], np.arange(self.pieces), group[:, None])
         return BlockLists.of_sizes(sizes, blocks.ravel())
@@ -177,7 +183,8 @@ class LinearTask(LinearBlocks):
 
     @property
     def content(self) -> tuple[object, ...]:
-        return "linear", self.workload, self.layout, self.decays, self.gradient_dtype, self.pieces, self.head_groups
+        cut = self.pieces, self.head_groups, self.segments
+        return "linear", self.workload, self.layout, self.decays, self.gradient_dtype, *cut
 
     @cached_property
     def contract(self) -> Contract:
@@ -213,7 +220,7 @@ class LinearTask(LinearBlocks):
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, see `tasp_lab.schedules.linear.flops`."""
-        if calls.kernel in _FOLDS or calls.kernel in _CHAINS:
+        if calls.kernel in (*_FOLDS, *_CHAINS, *_COMBINES):
             states = np.sum([each.sizes for each in calls.operands], axis=0)
             return self._counts.of_states(states)
         chunks = [self.chunk[each.first] for each in calls.operands[:2]]
@@ -268,6 +275,8 @@ class LinearTask(LinearBlocks):
         chunk, group = self.chunk[first], self.group[first]
         if kernel in _FOLDS:
             return self._folded(calls, group)
+        if kernel in _COMBINES:
+            return self._combined(calls, group)
         if kernel in _CHAINS:
             return self._chained(calls, chunk, self.piece[first], group)
         if kernel in _TILES:
@@ -312,16 +321,18 @@ class LinearTask(LinearBlocks):
         return _all([self._parts(QUERY_GRADIENTS, query, group, call, key), keys_of])
 
     def _folded(self, calls: Calls, group: IntArray) -> Effects:
-        """The effects of a fold of all pieces of chunks next to its target; with a full mask of any other chunks."""
+        """The effects of a fold of all pieces of segments next to its target; with a full mask of any other chunks."""
         (states,), target, back = calls.operands, calls.params[:, 0], calls.kernel == FOLD_BACK
         tensor, summed = _FOLDS[calls.kernel]
         unknown = (target < 0) | (target >= len(self.owner))
         unknown[~unknown] = ~(self.has_suffix if back else self.has_prefix)[target[~unknown]]
         self._refuse(calls, unknown, "to a chunk that has no such state")
         listed = states.block[:: self.pieces] if not (states.sizes % self.pieces).any() else states.block[:0]
-        call = states.owner[:: self.pieces][: len(listed)]
-        chunk = self.chunk[listed]
-        self._check_operands(calls, (self._pieces(tensor, call, chunk, group[call], len(calls)),))
+        of_segment = states.owner[:: self.pieces][: len(listed)]
+        segment = self.segment[listed]
+        self._check_operands(calls, (self._pieces(tensor, of_segment, segment, group[of_segment], len(calls)),))
+        place, chunk = ranges(*(each[segment] for each in self.segment_range))
+        call = of_segment[place]
         known, other = self.others(target, back=back)
         pairs = call * len(self.owner) + chunk
         wrong = ~np.isin(pairs, known * len(self.owner) + other)
@@ -329,10 +340,27 @@ class LinearTask(LinearBlocks):
         wrong[1:] |= again
         if not self.is_full:
             wrong[1:] |= (call[1:] == call[:-1]) & (chunk[1:] != chunk[:-1] + 1)
-            at = (states.offset[:-1] if back else states.offset[1:] - 1) // self.pieces
+            every = np.arange(len(calls))
+            at = np.searchsorted(call, every) if back else np.searchsorted(call, every, side="right") - 1
             wrong[at] |= chunk[at] != target + (1 if back else -1)
         self._refuse(calls, np.bincount(call, wrong, len(calls)) > 0, "of chunks with others in between")
         return self._parts(summed, target, group, call, chunk)
+
+    def _combined(self, calls: Calls, group: IntArray) -> Effects:
+        """The whole state of a segment, from those of two; that which the pass comes to first is the first operand."""
+        second = calls.operands[1].first
+        tensor, back = self.operands(calls.kernel)[0], calls.kernel == COMBINE_BACK
+        self._refuse(calls, (second < 0) | (self.tensor[second] != tensor), f"without two {TENSORS[tensor]}")
+        both = [self.segment[each.first] for each in calls.operands]
+        every = np.arange(len(calls))
+        self._check_operands(calls, tuple(self._pieces(tensor, every, each, group, len(calls)) for each in both))
+        left, right = reversed(both) if back else both
+        first, end = self.segment_range
+        apart = end[left] != first[right]
+        whole = np.array([self.segment_of.get(each, -1) for each in zip(first[left].tolist(), end[right].tolist(),
+                                                                         strict=True)])  # fmt: skip
+        self._refuse(calls, apart | (whole < 0), "that are not the halves of a segment")
+        return self._made(tensor, whole, group)
 
     def _chained(self, calls: Calls, chunk: IntArray, piece: IntArray, group: IntArray) -> Effects:
         kernel, (summed, ahead) = calls.kernel, _CHAINS[calls.kernel]
@@ -354,11 +382,11 @@ class LinearTask(LinearBlocks):
                 calls, wrong, f"where {[each[int(wrong.argmax())].tolist() for each in expected]} are expected"
             )
 
-    def _made(self, tensor: int, chunk: IntArray, group: IntArray) -> Effects:
-        """All pieces of a state of each chunk, which have one part."""
-        call = np.arange(len(chunk)).repeat(self.pieces)
-        pieces = np.tile(np.arange(self.pieces), len(chunk))
-        return Effects(call, self.block(tensor, chunk[call], pieces, group[call]), np.zeros_like(call))
+    def _made(self, tensor: int, segment: IntArray, group: IntArray) -> Effects:
+        """All pieces of a state of each segment, which have one part."""
+        call = np.arange(len(segment)).repeat(self.pieces)
+        pieces = np.tile(np.arange(self.pieces), len(segment))
+        return Effects(call, self.block(tensor, segment[call], pieces, group[call]), np.zeros_like(call))
 
     def _of_gates(self, chunk: IntArray, group: IntArray, part: int) -> list[Effects]:
         if not self.has_gates:

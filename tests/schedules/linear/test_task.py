@@ -34,13 +34,19 @@ CHANNEL = Workload(40, batch=2, heads=4, kv_heads=2, head_dim=8, mask="causal", 
 PLAIN = replace(CHANNEL, decay="none")
 
 
+SEGMENTS = ((0, 2), (1, 3), (1, 4), (0, 3))
+"""Numbers 4 to 7, behind the four chunks."""
+
+
 def task_of(layer: Workload, *, backward: bool = False, pieces: int = 1) -> LinearTask:
-    """Four chunks."""
-    return LinearTask(layer, contiguous(layer.sequence, 4), (), "fp32" if backward else None, pieces)
+    """Four chunks, under a causal mask with further segments."""
+    segments = SEGMENTS if layer.mask == "causal" else ()
+    layout = contiguous(layer.sequence, 4)
+    return LinearTask(layer, layout, (), "fp32" if backward else None, pieces, segments=segments)
 
 
 def effects(task: LinearTask, kernel: str, operands: list[list[Block]], *params: int) -> list[tuple[Block, int]]:
-    columns = list(zip(task.tensor.tolist(), task.chunk.tolist(), task.piece.tolist(), strict=True))
+    columns = list(zip(task.tensor.tolist(), task.segment.tolist(), task.piece.tolist(), strict=True))
     blocks = [[columns.index(block) for block in each] for each in operands]
     found = task.effects(Calls.of(kernel, [(0, blocks, list(params))]))
     return sorted((columns[block], part) for block, part in zip(found.block.tolist(), found.part.tolist(), strict=True))
@@ -94,6 +100,36 @@ def test_backward_effects_mirror_them() -> None:
     assert effects(plain, "apply_gradient_state", [k, t]) == [((KEY_GRADIENTS, 1, 0), part) for part in (1, 2)]
 
 
+def test_states_of_segments_are_made_of_neighbours() -> None:
+    """A fold has the parts of all chunks of its segments, so each of them is in a prefix state once."""
+    task = task_of(CHANNEL, pieces=2)
+
+    def pieces(tensor: int, segment: int) -> list[Block]:
+        return [(tensor, segment, piece) for piece in (0, 1)]
+
+    for first, second, whole in ((0, 1, 4), (1, 2, 5), (5, 3, 6), (4, 2, 7), (0, 5, 7)):
+        found = effects(task, "combine", [pieces(CHUNK_STATES, first), pieces(CHUNK_STATES, second)])
+        assert found == [(block, 0) for block in pieces(CHUNK_STATES, whole)]
+    assert effects(task, "fold", [[*pieces(CHUNK_STATES, 0), *pieces(CHUNK_STATES, 5)]], 3) == [
+        ((PREFIX_STATES, 3, piece), part) for piece in (0, 1) for part in (0, 1, 2)
+    ]
+    back = task_of(PLAIN, backward=True)
+    assert effects(back, "combine_back", [one(CHUNK_GRADIENTS, 3), one(CHUNK_GRADIENTS, 5)]) == [
+        ((CHUNK_GRADIENTS, 6, 0), 0)
+    ]
+    assert effects(back, "fold_back", [one(CHUNK_GRADIENTS, 6)], 0) == [
+        ((SUFFIX_GRADIENTS, 0, 0), part) for part in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize("segments", [((0, 1),), ((-1, 2),), ((0, 5),), ((2, 1),), ((0, 2), (0, 2))])
+def test_segments_are_of_two_or_more_chunks(segments: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ScheduleError, match=r"expected two or more of 4 chunks|expected each once"):
+        LinearTask(PLAIN, contiguous(40, 4), segments=segments)
+    with pytest.raises(ScheduleError, match="expected two or more of 4 chunks of a causal layer"):
+        LinearTask(replace(PLAIN, mask="full"), contiguous(40, 4), segments=((0, 2),))
+
+
 def test_nothing_crosses_the_start_of_a_document() -> None:
     """Chunks of 10 positions; documents start within chunk 1, and at the first position of chunk 3."""
     task = task_of(replace(PLAIN, documents=(13, 17, 10)))
@@ -133,6 +169,16 @@ def test_nothing_crosses_the_start_of_a_document() -> None:
         ("fold", [one(CHUNK_STATES, 3)], [4], "to a chunk that has no such state"),
         ("fold", [one(CHUNK_STATES, 0)], [0], "to a chunk that has no such state"),
         ("fold", [one(CHUNK_STATES, 0)], [-1], "to a chunk that has no such state"),
+        ("fold", [one(CHUNK_STATES, 5)], [2], "of chunks with others in between"),
+        ("fold", [[(CHUNK_STATES, 4, 0), (CHUNK_STATES, 5, 0)]], [3], "of chunks with others in between"),
+        ("combine", [one(CHUNK_STATES, 1), one(CHUNK_STATES, 0)], [], "not the halves of a segment"),
+        ("combine", [one(CHUNK_STATES, 0), one(CHUNK_STATES, 2)], [], "not the halves of a segment"),
+        ("combine", [one(CHUNK_STATES, 4), one(CHUNK_STATES, 5)], [], "not the halves of a segment"),
+        ("combine", [one(CHUNK_STATES, 2), one(CHUNK_STATES, 3)], [], "not the halves of a segment"),
+        ("combine", [one(CHUNK_STATES, 0), one(PREFIX_STATES, 1)], [], "without two chunk states"),
+        ("combine", [one(CHUNK_STATES, 0), []], [], "without two chunk states"),
+        ("combine", [[(CHUNK_STATES, 0, 0), (CHUNK_STATES, 1, 0)], one(CHUNK_STATES, 2)], [], "are expected"),
+        ("combine", [one(CHUNK_STATES, 0), one(CHUNK_STATES, 1)], [4], "and 0 parameters"),
         ("advance", [[], one(CHUNK_STATES, 3)], [], "to a chunk that has no such state"),
         ("advance", [one(PREFIX_STATES, 1), one(CHUNK_STATES, 2)], [], "are expected"),
         ("apply_state", [one(QUERIES, 0), []], [], "of a chunk that has no such state"),
