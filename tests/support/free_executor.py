@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -23,6 +23,10 @@ class Nothing:
     def __init__(self, whole_steps: bool) -> None:
         self.whole_steps, self.receives_ahead = whole_steps, 0 if whole_steps else 4
         self.sent = 0
+
+    @property
+    def key(self) -> Hashable:
+        return type(self)
 
     def open(self, *_: object, **__: object) -> None:
         """No-op."""
