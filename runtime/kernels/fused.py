@@ -2,9 +2,8 @@
 
 Partial results over disjoint keys are merged by their log-sum-exp (lse)::
 
-    weight = sigmoid(lse_b - lse)
-    out'   = out + weight * (out_b - out)
-    lse'   = log(exp(lse) + exp(lse_b))
+    out' = out * sigmoid(lse - lse_b) + out_b * sigmoid(lse_b - lse)
+    lse' = log(exp(lse) + exp(lse_b))
 
 as in online softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The result does not
 depend on the order and grouping of the keys, up to rounding. A row has weight 0 if its lse is -inf, whatever its out,
@@ -61,10 +60,11 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, empty: bool
         out.copy_(part)
         lse.copy_(part_lse)
         return
-    weight = torch.sub(part_lse, lse).sigmoid_()
+    weight, part_weight = torch.sub(lse, part_lse).sigmoid_(), torch.sub(part_lse, lse).sigmoid_()
     if nothing is not None:
-        weight.masked_fill_(nothing, 0)
-    out.lerp_(part.to(out.dtype), weight[..., None].to(out.dtype))
+        weight.masked_fill_(nothing, 1)
+        part_weight.masked_fill_(nothing, 0)
+    out.mul_(weight[..., None]).addcmul_(part, part_weight[..., None])
     lse.copy_(torch.logaddexp(lse, part_lse.to(lse.dtype)))
 
 

@@ -57,8 +57,9 @@ def _merge(
         old = tl.load(out + into, mask=inside, other=0.0).to(tl.float32)
         old_lse = tl.load(lse + into_lse, mask=there, other=0.0).to(tl.float32)
         distance = new_lse - old_lse
-        weight = tl.where(nothing, 0.0, 1.0 / (1.0 + tl.exp(-distance)))[:, None]
-        new = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
+        weight = tl.where(nothing, 1.0, 1.0 / (1.0 + tl.exp(distance)))
+        new_weight = tl.where(nothing, 0.0, 1.0 / (1.0 + tl.exp(-distance)))
+        new = old * weight[:, None] + new * new_weight[:, None]
         larger = tl.maximum(old_lse, new_lse) + tl.log(1.0 + tl.exp(-tl.abs(distance)))
         new_lse = tl.where(nothing, old_lse, tl.where(distance == distance, larger, distance))
     tl.store(out + into, new.to(out.dtype.element_ty), mask=inside)

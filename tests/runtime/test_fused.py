@@ -134,6 +134,13 @@ def check_special_rows() -> None:
     assert out[1:, 0, 0, 0].tolist() == [1, 2]
 
 
+def test_an_infinite_value_stays_so() -> None:
+    for first, second in ((math.inf, 1.0), (1.0, math.inf)):
+        out = torch.full((1, 1, 1, 2), first)
+        fused.merge(out, torch.zeros(1, 1, 1), torch.full_like(out, second), torch.ones(1, 1, 1))
+        assert out.flatten().tolist() == [math.inf, math.inf]
+
+
 def test_a_nan_stays_in_its_row_and_what_weighs_nothing_may_be_one() -> None:
     check_special_rows()
 
