@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
@@ -133,10 +133,6 @@ class _Library(OrdinaryMemory):
 
     def __init__(self) -> None:
         self.batches = self.messages = 0
-
-    @property
-    def key(self) -> Hashable:
-        return id(self)
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op."""

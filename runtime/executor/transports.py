@@ -35,6 +35,10 @@ _CALLS, _FIRST_BIT = 1024, 20
 class OrdinaryMemory:
     """The memory of runs of a transport to which it does not matter where that lies."""
 
+    @property
+    def key(self) -> Hashable:
+        return id(self)
+
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         return torch.empty(part.memory_bytes, dtype=torch.uint8, device=device)
 
