@@ -162,7 +162,7 @@ def _flash_attn_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, sequen
     """The only call of flash-attn for gradients of packed sequences. Rows without keys have weight 0 at +inf."""
     backward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_varlen_backward
     (dout, q, out, lse, k, v), lengths = _packed(sequences, rows, (k, v))
-    lse = lse.masked_fill(lse == -math.inf, math.inf).permute(2, 0, 1).flatten(1).contiguous()
+    lse = lse.permute(2, 0, 1).flatten(1).contiguous()
     filled = [torch.empty(_joined_rows(x).shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     dout_rows, q_rows, k_rows, v_rows, out_rows = (_joined_rows(x) for x in (dout, q, k, v, out))
     options = options_of(backward, scale, sequences.band)
