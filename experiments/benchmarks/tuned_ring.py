@@ -94,7 +94,7 @@ def gains() -> Iterator[Gain]:
         for mask in MASKS:
             for sequence in SEQUENCES:
                 for kv_heads in KV_HEADS:
-                    yield gain(name, Workload(sequence, heads=32, kv_heads=kv_heads, head_dim=128, mask=mask))  # type: ignore[arg-type]
+                    yield gain(name, Workload(sequence, heads=32, kv_heads=kv_heads, head_dim=128, mask=mask))
 
 
 HEADERS = ("machine", "layer", "ring, ms", "tuned ring, ms", "TASP, ms", "TASP at best, ms", "gain", "of it remains")
