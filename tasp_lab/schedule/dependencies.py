@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -254,7 +255,10 @@ def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers,
         transfers.append(Transfers(number, step.source, step.destination, step.lane, step.block, step.gives))
         calls += ((index, group) for group in step.calls if len(group))
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
-    return Transfers._make(columns), _call_table(schedule, calls)
+    table = _call_table(schedule, calls)
+    if steps is schedule.steps:
+        _SHAPES[schedule] = _counted(schedule, table.rank, table.shape, table.shapes)
+    return Transfers._make(columns), table
 
 
 def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:
@@ -311,7 +315,7 @@ def compute_in_order(calls: CallTable, first_call: int) -> Edges:
     return in_order(first_call + np.arange(len(lanes)), lanes)
 
 
-_ROWS_AT_ONCE = 2**17
+_ROWS_AT_ONCE = 2**15
 """Parts and readers whose edges are derived at once: their arrays fit into a cache."""
 
 
@@ -484,13 +488,25 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
     return CallShapes(*distinct_shapes(names, name, rows), rows.flops)
 
 
+_SHAPES: WeakKeyDictionary[Schedule, list[dict[KernelShape, int]]] = WeakKeyDictionary()
+"""What `shapes_by_rank` returns, for schedules whose steps have been walked: making all of them takes a while."""
+
+
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     """For each rank, how many calls it makes of each shape."""
-    calls = [group for step in schedule.steps for group in step.calls if len(group)]
-    shapes, number, _ = call_shapes(schedule.task, calls)
-    rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
+    if schedule not in _SHAPES:
+        calls = [group for step in schedule.steps for group in step.calls if len(group)]
+        shapes, number, _ = call_shapes(schedule.task, calls)
+        rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
+        _SHAPES[schedule] = _counted(schedule, rank, number, shapes)
+    return _SHAPES[schedule]
+
+
+def _counted(
+    schedule: Schedule, rank: IntArray, shape: IntArray, shapes: Sequence[KernelShape]
+) -> list[dict[KernelShape, int]]:
     counts_of_rank: list[dict[KernelShape, int]] = [{} for _ in range(schedule.world_size)]
-    pairs, counts = np.unique(rank * len(shapes) + number, return_counts=True)
+    pairs, counts = np.unique(rank * len(shapes) + shape, return_counts=True)
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         counts_of_rank[pair // len(shapes)][shapes[pair % len(shapes)]] = count
     return counts_of_rank

@@ -38,7 +38,6 @@ from tasp_lab.schedule.dependencies import (
     Copies,
     Edges,
     Transfers,
-    Uses,
     accesses,
     compute_in_order,
     in_order,
@@ -202,16 +201,16 @@ def _joined(
     # Memories are laid out only for what may go together: the keys of a ring and their gradients never do, for one.
     from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts, Readiness, gathered
 
-    reads = derived.reads.select(_numbers_of_uses(derived, derived.reads, of_rank[several]))
+    reads = derived.reads.select(np.searchsorted(derived.reads.operation, of_rank[several]))
     lies = np.flatnonzero(~gathered(schedule, reads))
-    several, reads = several[lies], reads.select(lies)
-    columns = (cell[several], group[transfers.block[several]], *Readiness(schedule, derived).after(reads))
-    chosen = np.flatnonzero(_repeated(*columns))
+    readiness = Readiness(schedule, derived)
+    columns = (cell[several], group[transfers.block[several]], *readiness.after(reads))
+    chosen = lies[_repeated(*(column[lies] for column in columns))]
     if not len(chosen):
         return message, order
     alike, candidates = [column[chosen] for column in columns], several[chosen]
-    layouts = Layouts(schedule, ranks, derived)
-    received = layouts.received[_numbers_of_uses(derived, derived.parts, of_rank[candidates])]
+    layouts = Layouts(schedule, ranks, derived, readiness)
+    received = layouts.received[np.searchsorted(derived.parts.operation, of_rank[candidates])]
     sent = layouts.sent(reads.select(chosen))
     size = schedule.block_bytes[transfers.block[candidates]]
     # What one rank receives at one step lies at different places, so blocks side by side follow each other.
@@ -227,10 +226,3 @@ def _joined(
     message[placed] = np.repeat(np.minimum.reduceat(placed, starts), np.diff(np.append(starts, len(placed))))
     order[candidates] = placed
     return message, order
-
-
-def _numbers_of_uses(derived: Accesses, uses: Uses, transfers: IntArray) -> IntArray:
-    """The use by each of some transfers, which have one each."""
-    number = np.zeros(derived.first_call + len(derived.calls.step), dtype=np.int64)
-    number[uses.operation] = np.arange(len(uses.operation))
-    return number[transfers]
