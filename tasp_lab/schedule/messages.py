@@ -30,8 +30,6 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct, stable_order
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (
-    HANDED_OUT,
-    HOST,
     Accesses,
     Buffers,
     CallTable,
@@ -40,14 +38,12 @@ from tasp_lab.schedule.dependencies import (
     Transfers,
     accesses,
     compute_in_order,
+    edges_of_numbers,
     in_order,
     operations_of,
     steps_of,
 )
 from tasp_lab.schedule.schedule import Schedule
-
-_CAUSE_BITS = HOST.bit_length()
-_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
 
 
 class Messages(NamedTuple):
@@ -124,28 +120,10 @@ def _edges(schedule: Schedule, copies: Copies, messages: Messages, calls: CallTa
     """The edges with messages in place of transfers, each once; `number` is the message of each transfer."""
     count, others = len(messages.step), len(calls.step) + len(copies.buffers.step)
     operations = np.concatenate([number, np.arange(count, count + others)])
-    compute = compute_in_order(calls, len(number))
-    # An edge is one number of both operations and of what it waits for, so that those that occur twice are found.
     width = len(operations).bit_length()
-    edges = [np.zeros(0, dtype=np.int64)]
-    for group in (compute, *copies.edges()):
-        ends = operations[group.before] << width | operations[group.after]
-        edges.append(distinct(ends << _BITS | group.event << _CAUSE_BITS | group.cause))
-    edge = distinct(np.concatenate(edges))
-    lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
-    # There are several edges per message: small types, which are filled in place.
-    start = len(lanes.before)
-    before, after = (np.empty(start + len(edge), dtype="i4") for _ in range(2))
-    event, cause = (np.empty(start + len(edge), dtype="i1") for _ in range(2))
-    for column, of_lanes, shift, bits in (
-        (before, lanes.before, _BITS + width, width),
-        (after, lanes.after, _BITS, width),
-        (event, lanes.event, _CAUSE_BITS, _BITS - _CAUSE_BITS),
-        (cause, lanes.cause, 0, _CAUSE_BITS),
-    ):
-        column[:start] = of_lanes
-        column[start:] = edge >> shift & (1 << bits) - 1
-    return Edges(before, after, event, cause)
+    on_lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
+    edges = copies.edge_numbers(operations, width, compute_in_order(calls, len(number)))
+    return edges_of_numbers(edges, width, on_lanes)
 
 
 def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntArray:
