@@ -444,17 +444,14 @@ class Copies:
     def _edges_by_tables(self, operations: IntArray, width: int, fast: bool = True) -> IntArray:
         """The edges without those of `_changes`."""
         parts, reads, pool = self.parts, self.reads, self._schedule.blocks.pool
-        first = len(operations) - len(self.buffers.step)
-        fills, takes = np.full((2, len(parts.step)), -1)
+        releases = np.append(operations[self._first_buffer :], -1)
+        fills, takes = np.full((2, len(parts.step)), -1, dtype="i4")
         filling = parts.step[self._filling], parts.rank[self._filling], pool[parts.block[self._filling]]
-        before = self._release_before[filling]
-        fills[self._filling], takes[self._filling] = (
-            first + self._release[filling],
-            np.where(before < 0, -1, first + before),
-        )
-        read = np.full(len(reads.step), -1)
+        fills[self._filling] = releases[self._release[filling]]
+        takes[self._filling] = releases[self._release_before[filling]]
+        read = np.full(len(reads.step), -1, dtype="i4")
         away = np.flatnonzero(reads.since != RESIDENT)
-        read[away] = first + self._release[reads.since[away], reads.rank[away], pool[reads.block[away]]]
+        read[away] = releases[self._release[reads.since[away], reads.rank[away], pool[reads.block[away]]]]
         waits = int((self._sorted.end - self._sorted.first).sum())
         edges = np.zeros(waits + 2 * len(self._filling) + len(away), dtype=np.int64)
         kinds = (ARRIVED, BLOCK), (ARRIVED, BUFFER), (SENT, BUFFER)

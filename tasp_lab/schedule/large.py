@@ -36,7 +36,8 @@ class Sorted(NamedTuple):
 
     @classmethod
     def empty(cls, parts: int, reads: int) -> Sorted:
-        return cls(*(np.zeros(count, dtype=np.int64) for count in (parts, reads, reads, parts, reads)))
+        """Tables to fill in, of a small type: there are millions."""
+        return cls(*(np.zeros(count, dtype="i4") for count in (parts, reads, reads, parts, reads)))
 
 
 class CopyTable(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab.core.arrays import stable_order
+from tasp_lab.core.arrays import IntArray, stable_order
 from tasp_lab.schedule import dependencies
 from tasp_lab.schedule.dependencies import Copies, Edges, compute_in_order, edges_of_numbers, operations_of
 from tasp_lab.schedule.messages import message_dependencies
@@ -21,8 +21,13 @@ from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
 
 
-def derived(schedule: Schedule, fast: bool | None) -> tuple[Copies, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """The copies of a schedule and the numbers of their edges: by searching, or by tables as code or Python."""
+def derived(
+    schedule: Schedule, fast: bool | None, apart: bool = False
+) -> tuple[Copies, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    """The copies of a schedule and the numbers of their edges: by searching, or by tables as code or Python.
+
+    Operations are numbered as they are, if `apart`, else downwards and two by two, as some are one message.
+    """
     transfers, calls = operations_of(schedule, schedule.steps)
     with pytest.MonkeyPatch.context() as patch:
         if fast is not None:
@@ -32,6 +37,7 @@ def derived(schedule: Schedule, fast: bool | None) -> tuple[Copies, np.ndarray[t
             patch.setattr(dependencies, "call", lambda *arguments, **_: called(*arguments, fast=fast))
         copies = Copies(schedule, transfers, calls)
         operations = np.arange(len(transfers.step) + len(calls.step) + len(copies.buffers.step))
+        operations = operations if apart else operations[::-1] // 2
         in_order = compute_in_order(calls, len(transfers.step))
         return copies, copies.edge_numbers(operations, WIDTH, in_order)
 
@@ -64,7 +70,7 @@ def test_machine_code_finds_the_same(dataflow: str) -> None:
 @given(either)
 def test_numbers_of_edges_are_the_edges_each_once(schedule: Schedule) -> None:
     """Without messages of several blocks, and in an order of their own."""
-    copies, numbers = derived(schedule, None)
+    copies, numbers = derived(schedule, None, apart=True)
     _, calls = operations_of(schedule, schedule.steps)
     in_order = compute_in_order(calls, schedule.transfers)
     expected = Counter(row for edges in (in_order, *copies.edges()) for row in rows(edges))
