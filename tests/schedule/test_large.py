@@ -21,9 +21,7 @@ from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
 
 
-def derived(
-    schedule: Schedule, fast: bool | None, apart: bool = False
-) -> tuple[Copies, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+def derived(schedule: Schedule, fast: bool | None, apart: bool = False) -> tuple[Copies, IntArray]:
     """The copies of a schedule and the numbers of their edges: by searching, or by tables as code or Python.
 
     Operations are numbered as they are, if `apart`, else downwards and two by two, as some are one message.
