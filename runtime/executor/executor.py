@@ -21,6 +21,7 @@ from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep, step_plan
 from runtime.executor.plans import Plan, plan_of
 from runtime.executor.streams import Streams, streams_for
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.linux import BusyShare, clock_name
 from runtime.protocol.records import RankRecord
@@ -59,6 +60,15 @@ class Executor:
         self.memory = transport.take(schedule, self.part, torch.device(device))
         self.schedule, self._transport, self._progress = schedule, transport, progress
         self.copies = Copies(schedule, self.part, self.memory, work or _NoWork(), as_bytes)
+
+    def reuse(self, transport: Transport, work: Work | None) -> None:
+        """Run from now on over a transport of the same `key`, and with other tensors; None: with none at all."""
+        self._transport = self._message_io.transport = transport
+        self.copies.work = work or _NoWork()
+
+    def give_back(self) -> None:
+        """Give the memory back to the transport; there are no further runs."""
+        self._transport.give_back(self.memory)
 
     def prepare(self, streams: Streams | None = None, timed: bool = False) -> None:
         """Post the first receives. Once all ranks have done so, every first send has a receiver ready.
@@ -139,7 +149,7 @@ SHORT_FLOPS = 1 << 18
 class _NoWork:
     """For schedules without kernel calls."""
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
 
     def bound(self, blocks: Sequence[int]) -> Views:

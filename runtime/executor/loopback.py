@@ -308,8 +308,10 @@ class _Rank:
 
     def _check_dependencies(self, kind: int, what: Any) -> None:
         """Raise `RunError` unless all has happened that the plan wants to happen before an action."""
-        for node in self._nodes(kind, what):
-            if early := next((each for each in self.plan.waits[node] if not self._has_happened(each)), None):
+        nodes = self._nodes(kind, what)
+        for number, node in enumerate(nodes):
+            open_ = (each for each in self.plan.waits[node] if each not in nodes[:number])
+            if early := next((each for each in open_ if not self._has_happened(each)), None):
                 raise RunError(f"rank {self.number} comes to {self._text(node)} before {self._text(early)}")
 
     def _nodes(self, kind: int, what: Any) -> Sequence[int]:
@@ -317,7 +319,7 @@ class _Rank:
         if kind == POST:
             return [each.node for each in (*what.sends, *what.receives)]
         if kind == JOIN:
-            return [self._node_of[what.operation]]
+            return [self._node_of[join.operation] for join in what]
         return [self._node_of[row.operation] for row in what] if kind == CALLS else []
 
     def _note(self, kind: int, what: Any) -> None:

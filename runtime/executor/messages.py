@@ -8,7 +8,7 @@ A transport posts messages and returns a wait for each, which blocks until that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -105,6 +105,11 @@ class Transport(Protocol):
     @property
     def short_bytes(self) -> int:
         """Messages of this size and less take no longer than to hand over to another thread; 0 if there are none."""
+        ...
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for transports that an executor can use one after the other."""
         ...
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:

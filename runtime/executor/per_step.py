@@ -9,7 +9,7 @@ host all is done by the calling thread, lane after lane.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import groupby
@@ -119,7 +119,7 @@ class Batch(NamedTuple):
     nodes: tuple[int, ...]
 
 
-Action = tuple[int, Batch | PlannedMessage | Join | tuple[CallRow, ...] | int]
+Action = tuple[int, Batch | PlannedMessage | tuple[Join, ...] | tuple[CallRow, ...] | int]
 """One of the actions above and what it is done with; marks are numbered."""
 
 
@@ -193,7 +193,8 @@ class _StepPlan:
             self._reach(message.node, 0)
         awaited = {mark for _, mark in self._waited}
         needed = [each for each in self._actions if each[1][0] != MARK or each[1][1] in awaited]
-        self.found = StepPlan(_in_runs(needed), self._marks, _on_host(action for _, action in needed))
+        runs = tuple((stream, _joined_together(actions)) for stream, actions in _in_runs(needed))
+        self.found = StepPlan(runs, self._marks, _on_host(action for _, actions in runs for action in actions))
 
     def _do(self, stream: int, action: Action) -> None:
         self._actions.append((stream, action))
@@ -264,7 +265,7 @@ class _StepPlan:
         self._need(home, plan.waits[node])
         if join.place.since == RESIDENT:
             self._change(home, [join.place.block])
-        self._do(home, (JOIN, join))
+        self._do(home, (JOIN, (join,)))
         return home
 
     def _change(self, stream: int, blocks: Iterable[int]) -> None:
@@ -312,6 +313,33 @@ def _in_runs(actions: Sequence[tuple[int, Action]]) -> tuple[tuple[int, tuple[Ac
             runs.append((stream, []))
         runs[-1][1].append(action)
     return tuple((stream, tuple(found)) for stream, found in runs)
+
+
+def _joined_together(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """Actions of a stream with joins in one, as late as the last of them: one kernel joins several.
+
+    A join may be later than what only waits, for a message or a mark, and must come before a mark, a batch or calls.
+    """
+    found: list[Action] = []
+    joins: list[Join] = []
+    for index, (kind, what) in enumerate(actions):
+        if kind == JOIN:
+            joins += what  # type: ignore[arg-type]
+        if joins and not any(later == JOIN for later in _until_used(actions[index + 1 :])):
+            found += [] if kind == JOIN else [(kind, what)]
+            found.append((JOIN, tuple(joins)))
+            joins = []
+        elif kind != JOIN:
+            found.append((kind, what))
+    return tuple(found)
+
+
+def _until_used(actions: Sequence[Action]) -> Iterator[int]:
+    """The kinds of actions that joins before them may follow."""
+    for kind, _ in actions:
+        if kind not in (RECEIVE, FINISH, JOIN, AFTER):
+            return
+        yield kind
 
 
 def _on_host(actions: Iterable[Action]) -> tuple[tuple[int, Any], ...]:

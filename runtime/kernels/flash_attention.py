@@ -26,7 +26,7 @@ from runtime.kernels.partials import (
     rows_contiguous,
     window,
 )
-from runtime.kernels.sdpa import ScaledDotProduct, gpu_head_dim, with_empty_rows
+from runtime.kernels.sdpa import ScaledDotProduct, gpu_head_dim
 from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
@@ -81,7 +81,7 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Pa
     forward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_forward
     found = forward(q, k, v, **options_of(forward, scale, band))
     out, lse = found[0], found[-3]
-    return with_empty_rows(Partial(out, lse[..., : band.queries].transpose(1, 2)))
+    return Partial(out, lse[..., : band.queries].transpose(1, 2))
 
 
 def _flash_attn_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
