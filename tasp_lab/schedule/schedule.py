@@ -188,10 +188,17 @@ def remembered(function: Function) -> Function:
     Both passes of a layer are simulated several times, and points of a study often have equal schedules on machines of
     two kinds.
     """
-    small, large = lru_cache(maxsize=4)(function), lru_cache(maxsize=1)(function)
+    small = lru_cache(maxsize=4)(function)
+    large: dict[Hashable, object] = {}
 
     @wraps(function)
     def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
-        return (small if schedule.transfers <= SMALL else large)(schedule, *arguments, **named)
+        if schedule.transfers <= SMALL:
+            return small(schedule, *arguments, **named)
+        key = schedule, arguments, tuple(named.items())
+        if key not in large:
+            large.clear()  # what was kept may take as much memory as the next result
+            large[key] = function(schedule, *arguments, **named)
+        return large[key]
 
     return cast(Function, recall)
