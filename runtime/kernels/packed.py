@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -35,14 +36,8 @@ class Sequences(NamedTuple):
     """Segments with the same window, one after another among all: where their rows begin, with the end of the last."""
 
     band: Band
-    query_starts: list[int]
-    key_starts: list[int]
-
-    def cumulative_lengths(self, starts: Sequence[int], batch: int, rows: int, device: torch.device) -> Tensor:
-        """The cumulative lengths of the segments of all of a batch, whose `rows` rows each follow one another."""
-        first = starts[0]
-        found = [each - first + rows * number for number in range(batch) for each in starts[:-1]]
-        return torch.tensor([*found, rows * batch], dtype=torch.int32, device=device)
+    query_starts: tuple[int, ...]
+    key_starts: tuple[int, ...]
 
 
 class PackedCall:
@@ -58,8 +53,8 @@ class PackedCall:
         self.bands = [bands[at] for at in order]
         self._query_rows, self.covers_queries = _rows([segments[at].queries for at in order], queries, device)
         self._key_rows, self._keys_once = _rows([segments[at].keys for at in order], keys, device)
-        self.query_starts = list(accumulate((band.queries for band in self.bands), initial=0))
-        self.key_starts = list(accumulate((band.keys for band in self.bands), initial=0))
+        self.query_starts = tuple(accumulate((band.queries for band in self.bands), initial=0))
+        self.key_starts = tuple(accumulate((band.keys for band in self.bands), initial=0))
 
     @property
     def sequences(self) -> list[Sequences]:
@@ -183,9 +178,17 @@ def _packed(
     for tensors, starts in ((of_queries, sequences.query_starts), (of_keys, sequences.key_starts)):
         found += [each[:, starts[0] : starts[-1]] for each in tensors]
         batch, device = tensors[0].shape[0], tensors[0].device
-        lengths.append(sequences.cumulative_lengths(starts, batch, starts[-1] - starts[0], device))
+        lengths.append(_cumulative_lengths(starts, batch, device))
         longest.append(int(np.diff(starts).max()))
     return found, (lengths[0], lengths[1], longest[0], longest[1])
+
+
+@lru_cache(maxsize=1024)
+def _cumulative_lengths(starts: tuple[int, ...], batch: int, device: torch.device) -> Tensor:
+    """Of the sequences of all of a batch. Kept for all layers, since a copy to a GPU makes the host wait."""
+    rows = starts[-1] - starts[0]
+    found = [each - starts[0] + rows * number for number in range(batch) for each in starts[:-1]]
+    return torch.tensor([*found, rows * batch], dtype=torch.int32, device=device)
 
 
 def _joined_rows(x: Tensor) -> Tensor:
