@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from runtime.executor.kept import release_memory
     from runtime.sequence_parallel.api import SequenceParallelAttention, attention, attention_with_lse
     from runtime.sequence_parallel.linear_attention import linear_attention
     from runtime.sequence_parallel.relayout import relayout
@@ -16,6 +17,7 @@ __all__ = [
     "attention_with_lse",
     "linear_attention",
     "relayout",
+    "release_memory",
     "SequenceParallelAttention",
     "positions",
     "shard",
@@ -27,6 +29,7 @@ _MODULES = {
     "attention_with_lse": "runtime.sequence_parallel.api",
     "linear_attention": "runtime.sequence_parallel.linear_attention",
     "relayout": "runtime.sequence_parallel.relayout",
+    "release_memory": "runtime.executor.kept",
     "SequenceParallelAttention": "runtime.sequence_parallel.api",
     "positions": "runtime.sequence_parallel.sharding",
     "shard": "runtime.sequence_parallel.sharding",

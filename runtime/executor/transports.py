@@ -153,8 +153,10 @@ def orders_launches() -> bool:
     """Whether NCCL begins the kernels of several communicators in the order in which the host issues them.
 
     Without this order two ranks may each wait for a kernel that the other one has not begun ("Using multiple NCCL
-    communicators concurrently" in NVIDIA's NCCL user guide).
+    communicators concurrently" in NVIDIA's NCCL user guide). No record shows that RCCL keeps this order.
     """
+    if torch.version.hip is not None:
+        return False
     found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return os.environ.get(LAUNCH_ORDER) == "1" and found >= (2, 26)
 

@@ -25,12 +25,14 @@ from functools import lru_cache
 from typing import ClassVar, TypedDict, Unpack
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.messages import Group
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
+    DTYPE_NAMES,
     LayerCall,
     attention_proposal,
     call_layer,
@@ -39,6 +41,7 @@ from runtime.sequence_parallel.calls import (
     documents_in,
     lengths_of,
     passes_to_run,
+    process_group,
     uncompiled,
     workload_of_shard,
 )
@@ -59,7 +62,7 @@ class CallKeywords(TypedDict, total=False):
     """The keywords of `attention`; see `attention_with_lse`."""
 
     schedule: str | Schedule | Passes
-    group: Group
+    group: Group | DeviceMesh
     causal: bool
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
@@ -88,7 +91,7 @@ def attention_with_lse(
     v: torch.Tensor,
     *,
     schedule: str | Schedule | Passes = "tasp",
-    group: Group = None,
+    group: Group | DeviceMesh = None,
     causal: bool = False,
     window: int | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
@@ -111,14 +114,14 @@ def attention_with_lse(
     ----------
     q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's layout assigns
         (`tasp_lab.schedules.build.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32,
-        bfloat16 or float16, any strides.
+        bfloat16 or float16, any strides. Under `torch.autocast` they are cast as torch's own attention casts them.
     k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`. With `cached_keys` they are of
         the cached positions of the rank, too, which come first.
     schedule : a name in `tasp_lab.schedules.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or
         schedules for this workload and world size, as `tasp_lab.schedules.build.attention_schedules`
         builds them: a forward pass, or both as `tasp_lab.schedules.attention.backward.Passes` where gradients are
         wanted.
-    group : the process group; all ranks if None.
+    group : the process group, or a `DeviceMesh` of one dimension; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
     window : with `causal`, how many keys a query sees at most, its own included.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
@@ -140,8 +143,8 @@ def attention_with_lse(
 
     Returns
     -------
-    The result, in shape and dtype of `q`, contiguous; and the log-sum-exp of its scores, [batch, heads, positions] in
-    float32, through which no gradient flows.
+    The result, in shape and dtype of `q` (of what it is cast to), contiguous; and the log-sum-exp of its scores,
+    [batch, heads, positions] in float32, through which no gradient flows.
 
     Raises
     ------
@@ -149,10 +152,13 @@ def attention_with_lse(
     alone; `ScheduleError` for unknown names; `RunError` when the ranks don't agree, no
     kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
     """
+    if torch.is_autocast_enabled(q.device.type):
+        lower = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (each.to(lower) if each.dtype in DTYPE_NAMES else each for each in (q, k, v))
     layer = _SoftmaxCall(
         q, k, v, schedule=schedule, mask="causal" if causal else "full", window=window, cu_seqlens=cu_seqlens,
         cached_keys=int(cached_keys), scale=scale, topology=topology, kernel=kernel, transport=transport,
-        options=options, group=group, timeout_s=timeout_s,
+        options=options, group=process_group(group), timeout_s=timeout_s,
     )  # fmt: skip
     out, lse = call_layer(layer)
     return out, lse

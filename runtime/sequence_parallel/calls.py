@@ -24,6 +24,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.copies import Copies, Work
 from runtime.executor.kept import kept_executor
@@ -153,6 +154,15 @@ def call_layer(layer: LayerCall) -> tuple[Any, ...]:
     if not layer.gradients:
         return passes.forward(*layer.inputs)[0]
     return differentiable(passes, call, *layer.inputs)
+
+
+def process_group(group: Group | DeviceMesh) -> Group:
+    """The process group of a mesh of one dimension. Raises `RunError` for a mesh of several."""
+    if not isinstance(group, DeviceMesh):
+        return group
+    if group.ndim != 1:
+        raise RunError(f"group: a mesh of {group.ndim} dimensions, expected one of them, as in mesh['cp']")
+    return group.get_group()
 
 
 def differentiable(passes: LayerPasses, call: Call, *inputs: Any) -> tuple[Any, ...]:

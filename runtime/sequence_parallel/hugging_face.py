@@ -30,7 +30,7 @@ import torch.distributed as dist
 from runtime.executor.messages import Group
 from runtime.sequence_parallel.agreement import Proposal, exchange
 from runtime.sequence_parallel.api import CallKeywords, attention
-from runtime.sequence_parallel.calls import BOTH_PASSES
+from runtime.sequence_parallel.calls import BOTH_PASSES, process_group
 from runtime.sequence_parallel.sharding import positions, shard
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import RunError, WorkloadError
@@ -180,7 +180,7 @@ class _ModelAttention:
         """Raise on all ranks unless each has the positions of its shard; once for a tensor, which all layers share."""
         if causal in self._checked and self._checked[causal]() is position_ids:
             return
-        group = self.keywords.get("group")
+        group = process_group(self.keywords.get("group"))
         _, world_size = _place(group)
         everyone = exchange(_said(position_ids), group, self.keywords.get("timeout_s", 300.0))
         sequence = sum(int(str(each["length"])) for each in everyone)
