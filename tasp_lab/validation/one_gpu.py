@@ -213,7 +213,7 @@ def _layers(context: OneDevice, per_rank: int) -> Iterator[tuple[str, Schedule, 
 
 @_step(
     "launches",
-    "a pass queues as many operations each time, beside one per kernel call",
+    "a pass queues as many operations each time",
     "Memory is not reused. " + _FAULT,
 )
 def count_launches(context: OneDevice) -> Outcome:
@@ -280,7 +280,7 @@ def share_gpu(context: OneDevice) -> Outcome:
                                "gpu-check does not try it yet")  # fmt: skip
 
 
-@_step("faults", "planted faults are found: each step above can fail", "What passed above proves little. " + _FAULT)
+@_step("faults", "planted faults of messages, waits and memory are found", "What passed above proves little. " + _FAULT)
 def plant_faults(context: OneDevice) -> Outcome:
     """Plant each fault in schedules that have a place for it."""
     context.progress("planted faults")
