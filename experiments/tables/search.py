@@ -133,10 +133,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--effort", type=int, default=400)
     parser.add_argument("--only", default="")
+    parser.add_argument("--resume", action="store_true", help="keep the answers of the record")
     given = parser.parse_args()
-    rows = []
+    rows = json.loads(JSON.read_text())["rows"] if given.resume else []
+    known = {row["question"] for row in rows}
     for case in CASES:
-        if given.only in case.name:
+        if given.only in case.name and case.name not in known:
             rows.append(ask(case, given.effort))
             print(json.dumps(rows[-1]), flush=True)
             if not given.only:

@@ -247,7 +247,9 @@ class _Search:
 
     def _climb(self, executor: Executor | None, workers: int) -> None:
         """Change the plans of the best frames by batches, each pass in turn."""
-        first = self.frames_by_time[:2]
+        first = [frame for frame in self.frames_by_time[:2] if self.frame_s(frame) < inf]
+        if not first:
+            return
         current = {(frame, each): self.best[frame, each] for frame in first for each in self.backward}
         begin, rounds = self.spent, max(1, (self.effort - self.spent) // (2 * BATCH * len(current)))
         for _ in range(rounds):
@@ -325,7 +327,8 @@ def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
             shapes.append((count, n // count // members))
         elif not topology.is_complete and members == 1:
             shapes += [(each, groups // each) for each in range(2, groups) if groups % each == 0 and each**2 <= groups]
-        shapes = shapes or [(groups,)]
+        if not shapes or not topology.is_complete:
+            shapes.append((groups,))
         found += [Frame(layout, shape, members) for shape in shapes]
         if members == 1 and both:
             found += [Frame(layout, shape, members, keep=True) for shape in shapes]
