@@ -115,7 +115,7 @@ def publish() -> None:
     table = markdown_table(columns, [
         [
             row["question"], row["named"], format_time(row["named_s"]), format_time(row["found_s"]), f"{gain:.1%}",
-            format_time(row["bound_s"]), f"{before:.0%}", f"{after:.0%}", str(row["simulated"]),
+            format_time(row["bound_s"]), f"{max(before, 0):.0%}", f"{max(after, 0):.0%}", str(row["simulated"]),
             str(row["processor_s"]),
         ]
         for row, gain, (before, after) in zip(rows, gains, gaps, strict=True)

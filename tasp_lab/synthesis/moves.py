@@ -32,7 +32,8 @@ def starts(topology: Topology, shape: Sequence[int], *, backward: bool) -> list[
     for trees in _forests(topology, tuple(shape)):
         plain = Plan(trees)
         is_star = not any(any(tree.via) for tree in trees) and len(trees[0].via) == int(np.prod(shape))
-        found.append(plain)
+        if topology.is_complete or not backward:  # gradients go straight home over links that exist
+            found.append(plain)
         if backward and not is_star:
             found.append(msgspec.structs.replace(plain, home="tree"))
     n = int(np.prod(shape))
